@@ -1,0 +1,86 @@
+"""Everything quire raises, as one tree.
+
+    QuireError
+    ├── ConfigError (ValueError)      a setting that cannot work
+    ├── TokensError (ValueError)      token ids of a wrong type, shape or range; an empty prompt
+    ├── MediaError (ValueError)       media items outside the prompt, out of order, overlapping
+    ├── ScopeError (TypeError)        a scope that is not a Scope
+    ├── SequenceError                 an unknown, closed, suspended or foreign sequence
+    │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
+    │   ├── TruncateError             beyond what is there, or into a block that others read
+    │   └── CopyError                 a commit into a block whose planned copy was never taken
+    ├── PinError                      a pin closed twice
+    ├── OutOfBlocks                   the pool cannot give what was asked, even after eviction
+    │   └── PinBudgetExceeded         pins would hold more than their share
+    ├── UnsupportedModel              a model with layers that cannot be cached exactly
+    └── InvariantError                a broken invariant: a bug in quire, never in the caller
+
+Each message says what was wrong, the value, the limit, and what to do. An operation that
+raises leaves all state as it was; only after `InvariantError` there is no such promise.
+"""
+
+
+class QuireError(Exception):
+    """Base of all errors that quire raises."""
+
+
+class ConfigError(QuireError, ValueError):
+    """A setting that cannot work."""
+
+
+class TokensError(QuireError, ValueError):
+    """Token ids of a wrong type, shape or range, or an empty prompt."""
+
+
+class MediaError(QuireError, ValueError):
+    """Media items outside the prompt, out of order or overlapping."""
+
+
+class ScopeError(QuireError, TypeError):
+    """A scope that is not a `Scope`, or one with parts of a wrong type."""
+
+
+class SequenceError(QuireError):
+    """An operation on an unknown, closed, suspended or foreign sequence."""
+
+
+class CommitError(SequenceError):
+    """A commit of more tokens than reserved, or of other tokens than the prompt's."""
+
+
+class TruncateError(SequenceError):
+    """A truncation beyond what is there, or into a published block that others read."""
+
+
+class CopyError(SequenceError):
+    """A commit into a block whose planned copy was never taken."""
+
+
+class PinError(QuireError):
+    """A pin that was closed twice."""
+
+
+class OutOfBlocks(QuireError):  # noqa: N818 - the field's name for it
+    """The pool cannot give the blocks asked for, even after evicting all it may.
+
+    Attributes: `needed`, `free`, `cached`, `active` (blocks of the group that fell short).
+    """
+
+    def __init__(self, message: str, *, needed: int, free: int, cached: int, active: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.free = free
+        self.cached = cached
+        self.active = active
+
+
+class PinBudgetExceeded(OutOfBlocks):
+    """A pin that would hold more blocks than the budget for pins allows."""
+
+
+class UnsupportedModel(QuireError):  # noqa: N818 - reads as what it says
+    """A model with layers that quire cannot cache exactly yet."""
+
+
+class InvariantError(QuireError):
+    """A broken invariant: a bug in quire."""
