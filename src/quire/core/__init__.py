@@ -1,0 +1,40 @@
+"""The control plane: which blocks hold which tokens. No tensors, no clock, no randomness."""
+
+from quire.core.copies import BlockCopy
+from quire.core.decode import BlockTables, DecodeBatch
+from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from quire.core.groups import FullAttention, GroupKind, LayerGroup
+from quire.core.hashing import block_hashes
+from quire.core.lookup import Explanation, Hit, Segment
+from quire.core.manager import CacheManager
+from quire.core.pins import Pin
+from quire.core.policies import Entry, Policy, RankedPolicy
+from quire.core.scope import MediaItem, Scope
+from quire.core.sequence import Sequence
+from quire.core.stats import Stats
+
+__all__ = [
+    "AllBlocksCleared",
+    "BlockCopy",
+    "BlockRemoved",
+    "BlockStored",
+    "BlockTables",
+    "CacheManager",
+    "DecodeBatch",
+    "Entry",
+    "Event",
+    "Explanation",
+    "FullAttention",
+    "GroupKind",
+    "Hit",
+    "LayerGroup",
+    "MediaItem",
+    "Pin",
+    "Policy",
+    "RankedPolicy",
+    "Scope",
+    "Segment",
+    "Sequence",
+    "Stats",
+    "block_hashes",
+]

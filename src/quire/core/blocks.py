@@ -1,0 +1,112 @@
+"""Blocks: which are free, which are held, which are held twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import InvariantError
+
+BlockIds = npt.NDArray[np.int32]
+Ids = memoryview  # a view of int32 block ids
+
+
+class BlockPool:
+    """The physical blocks of one layer group.
+
+    A block is free, active (referenced by a sequence or a pin) or cached (in the tree,
+    referenced by nobody):
+
+        num_free + num_active + num_cached == num_blocks
+
+    Free ids lie on a stack, `_stack[_top:]`; a run of them is one copy, whatever its length.
+    A block outside the stack has one holder; the few with more (a partly filled block shared
+    by forks) stand in `shared` with their number of holders. `num_cached` is kept by the
+    prefix tree, the only place where blocks change between active and cached.
+
+    With `debug` every free and allocation is checked block by block; otherwise totals are.
+    """
+
+    __slots__ = ("_held", "_stack", "_top", "ids", "num_blocks", "num_cached", "shared")
+
+    def __init__(self, num_blocks: int, *, debug: bool = False) -> None:
+        self.num_blocks = num_blocks
+        self.num_cached = 0
+        self.shared: dict[int, int] = {}
+        self._stack: BlockIds = np.arange(num_blocks, dtype=np.int32)
+        self.ids: memoryview[int] = self._stack.data
+        self._top = 0
+        self._held = np.zeros(num_blocks, dtype=np.bool_) if debug else None
+
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - self._top
+
+    @property
+    def num_active(self) -> int:
+        return self._top - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can get: free now, or cached and thus evictable."""
+        return self.num_blocks - self._top + self.num_cached
+
+    def allocate(self, num_blocks: int) -> memoryview[int]:
+        """Take free blocks; the returned view of ids is valid until the next call that frees.
+
+        The caller has made sure that so many are free (`InvariantError` otherwise).
+        """
+        start = self._top
+        end = start + num_blocks
+        if end > self.num_blocks:
+            raise InvariantError(f"{num_blocks} blocks taken, {self.num_blocks - start} are free")
+        self._top = end
+        if self._held is not None:
+            self._debug_take(self._stack[start:end])
+        return self.ids[start:end]
+
+    def free(self, block_ids: memoryview[int]) -> None:
+        """Give back blocks that have one holder, as one run of ids."""
+        start = self._top - len(block_ids)
+        if start < 0:
+            raise InvariantError(f"{len(block_ids)} blocks freed, only {self._top} are held")
+        if self._held is not None:
+            self._debug_give(np.frombuffer(block_ids, dtype=np.int32))
+        self.ids[start : self._top] = block_ids
+        self._top = start
+
+    def share(self, block_id: int) -> None:
+        """Add a holder to a block."""
+        self.shared[block_id] = self.shared.get(block_id, 1) + 1
+
+    def unshare(self, block_id: int) -> None:
+        """Take one of several holders away from a block."""
+        left = self.shared[block_id] - 1
+        if left == 1:
+            del self.shared[block_id]
+        else:
+            self.shared[block_id] = left
+
+    def free_ids(self) -> BlockIds:
+        """Return the free ids in the order in which they will be given out, as a copy."""
+        return self._stack[self._top :].copy()
+
+    def _debug_take(self, ids: BlockIds) -> None:
+        assert self._held is not None
+        if self._held[ids].any():
+            raise InvariantError(f"blocks {ids[self._held[ids]]} are on the free stack but held")
+        self._held[ids] = True
+
+    def _debug_give(self, ids: BlockIds) -> None:
+        assert self._held is not None
+        outside = (ids < 0) | (ids >= self.num_blocks)
+        if outside.any():
+            raise InvariantError(f"unknown blocks {ids[outside]} of {self.num_blocks}")
+        if not self._held[ids].all():
+            raise InvariantError(f"double free of blocks {ids[~self._held[ids]]}")
+        if len(np.unique(ids)) != len(ids):
+            raise InvariantError(f"a block stands twice in one free: {ids}")
+        for block in self.shared:
+            if (ids == block).any():
+                raise InvariantError(f"block {block} freed with {self.shared[block]} holders")
+        self._held[ids] = False

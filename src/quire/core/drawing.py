@@ -1,0 +1,144 @@
+"""The state of a manager as plain data, and that data as a picture for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.core.radix import Node
+
+if TYPE_CHECKING:
+    from quire.core.manager import CacheManager
+    from quire.core.sequence import Sequence
+
+BAR = 40
+
+
+def snapshot(manager: CacheManager) -> dict[str, Any]:
+    """Return all state that later calls depend on; two managers with equal data act alike."""
+    order = {id(node): place for place, node in enumerate(manager.tree.evictor.order())}
+    numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
+    return {
+        "block_size": manager.block_size,
+        "policy": manager.settings.policy_name,
+        "groups": [
+            {
+                "name": spec.name,
+                "num_blocks": pool.num_blocks,
+                "free": pool.num_free,
+                "active": pool.num_active,
+                "cached": pool.num_cached,
+                "free_runs": _runs(pool.free_ids()),
+                "shared": {str(block): count for block, count in sorted(pool.shared.items())},
+            }
+            for spec, pool in zip(manager.settings.groups, manager.groups, strict=True)
+        ],
+        "roots": [
+            {"scope": repr(scope), "children": [_node(n, order) for n in root.children.values()]}
+            for scope, root in manager.tree.roots.items()
+        ],
+        "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
+        "copies": [list(copy) for copy in manager.copies.peek()],
+        "pinned_blocks": manager.pins.num_blocks,
+        "num_pins": len(manager.pins.held),
+        "num_media": len(manager.media),
+        "num_events": len(manager.event_log) if manager.event_log is not None else 0,
+        "stats": _stats(manager),
+    }
+
+
+def draw(state: dict[str, Any]) -> str:
+    """Draw a snapshot: one bar per pool, the tree of every scope, the running sequences."""
+    lines: list[str] = []
+    for group in state["groups"]:
+        total = group["num_blocks"]
+        active = round(BAR * group["active"] / total)
+        cached = min(round(BAR * group["cached"] / total), BAR - active)
+        bar = "#" * active + "+" * cached + "." * (BAR - active - cached)
+        lines.append(
+            f"{group['name']} [{bar}] {group['active']} active # {group['cached']} cached + "
+            f"{group['free']} free . of {total} blocks of {state['block_size']} tokens"
+        )
+    for root in state["roots"]:
+        if root["children"]:
+            lines.append(root["scope"])
+            _draw_children(root["children"], "", state["block_size"], lines)
+    for seq in state["sequences"]:
+        lines.append(
+            f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
+            f"{seq['computed']} computed <= {seq['capacity']} capacity"
+        )
+    stats = state["stats"]
+    lines.append(
+        f"{stats['num_requests']} requests, {stats['hit_tokens']} of {stats['prompt_tokens']} "
+        f"prompt tokens found ({stats['hit_rate']:.1%}), {stats['evicted_blocks']} blocks evicted"
+    )
+    return "\n".join(lines)
+
+
+def _draw_children(nodes: list[dict[str, Any]], indent: str, size: int, lines: list[str]) -> None:
+    for index, node in enumerate(nodes):
+        last = index == len(nodes) - 1
+        held = f"{node['locks']} ref" if node["locks"] else "cached"
+        notes = [held]
+        if node["pins"]:
+            notes.append("pinned")
+        if node["priority"]:
+            notes.append(f"priority {node['priority']}")
+        head = ", ".join(str(token) for token in node["tokens"][:6])
+        run = len(node["blocks"][0])
+        lines.append(
+            f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens {node['end'] * size - run * size}"
+            f"-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
+        )
+        _draw_children(node["children"], indent + ("    " if last else "│   "), size, lines)
+
+
+def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
+    return {
+        "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
+        "blocks": [ids.tolist() for ids in node.blocks],
+        "end": node.end,
+        "locks": node.locks,
+        "pins": node.pins,
+        "priority": node.priority,
+        "keep_until": node.keep_until,
+        "eviction_order": order.get(id(node)),
+        "rank": list(node.rank),
+        "uses": node.uses,
+        "children": [_node(child, order) for child in node.children.values()],
+    }
+
+
+def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "state": seq.state,
+        "scope": repr(seq.scope),
+        "published": seq.published,
+        "computed": seq.computed,
+        "capacity": seq.capacity,
+        "num_cached": seq.num_cached,
+        "prompt_len": seq.prompt_len,
+        "priority": seq.priority,
+        "tables": [
+            seq.block_ids(group).tolist() if seq.state == "open" else []
+            for group in range(len(seq.rows.tables))
+        ],
+        "tokens": seq.tokens.tolist(),
+    }
+
+
+def _stats(manager: CacheManager) -> dict[str, Any]:
+    stats = manager.stats
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return counts | {"hit_rate": stats.hit_rate}
+
+
+def _runs(ids: np.ndarray[Any, np.dtype[np.int32]]) -> list[list[int]]:
+    """Write ids as [first, count] runs, in order."""
+    if not len(ids):
+        return []
+    cuts = np.flatnonzero(np.diff(ids) != 1) + 1
+    return [[int(run[0]), len(run)] for run in np.split(ids, cuts)]

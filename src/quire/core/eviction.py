@@ -1,0 +1,116 @@
+"""Priority classes and time-limited retention, above any policy."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING
+
+from quire.core.policies import Policy, PolicyFactory
+
+if TYPE_CHECKING:
+    from quire.core.radix import Node
+
+Clock = Callable[[], float]
+
+
+class Evictor:
+    """Chooses victims: the lowest class that has one, and in it whatever its policy says.
+
+    A class is (retained, priority), lowest first, each with a policy object of its own. A
+    node's priority and retention only rise while it lives, and they rise for its whole path
+    at once, so a parent is never in a lower class than its child. When retention runs out
+    a node falls back to the class of its priority, as its newest member.
+
+    Invariant: a node is held by exactly one policy while it is cached, by none otherwise.
+    """
+
+    def __init__(self, factory: PolicyFactory, clock: Clock | None) -> None:
+        self._factory = factory
+        self._clock = clock
+        self._tick = count().__next__
+        self._classes: dict[tuple[bool, int], Policy] = {}
+        self._order: list[Policy] = []
+        self._deadlines: list[tuple[float, int, Node]] = []
+        self._plain = self._class(retained=False, priority=0)
+
+    def added(self, node: Node) -> None:
+        """A new node, or an old one with a longer tail; it is referenced."""
+        (node.policy or self._plain).added(node)
+
+    def touched(self, node: Node) -> None:
+        """A request found this node and references it."""
+        (node.policy or self._plain).touched(node)
+
+    def released(self, node: Node) -> None:
+        """The node is cached now: it joins its class."""
+        policy = self._plain
+        if node.priority or node.keep_until:
+            retained = node.keep_until > 0 and node.keep_until > self.now()
+            policy = self._class(retained=retained, priority=node.priority)
+            if retained:
+                heapq.heappush(self._deadlines, (node.keep_until, self._tick(), node))
+        node.policy = policy
+        policy.released(node)
+
+    def referenced(self, node: Node) -> None:
+        """The cached node got its first reference, or is about to leave the tree."""
+        assert node.policy is not None
+        node.policy.referenced(node)
+
+    def exposed(self, node: Node) -> None:
+        """The last child of this cached node went away."""
+        assert node.policy is not None
+        node.policy.exposed(node)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`upper` took over the head of `lower`, which is cached or referenced."""
+        upper.policy = lower.policy
+        upper.uses = lower.uses
+        upper.rank = lower.rank
+        upper.priority = lower.priority
+        upper.keep_until = lower.keep_until
+        if not lower.locks:
+            assert lower.policy is not None
+            lower.policy.split(upper, lower)
+            if upper.keep_until:
+                heapq.heappush(self._deadlines, (upper.keep_until, self._tick(), upper))
+
+    def victim(self) -> Node | None:
+        """Return the node to take blocks from next, or None when nothing is cached."""
+        if self._deadlines:
+            self._expire()
+        for policy in self._order:
+            entry = policy.victim()
+            if entry is not None:
+                return entry  # pyright: ignore[reportReturnType] - all entries are nodes here
+        return None
+
+    def order(self) -> Iterator[Node]:
+        """Iterate over the cached nodes that policies hold, class by class, coldest first."""
+        for policy in self._order:
+            yield from policy.order()  # pyright: ignore[reportReturnType]
+
+    def now(self) -> float:
+        """Return the injected clock's time in seconds; 0 without a clock."""
+        return self._clock() if self._clock is not None else 0.0
+
+    def _class(self, *, retained: bool, priority: int) -> Policy:
+        key = (retained, priority)
+        policy = self._classes.get(key)
+        if policy is None:
+            policy = self._classes[key] = self._factory(self._tick)
+            self._order = [self._classes[each] for each in sorted(self._classes)]
+        return policy
+
+    def _expire(self) -> None:
+        now = self.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _, node = heapq.heappop(self._deadlines)
+            if node.locks or node.parent is None or node.keep_until != deadline:
+                continue
+            if node.policy is self._classes[True, node.priority]:
+                self.referenced(node)
+                node.keep_until = 0.0
+                self.released(node)

@@ -1,0 +1,172 @@
+"""Lookups: what is cached of a prompt, and why not more. Nothing here changes any state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from quire.core.radix import Match, Node, PrefixTree
+from quire.core.scope import Scope
+from quire.core.tokens import TOKEN_BYTES, Key
+
+MAX_SCOPES_ASKED = 16
+"""So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
+
+
+class Hit(NamedTuple):
+    """What `open` would find cached: `num_tokens` of the prompt, never all of it.
+
+    `num_blocks` whole blocks are shared; `partial_tokens` more come out of a copy of one
+    block. `reason` says why it is not more, see `stats.MISS_REASONS`.
+    """
+
+    num_tokens: int
+    num_blocks: int
+    partial_tokens: int
+    reason: str
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Tokens [start, stop) of a prompt: found, or missed for a reason."""
+
+    start: int
+    stop: int
+    cached: bool
+    why: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A prompt, cut into what is cached and what is not, each with its reason."""
+
+    num_tokens: int
+    hit: Hit
+    segments: list[Segment]
+    found_in: list[tuple[Scope, int]]
+    """Other scopes in which a longer prefix is cached, with its tokens; longest first."""
+
+    def __str__(self) -> str:
+        share = self.hit.num_tokens / self.num_tokens
+        lines = [f"{self.hit.num_tokens} of {self.num_tokens} tokens cached ({share:.1%})"]
+        for part in self.segments:
+            mark = "hit " if part.cached else "miss"
+            lines.append(f"  {mark} [{part.start:>7}, {part.stop:>7})  {part.why}")
+        lines += [f"  {scope!r} has {tokens} tokens of it" for scope, tokens in self.found_in]
+        return "\n".join(lines)
+
+
+class Found(NamedTuple):
+    """A lookup's raw result; `partial` is (edge, block index in it, tokens) of a block to copy."""
+
+    match: Match
+    partial: tuple[Node, int, int] | None
+
+    @property
+    def partial_tokens(self) -> int:
+        return self.partial[2] if self.partial else 0
+
+
+class Lookup:
+    """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy."""
+
+    def __init__(self, tree: PrefixTree, block_size: int, *, sub_block: bool) -> None:
+        self._tree = tree
+        self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._sub_block = sub_block and block_size > 1
+
+    def find(self, root: Node, key: Key, limit: int) -> Found:
+        """Find what is cached of the first `limit` tokens of a key."""
+        block_bytes = self._block_bytes
+        num_bytes = limit * TOKEN_BYTES
+        match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
+        end = match.num_bytes
+        if self._sub_block and end < num_bytes and (match.into or match.node.children):
+            rest = key[end : min(end + block_bytes, num_bytes)]
+            partial = self._tree.match_partial(match, rest)
+            if partial is not None and self._room_for_copy(match):
+                return Found(match, partial)
+        return Found(match, None)
+
+    def hit(self, root: Node, key: Key) -> Hit:
+        """Return what a request for this prompt would find."""
+        num_tokens = len(key) // TOKEN_BYTES
+        match, partial = found = self.find(root, key, num_tokens - 1)
+        num_blocks = match.num_bytes // self._block_bytes
+        cached = num_blocks * self._block_size + (partial[2] if partial else 0)
+        reason = self.why(root, key, found)[0]
+        return Hit(cached, num_blocks, partial[2] if partial else 0, reason)
+
+    def why(self, root: Node, key: Key, found: Found) -> tuple[str, int]:
+        """Return the reason why a hit ends where it does, and how many tokens it explains."""
+        num_tokens = len(key) // TOKEN_BYTES
+        cached = found.match.num_bytes // TOKEN_BYTES + found.partial_tokens
+        missed = num_tokens - 1 - cached
+        if not missed:
+            return "last_token", 1
+        match = found.match
+        if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
+            return "partial_block", missed
+        if match.node.lost and not match.into:
+            first = key[match.num_bytes : match.num_bytes + self._block_bytes].tobytes()
+            lost = match.node.lost.get(first, 0)
+            if lost:
+                end = match.num_bytes // TOKEN_BYTES + lost * self._block_size
+                return "evicted", min(missed, max(end - cached, 1))
+        if not match.num_bytes and len(self._tree.roots) > 1:
+            elsewhere = self._elsewhere(root, key, MAX_SCOPES_ASKED)
+            if elsewhere:
+                return "scope", min(missed, max(elsewhere[0][1] - cached, 1))
+        return "cold", missed
+
+    def explain(self, root: Node, key: Key) -> Explanation:
+        """Return the whole story of a prompt; asks every scope."""
+        num_tokens = len(key) // TOKEN_BYTES
+        found = self.find(root, key, num_tokens - 1)
+        hit = self.hit(root, key)
+        segments: list[Segment] = []
+        whole = hit.num_blocks * self._block_size
+        if whole:
+            segments.append(Segment(0, whole, cached=True, why=f"{hit.num_blocks} shared blocks"))
+        if hit.partial_tokens:
+            why = "copied out of a block that starts the same"
+            segments.append(Segment(whole, hit.num_tokens, cached=True, why=why))
+        reason, explained = self.why(root, key, found)
+        at = hit.num_tokens
+        if reason != "last_token":
+            segments.append(Segment(at, at + explained, cached=False, why=reason))
+            at += explained
+            if at < num_tokens - 1:
+                segments.append(Segment(at, num_tokens - 1, cached=False, why="cold"))
+        last = Segment(num_tokens - 1, num_tokens, cached=False, why="last_token")
+        segments.append(last)
+        elsewhere = [
+            (scope, tokens)
+            for scope, tokens in self._elsewhere(root, key, len(self._tree.roots))
+            if tokens > whole
+        ]
+        return Explanation(num_tokens, hit, segments, elsewhere)
+
+    def _elsewhere(self, root: Node, key: Key, limit: int) -> list[tuple[Scope, int]]:
+        """Return up to `limit` other scopes that hold a prefix, longest first."""
+        first = key[: self._block_bytes].tobytes()
+        found: list[tuple[Scope, int]] = []
+        for asked, (scope, other) in enumerate(self._tree.roots.items()):
+            if asked > limit:
+                break
+            if other is not root and first in other.children:
+                match = self._tree.match(other, key, len(key) - len(key) % self._block_bytes)
+                found.append((scope, match.num_bytes // TOKEN_BYTES))
+        found.sort(key=lambda pair: -pair[1])
+        return found
+
+    def _room_for_copy(self, match: Match) -> bool:
+        """Whether one more block can be had once the matched path is referenced."""
+        if all(pool.num_free for pool in self._tree.pools):
+            return True
+        path_cached = match.into // self._block_bytes if match.edge and not match.edge.locks else 0
+        node = match.node
+        while node.parent is not None and not node.locks:
+            path_cached += len(node.blocks[0])
+            node = node.parent
+        return all(pool.num_available > path_cached for pool in self._tree.pools)

@@ -1,0 +1,119 @@
+"""Pins: prefixes that are kept whatever the pressure, within a budget."""
+
+from __future__ import annotations
+
+import heapq
+from types import TracebackType
+from typing import Self
+
+from quire.core.eviction import Clock
+from quire.core.radix import Match, Node, PrefixTree
+from quire.errors import PinBudgetExceeded, PinError
+
+
+class Pin:
+    """A cached prefix of `num_tokens` tokens that is not evicted until the pin is closed.
+
+    Closed once, by `close` or at the end of a `with` block; twice raises `PinError`. A pin
+    with a time to live counts as closed once that has run out, and may be closed then too.
+    """
+
+    __slots__ = ("_board", "deadline", "node", "num_tokens", "open")
+
+    def __init__(self, board: PinBoard, node: Node, num_tokens: int, deadline: float) -> None:
+        self._board = board
+        self.node = node
+        self.num_tokens = num_tokens
+        self.deadline = deadline
+        self.open = True
+
+    def close(self) -> None:
+        """Let go of the prefix: it is ordinary cached blocks again."""
+        if not self.open:
+            raise PinError(f"{self!r} was closed already; a pin is closed once")
+        self.open = False
+        self._board.release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Pin {self.num_tokens} tokens, {'open' if self.open else 'closed'}>"
+
+
+class PinBoard:
+    """All pins of a manager.
+
+    num_blocks == blocks of the nodes with at least one pin <= budget
+    """
+
+    def __init__(self, tree: PrefixTree, budget: int, clock: Clock | None) -> None:
+        self._tree = tree
+        self._clock = clock
+        self._deadlines: list[tuple[float, int, Pin]] = []
+        self._count = 0
+        self.budget = budget
+        self.num_blocks = 0
+        self.held: dict[int, Pin] = {}
+
+    def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
+        """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
+        self.release_expired()
+        wanted = self.num_blocks + self._not_pinned_yet(found)
+        if wanted > self.budget:
+            pool = self._tree.pools[0]
+            msg = (
+                f"{num_tokens} tokens to pin would make {wanted} pinned blocks, the budget is "
+                f"{self.budget}; {self.num_blocks} are pinned, {pool.num_free} blocks are free, "
+                f"{pool.num_cached} cached, {pool.num_active} active; close pins or raise "
+                "pin_budget"
+            )
+            raise PinBudgetExceeded(
+                msg,
+                needed=wanted,
+                free=pool.num_free,
+                cached=pool.num_cached,
+                active=pool.num_active,
+            )
+        node = self._tree.cut(found)
+        for each in node.path():
+            self._tree.lock(each)
+            if not each.pins:
+                self.num_blocks += len(each.blocks[0])
+            each.pins += 1
+        pin = Pin(self, node, num_tokens, deadline)
+        self.held[id(pin)] = pin
+        if deadline:
+            self._count += 1
+            heapq.heappush(self._deadlines, (deadline, self._count, pin))
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        """Let go of a pin's path, unless its time ran out before."""
+        if self.held.pop(id(pin), None) is None:
+            return
+        for node in reversed(pin.node.path()):
+            node.pins -= 1
+            if not node.pins:
+                self.num_blocks -= len(node.blocks[0])
+            self._tree.unlock(node)
+
+    def release_expired(self) -> None:
+        """Let go of every pin whose time to live has run out."""
+        while self._deadlines and self._clock is not None:
+            if self._deadlines[0][0] > self._clock():
+                break
+            self.release(heapq.heappop(self._deadlines)[2])
+
+    def _not_pinned_yet(self, found: Match) -> int:
+        edge = found.edge
+        count = found.into // self._tree.block_bytes if edge is not None and not edge.pins else 0
+        return count + sum(len(node.blocks[0]) for node in found.node.path() if not node.pins)

@@ -1,0 +1,20 @@
+"""What to evict: one policy per file, all behind the interface in `base`."""
+
+from quire.core.policies.base import Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.core.policies.fifo import Fifo
+from quire.core.policies.lfu import Lfu
+from quire.core.policies.lru import Lru
+
+POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
+
+__all__ = [
+    "POLICIES",
+    "Entry",
+    "Fifo",
+    "Lfu",
+    "Lru",
+    "Policy",
+    "PolicyFactory",
+    "RankedPolicy",
+    "Tick",
+]

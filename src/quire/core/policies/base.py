@@ -1,0 +1,130 @@
+"""The interface between the cache and a policy, and the heap that most policies want."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+Tick: TypeAlias = Callable[[], int]
+"""The logical counter: each call gives the next integer. Time, for a policy, is this alone."""
+
+
+class Entry:
+    """A run of cached blocks, as a policy sees it.
+
+    `older`, `newer`, `rank` and `uses` belong to the policy. A victim loses blocks from its
+    tail, as many as are needed, and stays an entry while any are left.
+    """
+
+    __slots__ = ("newer", "older", "rank", "uses")
+
+    older: Entry | None
+    newer: Entry | None
+    rank: tuple[int, ...]
+    uses: int
+
+    @property
+    def evictable(self) -> bool:
+        """Whether this may be a victim now: nobody references it, nothing hangs below it."""
+        raise NotImplementedError  # the tree's node says
+
+
+class Policy(ABC):
+    """Decides which entry is evicted next. Sees events and entries, never tokens or the tree.
+
+    Entries form chains: one is evictable only when nothing hangs below it. A use is reported
+    from the deepest entry upwards, so a parent's last tick is never before its child's.
+    """
+
+    def __init__(self, tick: Tick) -> None:
+        self.tick = tick
+
+    @abstractmethod
+    def added(self, entry: Entry) -> None:
+        """Blocks were stored in this entry: it is new, or its tail has grown."""
+
+    @abstractmethod
+    def touched(self, entry: Entry) -> None:
+        """A request found this entry. It is referenced now, so it is no candidate."""
+
+    @abstractmethod
+    def released(self, entry: Entry) -> None:
+        """The last reference to this entry went away: it is cached now."""
+
+    @abstractmethod
+    def referenced(self, entry: Entry) -> None:
+        """A cached entry got its first reference, or left the cache."""
+
+    @abstractmethod
+    def exposed(self, entry: Entry) -> None:
+        """The last entry below this cached one went away: it may be a victim now."""
+
+    @abstractmethod
+    def split(self, upper: Entry, lower: Entry) -> None:
+        """A new cached entry took over the head of `lower`, with its rank and uses."""
+
+    @abstractmethod
+    def victim(self) -> Entry | None:
+        """Return the evictable entry to evict next, or None. Changes no decision."""
+
+    @abstractmethod
+    def order(self) -> Iterator[Entry]:
+        """Iterate over the cached entries that this policy holds, coldest first."""
+
+
+class RankedPolicy(Policy):
+    """A policy that evicts the evictable entry of the lowest rank, kept in a heap.
+
+    The heap holds (rank, entry) pairs that may be out of date; a pair counts only if its
+    entry is evictable and still has that rank. Ranks are unique: their last part is a tick.
+    Each entry that becomes a candidate costs one push; stale pairs are dropped when popped,
+    and all at once when they outnumber the rest.
+    """
+
+    def __init__(self, tick: Tick) -> None:
+        super().__init__(tick)
+        self._heap: list[tuple[tuple[int, ...], int, Entry]] = []
+        self._num_cached = 0
+
+    def released(self, entry: Entry) -> None:
+        self._num_cached += 1
+        if entry.evictable:
+            self._push(entry)
+
+    def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
+        self._num_cached -= 1
+
+    def exposed(self, entry: Entry) -> None:
+        self._push(entry)
+
+    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+        self._num_cached += 1
+
+    def victim(self) -> Entry | None:
+        heap = self._heap
+        while heap:
+            rank, _, entry = heap[0]
+            if entry.evictable and entry.rank == rank:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+    def order(self) -> Iterator[Entry]:
+        seen: set[int] = set()
+        for rank, _, entry in sorted(self._heap, key=lambda pair: pair[:2]):
+            if entry.evictable and entry.rank == rank and id(entry) not in seen:
+                seen.add(id(entry))
+                yield entry
+
+    def _push(self, entry: Entry) -> None:
+        heap = self._heap
+        if len(heap) > 2 * self._num_cached + 64:
+            heap[:] = [pair for pair in heap if pair[2].evictable and pair[2].rank == pair[0]]
+            heapq.heapify(heap)
+        heapq.heappush(heap, (entry.rank, self.tick(), entry))
+
+
+PolicyFactory: TypeAlias = Callable[[Tick], Policy]
+"""What the manager is given as `policy`: it makes one policy object per priority class."""

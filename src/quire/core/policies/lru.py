@@ -1,0 +1,68 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.core.policies.base import Entry, Policy, Tick
+
+
+class Lru(Policy):
+    """Evicts what was used longest ago.
+
+    All cached entries stand in one linked list, oldest first, and a release appends from the
+    deepest entry upwards. So a parent is never older than its child and the head of the list
+    is always evictable: every step is O(1), with no heap and no search. On prefix chains
+    this is exact block-wise LRU, and a stack algorithm.
+    Source: Mattson et al., Evaluation techniques for storage hierarchies, IBM Systems
+    Journal 9(2), 1970, doi:10.1147/sj.92.0078.
+    """
+
+    def __init__(self, tick: Tick) -> None:
+        super().__init__(tick)
+        self._ends = Entry()
+        self._ends.older = self._ends.newer = self._ends
+
+    def added(self, entry: Entry) -> None:
+        pass
+
+    def touched(self, entry: Entry) -> None:
+        pass
+
+    def released(self, entry: Entry) -> None:
+        ends = self._ends
+        newest = ends.older
+        assert newest is not None
+        entry.older = newest
+        entry.newer = ends
+        newest.newer = entry
+        ends.older = entry
+
+    def referenced(self, entry: Entry) -> None:
+        older, newer = entry.older, entry.newer
+        assert older is not None
+        assert newer is not None
+        older.newer = newer
+        newer.older = older
+        entry.older = entry.newer = None
+
+    def exposed(self, entry: Entry) -> None:
+        pass
+
+    def split(self, upper: Entry, lower: Entry) -> None:
+        newer = lower.newer
+        assert newer is not None
+        upper.older = lower
+        upper.newer = newer
+        lower.newer = upper
+        newer.older = upper
+
+    def victim(self) -> Entry | None:
+        oldest = self._ends.newer
+        return None if oldest is self._ends else oldest
+
+    def order(self) -> Iterator[Entry]:
+        entry = self._ends.newer
+        while entry is not None and entry is not self._ends:
+            yield entry
+            entry = entry.newer

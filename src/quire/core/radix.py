@@ -1,0 +1,344 @@
+"""The prefix tree: which runs of tokens have blocks, and where a block becomes cached.
+
+root (scope)
+ └── edge "system prompt"        key: 128 blocks of tokens, blocks: their ids
+      ├── edge "user A ..."      a leaf: evicted from its tail, block by block
+      └── edge "user B ..."
+           ├── edge ...
+           └── edge ...
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.blocks import BlockPool
+from quire.core.eviction import Evictor
+from quire.core.policies import Entry, Policy
+from quire.core.scope import Scope
+from quire.core.tokens import INT32, TOKEN_BYTES, Key, common_prefix
+
+MAX_LOST = 4096
+"""How many evicted branches a node remembers, so that a later miss can say why."""
+
+SCAN_CHILDREN = 8
+"""Up to so many children are compared one by one; more are kept sorted and bisected."""
+
+MAX_ROOTS = 4096
+"""Beyond so many scopes, those without cached blocks and sequences are forgotten."""
+
+NO_CHILDREN: dict[bytes, Node] = {}
+
+
+class Node(Entry):
+    """An edge of the tree: a run of blocks below `parent`, and the branches after it.
+
+    `key`        token ids of the run, `block_size * 4` bytes per block
+    `blocks`     block ids per layer group, one array('i') each, as long as the run
+    `end`        blocks from the root to the end of this run
+    `children`   by the bytes of their first block
+    `locks`      references: sequences and pins at this node or below it (a root: sequences)
+    `pins`       how many of them are pins
+    `lost`       evicted continuations: first block's bytes -> number of blocks
+    `hashes`     digests of the first blocks, as far as they were computed
+
+    Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
+    root has at least one block. Cached means locks == 0.
+    """
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "end",
+        "hashes",
+        "keep_until",
+        "key",
+        "locks",
+        "lost",
+        "parent",
+        "pins",
+        "policy",
+        "priority",
+        "sorted_keys",
+    )
+
+    def __init__(self, parent: Node | None, key: bytearray, blocks: tuple[array[int], ...]) -> None:
+        self.parent = parent
+        self.key = key
+        self.blocks = blocks
+        self.end = (parent.end if parent else 0) + (len(blocks[0]) if blocks else 0)
+        self.children = NO_CHILDREN
+        self.sorted_keys: list[bytes] | None = None
+        self.locks = 0
+        self.pins = 0
+        self.lost: dict[bytes, int] | None = None
+        self.hashes: list[bytes] | None = None
+        self.policy: Policy | None = None
+        self.priority = 0
+        self.keep_until = 0.0
+        self.older = self.newer = None
+        self.rank = ()
+        self.uses = 0
+
+    @property
+    def evictable(self) -> bool:
+        return not self.locks and not self.children and self.parent is not None
+
+    @property
+    def start(self) -> int:
+        """Blocks from the root to the start of this run."""
+        return self.parent.end if self.parent is not None else 0
+
+    def path(self) -> list[Node]:
+        """Return the nodes from below the root down to this one."""
+        nodes: list[Node] = []
+        node: Node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+class Match:
+    """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
+
+    `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
+    """
+
+    __slots__ = ("edge", "into", "node", "num_bytes")
+
+    def __init__(self, node: Node, num_bytes: int, edge: Node | None, into: int) -> None:
+        self.node = node
+        self.num_bytes = num_bytes
+        self.edge = edge
+        self.into = into
+
+
+class PrefixTree:
+    """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
+
+    A lookup compares tokens at memcmp speed and changes nothing. Blocks change between
+    active and cached in `lock` and `unlock`, become shared in `add` and `extend`, and free
+    in `drop_tail`; nowhere else.
+    """
+
+    def __init__(self, block_size: int, pools: tuple[BlockPool, ...], evictor: Evictor) -> None:
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.pools = pools
+        self.evictor = evictor
+        self.roots: dict[Scope, Node] = {}
+        self._max_roots = MAX_ROOTS
+
+    def root(self, scope: Scope) -> Node:
+        """Return the root of a scope, made at first use."""
+        root = self.roots.get(scope)
+        if root is None:
+            if len(self.roots) >= self._max_roots:
+                self._forget_roots()
+            root = self.roots[scope] = Node(None, bytearray(), ())
+        return root
+
+    def match(self, root: Node, key: Key, num_bytes: int) -> Match:
+        """Find the longest cached run of whole blocks in `key[:num_bytes]`. Pure."""
+        block_bytes = self.block_bytes
+        node = root
+        start = 0
+        while True:
+            edge = node.children.get(key[start : start + block_bytes].tobytes())
+            if edge is None:
+                return Match(node, start, None, 0)
+            edge_key = edge.key
+            end = start + len(edge_key)
+            if end > num_bytes:
+                into = self._whole_blocks(edge_key, key[start:num_bytes])
+                return Match(node, start + into, edge, into)
+            if not edge_key.startswith(key[start:end]):
+                into = self._whole_blocks(edge_key, key[start:end])
+                return Match(node, start + into, edge, into)
+            node = edge
+            start = end
+
+    def match_partial(self, found: Match, rest: Key) -> tuple[Node, int, int] | None:
+        """Find a cached block that starts as `rest` does: (its edge, its index there, tokens)."""
+        if found.edge is not None and found.into:
+            at = found.into
+            shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
+            return (found.edge, at // self.block_bytes, shared) if shared else None
+        best: tuple[Node, int, int] | None = None
+        for first in self._similar_children(found.node, rest):
+            shared = common_prefix(first, rest)
+            if shared > (best[2] if best else 0):
+                best = (found.node.children[first], 0, shared)
+        return best
+
+    def split(self, edge: Node, num_blocks: int) -> Node:
+        """Cut an edge after `num_blocks` and return the new upper half; `edge` is the lower."""
+        at = num_blocks * self.block_bytes
+        parent = edge.parent
+        assert parent is not None
+        first = bytes(edge.key[: self.block_bytes])
+        upper = Node(parent, edge.key[:at], tuple(ids[:num_blocks] for ids in edge.blocks))
+        del edge.key[:at]
+        for ids in edge.blocks:
+            del ids[:num_blocks]
+        if edge.hashes is not None:
+            upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
+        upper.locks = edge.locks
+        upper.pins = edge.pins
+        edge.parent = upper
+        parent.children[first] = upper
+        upper.children = {bytes(edge.key[: self.block_bytes]): edge}
+        self.evictor.split(upper, edge)
+        return upper
+
+    def cut(self, found: Match) -> Node:
+        """Make the end of a match a node of its own and return it."""
+        if not found.into:
+            return found.node
+        assert found.edge is not None
+        return self.split(found.edge, found.into // self.block_bytes)
+
+    def lock(self, node: Node) -> None:
+        """Reference one node: cached blocks become active."""
+        if not node.locks:
+            self.evictor.referenced(node)
+            for pool, ids in zip(self.pools, node.blocks, strict=True):
+                pool.num_cached -= len(ids)
+        node.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Drop a reference; after the last one active blocks become cached.
+
+        Paths are unlocked from the deepest node upwards, so that a parent is always the
+        more recently used one.
+        """
+        node.locks -= 1
+        if not node.locks:
+            for pool, ids in zip(self.pools, node.blocks, strict=True):
+                pool.num_cached += len(ids)
+            self.evictor.released(node)
+
+    def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:
+        """Add a run of active blocks below `parent`, referenced once by the caller."""
+        node = Node(parent, bytearray(key), blocks)
+        node.locks = 1
+        node.priority = priority
+        first = key[: self.block_bytes].tobytes()
+        if parent.children is NO_CHILDREN:
+            parent.children = {first: node}
+        else:
+            parent.children[first] = node
+            if parent.sorted_keys is not None:
+                insort(parent.sorted_keys, first)
+        if parent.lost:
+            parent.lost.pop(first, None)
+        self.evictor.added(node)
+        return node
+
+    def extend(self, node: Node, key: Key, blocks: tuple[memoryview[int], ...]) -> None:
+        """Lengthen a leaf that only the caller references, in place."""
+        node.key += key
+        for ids, more in zip(node.blocks, blocks, strict=True):
+            ids.frombytes(more.cast("B"))
+        node.end += len(blocks[0])
+        node.lost = None
+        self.evictor.added(node)
+
+    def drop_tail(self, node: Node, num_blocks: int) -> None:
+        """Free the last blocks of a cached leaf; the node goes with its last block."""
+        for pool, ids in zip(self.pools, node.blocks, strict=True):
+            pool.free(memoryview(ids)[len(ids) - num_blocks :])
+            pool.num_cached -= num_blocks
+        gone = num_blocks + max(node.lost.values()) if node.lost else num_blocks
+        parent = node.parent
+        first = self.cut_tail(node, num_blocks)
+        if node.parent is not None:
+            node.lost = {first: gone}
+        elif parent is not None:
+            self._remember(parent, first, gone)
+
+    def cut_tail(self, node: Node, num_blocks: int) -> bytes:
+        """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
+
+        Returns the bytes of the first block taken out.
+        """
+        left = len(node.blocks[0]) - num_blocks
+        at = left * self.block_bytes
+        first = bytes(node.key[at : at + self.block_bytes])
+        if left:
+            del node.key[at:]
+            for ids in node.blocks:
+                del ids[left:]
+            node.end -= num_blocks
+            node.lost = None
+            if node.hashes is not None:
+                del node.hashes[left:]
+            return first
+        parent = node.parent
+        assert parent is not None
+        if not node.locks:
+            self.evictor.referenced(node)
+        del parent.children[first]
+        if parent.sorted_keys is not None:
+            del parent.sorted_keys[bisect_left(parent.sorted_keys, first)]
+        node.parent = None
+        if not parent.children and parent.parent is not None and not parent.locks:
+            self.evictor.exposed(parent)
+        return first
+
+    def nodes(self) -> Iterator[Node]:
+        """Iterate over all nodes but the roots, parents first, in order of insertion."""
+        stack = [child for root in reversed(self.roots.values()) for child in self._below(root)]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(self._below(node))
+
+    def _below(self, node: Node) -> list[Node]:
+        return list(reversed(node.children.values()))
+
+    def _forget_roots(self) -> None:
+        for scope, root in list(self.roots.items())[1:]:
+            if not root.children and not root.locks:
+                del self.roots[scope]
+        self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
+
+    def _remember(self, parent: Node, first: bytes, num_blocks: int) -> None:
+        if parent.lost is None:
+            parent.lost = {}
+        elif len(parent.lost) >= MAX_LOST:
+            del parent.lost[next(iter(parent.lost))]
+        parent.lost[first] = num_blocks
+
+    def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
+        """Count the bytes of whole blocks that an edge and a key share, by bisection."""
+        size = self.block_bytes
+        same, limit = 0, min(len(edge_key), len(key)) // size
+        while same < limit:
+            middle = (same + limit + 1) // 2
+            if edge_key.startswith(key[same * size : middle * size], same * size):
+                same = middle
+            else:
+                limit = middle - 1
+        return same * size
+
+    def _similar_children(self, node: Node, rest: Key) -> list[bytes]:
+        """Return the first blocks of the children among which the most similar one is."""
+        if len(node.children) <= SCAN_CHILDREN:
+            return list(node.children)
+        if node.sorted_keys is None:
+            node.sorted_keys = sorted(node.children)
+        wanted = rest.tobytes()
+        at = bisect_left(node.sorted_keys, wanted)
+        return node.sorted_keys[max(at - 1, 0) : at + 1]
+
+
+def tokens_of(node: Node) -> npt.NDArray[np.int32]:
+    """Return the tokens from the root to the end of a node, int32, as a copy."""
+    return np.frombuffer(b"".join(each.key for each in node.path()), INT32).copy()

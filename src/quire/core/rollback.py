@@ -1,0 +1,128 @@
+"""Giving back: what a sequence holds when it ends, is preempted, or was speculating."""
+
+from __future__ import annotations
+
+from array import array
+
+from quire.core.copies import CopyPlan
+from quire.core.events import EventLog
+from quire.core.radix import Node, PrefixTree
+from quire.core.sequence import Rows, Sequence
+from quire.core.tokens import TOKEN_BYTES
+from quire.errors import TruncateError
+
+
+class Rollback:
+    """Releases the blocks and references of sequences."""
+
+    def __init__(
+        self, tree: PrefixTree, rows: Rows, copies: CopyPlan, events: EventLog | None
+    ) -> None:
+        self._tree = tree
+        self._rows = rows
+        self._copies = copies
+        self._events = events
+
+    def let_go(self, seq: Sequence, keep_until: float) -> None:
+        """Release all that an open sequence holds, and its row."""
+        self._free(seq, seq.node.end, seq.num_blocks)
+        node = seq.node
+        while node.parent is not None:
+            node.keep_until = max(node.keep_until, keep_until)
+            self._tree.unlock(node)
+            node = node.parent
+        self._rows.give_back(seq.row)
+        seq.node = seq.root
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
+        rows, row, size = self._rows, seq.row, self._rows.block_size
+        computed = rows.computed[row]
+        if not 0 <= num_tokens <= computed:
+            msg = f"truncate to {num_tokens} tokens, but the sequence has 0 to {computed}"
+            raise TruncateError(msg)
+        keep, in_tail = divmod(num_tokens, size)
+        published = seq.node.end
+        if keep < published and in_tail:
+            self._take_back(seq, keep, in_tail)
+        self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
+        if keep < published:
+            self._unpublish(seq, keep, in_tail)
+        if num_tokens < computed:
+            seq.prompt_len = min(seq.prompt_len, num_tokens)
+        rows.computed[row] = rows.capacity[row] = num_tokens
+
+    def _take_back(self, seq: Sequence, keep: int, in_tail: int) -> None:
+        """Copy the head of published block `keep` to the tail; it must be the sequence's alone."""
+        node, below = seq.node, None
+        alone = True
+        while True:
+            alone &= node.locks == 1 and list(node.children.values()) == ([below] if below else [])
+            if node.start <= keep:
+                break
+            assert node.parent is not None
+            node, below = node.parent, node
+        if not alone:
+            size = self._rows.block_size
+            msg = (
+                f"truncate to {keep * size + in_tail} tokens ends inside block {keep}, which is "
+                f"published and used by others; truncate to {keep * size} or {keep * size + size}"
+                ", or fork"
+            )
+            raise TruncateError(msg)
+        at = (keep - node.start) * self._tree.block_bytes
+        head = bytes(node.key[at : at + in_tail * TOKEN_BYTES])
+        self._rows.write_tail(seq.row, 0, head)
+
+    def _unpublish(self, seq: Sequence, keep: int, in_tail: int) -> None:
+        """Leave the path beyond block `keep`; what was the sequence's alone leaves the tree."""
+        tree = self._tree
+        node = seq.node
+        while node.end > keep and node.parent is not None:
+            parent, start = node.parent, node.start
+            if node.locks == 1 and not node.children:
+                self._withdraw(seq, node, max(keep, start), freed_from=keep + (in_tail > 0))
+                if start >= keep:
+                    node = parent
+                continue
+            if start < keep:
+                upper = tree.split(node, keep - start)
+                tree.unlock(node)
+                node = upper
+            else:
+                tree.unlock(node)
+                node = parent
+        seq.node = node
+
+    def _withdraw(self, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
+        """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
+        end = node.end
+        if self._events is not None:
+            self._events.removed(node, end - start, "truncated")
+        self._tree.cut_tail(node, end - start)
+        first = max(start, freed_from)
+        if first < end:
+            for g, pool in enumerate(self._tree.pools):
+                pool.free(self._rows.slots(g, seq.row, first, end))
+
+    def _free(self, seq: Sequence, start: int, stop: int) -> None:
+        """Give up private blocks [start, stop) of a sequence's table."""
+        if start >= stop:
+            return
+        for g, pool in enumerate(self._tree.pools):
+            slots = self._rows.slots(g, seq.row, start, stop)
+            if len(self._copies) or pool.shared:
+                slots = self._unshared(g, slots)
+            pool.free(slots)
+
+    def _unshared(self, group: int, slots: memoryview[int]) -> memoryview[int]:
+        """Drop the holds on shared blocks; return the ids that nobody else holds."""
+        pool = self._tree.pools[group]
+        own: list[int] = []
+        for block in slots:
+            if block in pool.shared:
+                pool.unshare(block)
+            else:
+                own.append(block)
+                self._copies.forget(group, block)
+        return memoryview(array("i", own))

@@ -1,0 +1,180 @@
+"""Sequences: running requests, their three lengths and their rows in the block tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.radix import Node
+from quire.core.scope import Scope
+from quire.core.tokens import INT32, TOKEN_BYTES, array_of
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Sequence:
+    """One running request: `published <= computed <= capacity`, in tokens.
+
+    The first `published` tokens lie in blocks of the prefix tree, on the path to `node`;
+    the rest of the table is the sequence's own. Made by `CacheManager.open` and `fork`;
+    all changes go through the manager.
+
+    `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
+    `prompt_len`   tokens of the prompt given at open
+    `state`        "open", "suspended" or "closed"
+    """
+
+    __slots__ = (
+        "keep_for",
+        "node",
+        "num_cached",
+        "priority",
+        "prompt",
+        "prompt_len",
+        "prompt_start",
+        "resume_key",
+        "root",
+        "row",
+        "rows",
+        "scope",
+        "state",
+    )
+
+    def __init__(self, rows: Rows, row: int, root: Node, scope: Scope) -> None:
+        self.rows = rows
+        self.row = row
+        self.root = root
+        self.node = root
+        self.scope = scope
+        self.state = "open"
+        self.prompt = b""
+        self.prompt_start = 0
+        self.prompt_len = 0
+        self.num_cached = 0
+        self.priority = 0
+        self.keep_for = 0.0
+        self.resume_key = b""
+
+    @property
+    def published(self) -> int:
+        """Tokens in blocks that other requests can find."""
+        return self.node.end * self.rows.block_size
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV exists."""
+        return self.rows.computed[self.row] if self.state == "open" else 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that have room: computed ones and reserved ones."""
+        return self.rows.capacity[self.row] if self.state == "open" else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the table, reserved ones included."""
+        return -(-self.capacity // self.rows.block_size)
+
+    @property
+    def tokens(self) -> IntArray:
+        """The computed tokens, int32, as a copy (those to recompute while suspended).
+
+        A media position shows the number of its content, which is negative.
+        """
+        if self.state == "open":
+            return array_of(self.token_bytes())
+        return array_of(self.resume_key)
+
+    def token_bytes(self) -> bytes:
+        """Return the computed tokens as key bytes: the path's, then the unpublished tail's."""
+        tail = self.rows.tail(self.row, self.computed - self.published)
+        return b"".join([*(node.key for node in self.node.path()), tail])
+
+    def block_ids(self, group: int = 0) -> IntArray:
+        """Return the block table of one layer group, int32 [num_blocks], as a copy."""
+        return self.rows.tables[group][self.row, : self.num_blocks].copy()
+
+    def __repr__(self) -> str:
+        if self.state != "open":
+            return f"<Sequence {self.state}>"
+        return (
+            f"<Sequence {self.published} published <= {self.computed} computed <= "
+            f"{self.capacity} capacity, {self.num_cached} were cached>"
+        )
+
+
+class Rows:
+    """Lengths, block tables and unpublished tokens of all open sequences, one row each.
+
+    They are arrays so that a decode step is a few vector operations over the batch. The
+    memoryviews beside them read and write single items four times faster than NumPy does.
+
+    `computed`, `capacity`  int32 [rows], tokens
+    `tables[group]`         int32 [rows, width], block ids; `flat[group]` the same, 1-D
+    `tails`                 int32 [rows, block_size], tokens computed but not published
+    `version`               counts the rows given back, so that batches see when to look again
+    """
+
+    def __init__(self, block_size: int, num_groups: int) -> None:
+        self.block_size = block_size
+        self.version = 0
+        self.width = 64
+        self.num_rows = 64
+        self.unused = list(range(self.num_rows - 1, -1, -1))
+        self.computed_array = np.zeros(self.num_rows, dtype=INT32)
+        self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
+        self.tails = np.zeros((self.num_rows, block_size), dtype=INT32)
+        self.tables = [np.zeros((self.num_rows, self.width), INT32) for _ in range(num_groups)]
+        self._view()
+
+    def take(self) -> int:
+        """Return an unused row, with both lengths 0."""
+        if not self.unused:
+            self._resize(2 * self.num_rows, self.width)
+        return self.unused.pop()
+
+    def give_back(self, row: int) -> None:
+        """Mark a row unused."""
+        self.computed[row] = self.capacity[row] = 0
+        self.unused.append(row)
+        self.version += 1
+
+    def widen(self, num_blocks: int) -> None:
+        """Make every row long enough for so many blocks."""
+        width = self.width
+        while width < num_blocks:
+            width *= 2
+        if width > self.width:
+            self._resize(self.num_rows, width)
+
+    def slots(self, group: int, row: int, start: int, stop: int) -> memoryview[int]:
+        """View the table entries [start, stop) of a row; valid until the next `widen`."""
+        base = row * self.width
+        return self.flat[group][base + start : base + stop]
+
+    def tail(self, row: int, num_tokens: int) -> bytes:
+        """Return the first unpublished tokens of a row as key bytes."""
+        base = row * self.block_size * TOKEN_BYTES
+        return self.tail_bytes[base : base + num_tokens * TOKEN_BYTES].tobytes()
+
+    def write_tail(self, row: int, at: int, key: memoryview[int] | bytes) -> None:
+        """Write unpublished tokens of a row from index `at` on."""
+        base = (row * self.block_size + at) * TOKEN_BYTES
+        self.tail_bytes[base : base + len(key)] = key
+
+    def _resize(self, num_rows: int, width: int) -> None:
+        old_rows, old_width = self.num_rows, self.width
+        self.unused[:0] = range(num_rows - 1, old_rows - 1, -1)
+        grow = (0, num_rows - old_rows)
+        self.computed_array = np.pad(self.computed_array, grow)
+        self.capacity_array = np.pad(self.capacity_array, grow)
+        self.tails = np.pad(self.tails, (grow, (0, 0)))
+        self.tables = [np.pad(table, (grow, (0, width - old_width))) for table in self.tables]
+        self.num_rows, self.width = num_rows, width
+        self._view()
+
+    def _view(self) -> None:
+        self.computed: memoryview[int] = self.computed_array.data
+        self.capacity: memoryview[int] = self.capacity_array.data
+        self.tail_bytes: memoryview[int] = self.tails.reshape(-1).data.cast("B")
+        self.flat: list[memoryview[int]] = [table.reshape(-1).data for table in self.tables]

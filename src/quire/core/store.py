@@ -1,0 +1,210 @@
+"""The block store: everything about cached prefixes, nothing about running requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from quire.core.blocks import BlockPool
+from quire.core.events import Event, EventLog
+from quire.core.eviction import Clock, Evictor
+from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.core.lookup import Explanation, Hit, Lookup
+from quire.core.pins import Pin, PinBoard
+from quire.core.policies import POLICIES, PolicyFactory
+from quire.core.radix import Node, PrefixTree
+from quire.core.room import Room
+from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
+from quire.core.stats import Counters, Stats
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.errors import ConfigError, TokensError
+
+NO_SCOPE = Scope()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a manager is made with; see `CacheManager`. Raises `ConfigError`."""
+
+    groups: tuple[LayerGroup, ...]
+    block_size: int
+    policy: str | PolicyFactory
+    sub_block: bool
+    pin_budget: float
+    events: bool
+    debug: bool
+    clock: Clock | None
+
+    def __post_init__(self) -> None:
+        check_groups(self.groups)
+        check_count("block_size", self.block_size, limit=2**20)
+        _factory(self.policy)
+        if not 0 <= self.pin_budget <= 1:
+            raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget}")
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name, for people."""
+        return self.policy if isinstance(self.policy, str) else self.policy.__name__
+
+
+class BlockStore:
+    """Cached prefixes in the blocks of one or more layer groups.
+
+    The half of `CacheManager` that knows no sequences: lookups, pins, eviction, statistics.
+    For every group, after every call: free + active + cached == num_blocks.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.block_size = settings.block_size
+        self.clock = settings.clock
+        self.groups = tuple(
+            BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
+        )
+        self.tree = PrefixTree(
+            self.block_size, self.groups, Evictor(_factory(settings.policy), self.clock)
+        )
+        self.media = MediaTable()
+        self.counters = Counters()
+        self.event_log = EventLog(self.tree.block_bytes, self.media) if settings.events else None
+        self.room = Room(self.groups, self.tree, self.counters, self.event_log)
+        smallest = min(group.num_blocks for group in settings.groups)
+        self.pins = PinBoard(self.tree, int(settings.pin_budget * smallest), self.clock)
+        self.lookup = Lookup(self.tree, self.block_size, sub_block=settings.sub_block)
+        self.default_root = self.tree.root(NO_SCOPE)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, of the first group."""
+        return self.groups[0].num_free
+
+    @property
+    def num_active(self) -> int:
+        """Blocks that a sequence or a pin references, of the first group."""
+        return self.groups[0].num_active
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are findable and referenced by nobody, of the first group."""
+        return self.groups[0].num_cached
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted since the manager was made."""
+        return self.counters.stats()
+
+    def probe(
+        self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
+    ) -> Hit:
+        """Return what `open` would find cached of a prompt. Changes nothing, counts nothing.
+
+        Raises `TokensError`, `ScopeError`, `MediaError`.
+        """
+        key = key_of(tokens)
+        root = self.default_root
+        if scope is not None or media or len(self.media) or not key:
+            key, root = self._read(key, scope, media)
+        return self.lookup.hit(root, key)
+
+    def explain(
+        self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
+    ) -> Explanation:
+        """Return what is cached of a prompt, what is not, and why; `str()` of it reads well."""
+        key, root = self._read(key_of(tokens), scope, media)
+        return self.lookup.explain(root, key)
+
+    def pin(
+        self,
+        tokens: TokenIds,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+        ttl_s: float | None = None,
+    ) -> Pin:
+        """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
+
+        The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
+        many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
+        """
+        deadline = self.check_duration("ttl_s", ttl_s)
+        key, root = self._read(key_of(tokens), scope, media)
+        found = self.tree.match(root, key, len(key) - len(key) % self.tree.block_bytes)
+        if deadline:
+            deadline += self.tree.evictor.now()
+        return self.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
+
+    def evict(
+        self,
+        tokens: TokenIds | None = None,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+    ) -> int:
+        """Drop a cached prefix, all that continues it, and return the blocks dropped per group.
+
+        What other prompts share with it stays, and so does what a sequence or pin references.
+        Without tokens the whole scope is dropped. Raises what `probe` raises.
+        """
+        if tokens is None:
+            check_scope(scope or NO_SCOPE)
+            root = self.tree.roots.get(scope or NO_SCOPE)
+            return self.room.invalidate_below(root) if root is not None else 0
+        key, root = self._read(key_of(tokens), scope, media)
+        whole = len(key) - len(key) % self.tree.block_bytes
+        found = self.tree.match(root, key, whole)
+        if not found.num_bytes:
+            return 0
+        node = self.tree.cut(found)
+        dropped = self.room.invalidate_below(node) if found.num_bytes == whole else 0
+        return dropped + self.room.invalidate_path(node)
+
+    def reclaim(self, num_blocks: int) -> int:
+        """Evict up to `num_blocks` cached blocks by policy; return how many per group."""
+        return self.room.evict(check_count("num_blocks", num_blocks))
+
+    def clear(self) -> int:
+        """Drop all that is cached and not referenced, in every scope; return blocks per group."""
+        dropped = sum(self.room.invalidate_below(root) for root in self.tree.roots.values())
+        if self.event_log is not None and not any(r.children for r in self.tree.roots.values()):
+            self.event_log.cleared()
+        return dropped
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call; empty unless made with `events=True`."""
+        return self.event_log.take() if self.event_log is not None else []
+
+    def check_duration(self, name: str, seconds: float | None) -> float:
+        """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
+        if seconds is None:
+            return 0.0
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"{name} must be a positive number of seconds, got {seconds}")
+        if self.clock is None:
+            msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
+            raise ConfigError(msg)
+        return seconds
+
+    def _read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Key, Node]:
+        """Return the key and root to look up; an unknown scope gives an empty root."""
+        if not key:
+            raise TokensError("the prompt is empty; a lookup needs at least one token")
+        if scope is not None:
+            check_scope(scope)
+        if media:
+            check_media(media, len(key) // TOKEN_BYTES)
+            key = self.media.peek(key, media)
+        elif len(self.media):
+            check_sign(key)
+        root = self.tree.roots.get(scope or NO_SCOPE)
+        return key, root if root is not None else Node(None, bytearray(), ())
+
+
+def _factory(policy: str | PolicyFactory) -> PolicyFactory:
+    if not isinstance(policy, str):
+        return policy
+    if policy not in POLICIES:
+        msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"
+        raise ConfigError(msg)
+    return POLICIES[policy]

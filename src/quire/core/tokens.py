@@ -1,0 +1,102 @@
+"""Token ids as key bytes: what callers pass in, and the form in which the tree compares it.
+
+A key is the int32 token ids of a run of blocks as native-endian bytes, four per token.
+Equal keys mean equal tokens: there is no hash between a prompt and its cached prefix.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import TokensError
+
+if TYPE_CHECKING:
+    from array import array
+
+TokenIds: TypeAlias = "npt.NDArray[np.integer] | memoryview[int] | array[int] | Sequence[int]"
+"""Token ids: 1-D, integers from 0 to 2**31 - 1. An int32 ndarray is taken without a copy."""
+
+Key: TypeAlias = "memoryview[int]"
+"""Token ids as bytes: 1-D, format B, four bytes per token."""
+
+TOKEN_BYTES = 4
+INT32 = np.dtype(np.int32)
+EMPTY_KEY: Key = memoryview(b"")
+
+
+def key_of(tokens: TokenIds) -> Key:
+    """View token ids as key bytes, without a copy where they are a contiguous int32 array.
+
+    Raises `TokensError` for a wrong type, shape or range. A negative id inside an int32
+    array is not seen here (it would cost a pass over the whole prompt); `check_sign` sees it.
+    """
+    if type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.ndim == 1:
+        if not tokens.size:
+            return EMPTY_KEY
+        if not tokens.flags.c_contiguous:
+            tokens = np.ascontiguousarray(tokens)
+        return tokens.data.cast("B")
+    return _convert(tokens)
+
+
+def check_sign(key: Key) -> None:
+    """Raise `TokensError` if any token id is negative."""
+    if len(key) == TOKEN_BYTES:
+        if int.from_bytes(key, sys.byteorder, signed=True) >= 0:
+            return
+    elif not len(key):
+        return
+    if _lowest(key) < 0:
+        msg = f"token id {_lowest(key)} is negative; token ids run from 0 to {2**31 - 1}"
+        raise TokensError(msg)
+
+
+def array_of(key: Key | bytes | bytearray) -> npt.NDArray[np.int32]:
+    """Copy key bytes into a new int32 array of token ids."""
+    return np.frombuffer(key, dtype=INT32).copy()
+
+
+def common_prefix(a: Key | bytes | bytearray, b: Key | bytes | bytearray) -> int:
+    """Count the leading tokens that two keys share."""
+    left, right = np.frombuffer(a, INT32), np.frombuffer(b, INT32)
+    n = min(len(left), len(right))
+    differ = left[:n] != right[:n]
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
+
+
+def _lowest(key: Key) -> int:
+    return int(np.frombuffer(key, INT32).min())
+
+
+def _convert(tokens: TokenIds) -> Key:
+    array: npt.NDArray[np.integer]
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, TypeError, OverflowError) as error:
+        msg = f"token ids must be a 1-D run of integers, got {type(tokens).__name__}: {error}"
+        raise TokensError(msg) from None
+    if array.ndim != 1:
+        msg = (
+            f"token ids must be 1-D, got shape {array.shape}; pass one sequence at a time, "
+            "for example ids[0]"
+        )
+        raise TokensError(msg)
+    if not array.size:
+        return EMPTY_KEY
+    if array.dtype.kind not in "iu":
+        msg = (
+            f"token ids must be integers from 0 to {2**31 - 1}, got {array.dtype} "
+            f"(first value {array[0]!r})"
+        )
+        raise TokensError(msg)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= 2**31:
+        bad = low if low < 0 else high
+        raise TokensError(f"token id {bad} is out of range; token ids run from 0 to {2**31 - 1}")
+    return np.ascontiguousarray(array, dtype=INT32).data.cast("B")
