@@ -1,0 +1,67 @@
+"""Settings as people write them: sizes in bytes.
+
+Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` powers of 1024,
+`B` or nothing is bytes; case does not matter.
+"""
+
+import re
+
+from quire.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+
+_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
+
+MAX_BYTES = 1 << 62
+"""No size above this is taken for meant: the limit of signed 64-bit arithmetic, halved."""
+
+
+def parse_bytes(size: object) -> int:
+    """Return the bytes that `size` says: `"1GiB"`, `"512 MB"`, `"1.5gib"`, `4096`.
+
+    Raises `ConfigError` for text that is no size, an unknown unit, a size below one byte or
+    above `MAX_BYTES`, and for anything that is neither text nor an integer.
+    """
+    if isinstance(size, bool) or not isinstance(size, (str, int)):
+        raise ConfigError(
+            f"a size is text like '1GiB' or an integer number of bytes, not {size!r} "
+            f"({type(size).__name__})"
+        )
+    num_bytes = size if isinstance(size, int) else _parse_text(size)
+    if not 1 <= num_bytes <= MAX_BYTES:
+        raise ConfigError(
+            f"the size {size!r} is {num_bytes} bytes; it must be between 1 and {MAX_BYTES}, "
+            "for example '1GiB'"
+        )
+    return num_bytes
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return `num_bytes` for people, with one decimal: `1.5 GiB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _parse_text(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{text!r} is not a size; write a number and a unit, for example '1GiB' or '512MB'"
+        )
+    unit = _UNITS.get(match["unit"].lower())
+    if unit is None:
+        raise ConfigError(
+            f"{match['unit']!r} in {text!r} is not a unit of size; use B, KB, MB, GB, TB, "
+            "KiB, MiB, GiB or TiB"
+        )
+    if len(match["number"]) > 24:
+        raise ConfigError(f"{text[:40]!r}... has more digits than a size needs (limit 24)")
+    whole, _, fraction = match["number"].partition(".")
+    return int(whole) * unit + int(fraction or 0) * unit // 10 ** len(fraction)

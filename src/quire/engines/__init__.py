@@ -1,0 +1,1 @@
+"""Where models meet the cache; each engine needs an optional library."""

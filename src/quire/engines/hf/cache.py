@@ -1,0 +1,273 @@
+"""Prefix reuse for Hugging Face models."""
+
+import inspect
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.config import format_bytes, parse_bytes
+from quire.core import CacheManager, Explanation, Scope, Stats
+from quire.engines.hf.fingerprint import model_fingerprint
+from quire.engines.hf.inputs import Plan, Prompts, inferred_pad_id, read_plan, read_prompts
+from quire.engines.hf.probe import probe_layout
+from quire.engines.hf.recorder import Recorder
+from quire.engines.hf.report import CallReport
+from quire.engines.hf.request import Kept, Request, Terms
+from quire.engines.hf.store import BlockStore
+from quire.engines.hf.working import WorkingCache
+from quire.errors import ConfigError, ScopeError
+from quire.tensors.pool import KVPool
+
+NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
+
+
+class PrefixCache:
+    """The KV of what a model has read before, kept and found again by prefix.
+
+        cache = PrefixCache(model, "2GiB")
+        output = cache.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=50)
+
+    `generate` returns what `model.generate` returns: greedy tokens are equal, logits differ by
+    rounding only, since a suffix is computed in other matrix shapes than a whole prompt.
+
+    model       a decoder of transformers whose layers are all full attention, in eval mode,
+                on one device
+    capacity    bytes for K and V: "2GiB", "512MB", or an integer
+    block_size  tokens per block; reuse ends inside a block where prompts part
+    policy      what to evict: "lru", "fifo", "lfu", or a factory of policies
+    dtype       what the pool stores; None stores K and V as computed. A smaller one saves
+                memory and gives up equality
+    debug       fresh memory is NaN and the manager checks itself: for tests
+    clock       seconds, rising
+
+    One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
+    blocks that do not fit are not kept, and the call succeeds. Only whole blocks are kept. The
+    last new token has no KV, so that a next turn computes it again.
+
+    Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
+    An adapter that is switched on later is not: name it in `Scope(lora=...)`.
+
+    Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
+    KV is not a function of the tokens before it; the message names the layers and the reason.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: str | int = "1GiB",
+        block_size: int = 16,
+        *,
+        policy: Any = "lru",
+        dtype: torch.dtype | None = None,
+        debug: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        capacity_bytes = parse_bytes(capacity)
+        computed = probe_layout(model, block_size, None)
+        self.layout = computed if dtype is None else replace(computed, dtype=dtype)
+        num_blocks = self.layout.num_blocks(capacity_bytes)
+        self.model = model
+        self.manager = CacheManager(num_blocks, block_size, policy=policy, debug=debug, clock=clock)
+        self.pool = KVPool(self.layout, num_blocks, model.device, debug_nan=debug)
+        self.fingerprint = model_fingerprint(model, self.layout)
+        self.last = NO_REPORT
+        self._compute_dtype = computed.dtype
+        self._clock = clock
+        self._store = BlockStore(self.manager, self.pool)
+        self._takes_positions = "position_ids" in _forward_parameters(model)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the manager: hit rate, misses by reason, evictions."""
+        return self.manager.stats
+
+    def generate(
+        self,
+        input_ids: torch.Tensor | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        scope: Scope | None = None,
+        priority: int = 0,
+        retain_s: float | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """`model.generate(input_ids, ...)`, computing only what is not cached.
+
+        input_ids, attention_mask: `[rows, tokens]`, left-padded. All other `arguments` are
+        generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
+        criteria. Returns what generate returns. With `return_dict_in_generate`, attentions and
+        hidden states of the first step cover the computed suffix only.
+
+        scope: who may share this prefix; priority, retain_s: how long it is worth keeping.
+
+        What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
+        that finished early may have lost its row; then its prompt and the part it shares with a
+        row that is left are kept.
+
+        Raises `TokensError`, `ConfigError` and `ScopeError` before anything is changed; whatever
+        generate raises leaves the cache usable and keeps nothing of this call.
+        """
+        started = self._clock()
+        prompts = self._prompts(input_ids, attention_mask, arguments)
+        plan = read_plan(self.model, prompts, arguments)
+        request = self._open(prompts, scope, priority, retain_s)
+        try:
+            columns = request.num_columns
+            if plan.assisted and not self._takes_positions:
+                columns = 0  # its loop feeds the whole prompt, and nothing would tell us so
+            past = request.working_cache(
+                columns, expand=plan.expand, room=plan.room, dtype=self._compute_dtype
+            )
+            with Recorder(self.model, past, self._clock) as recorder:
+                output = self.model.generate(
+                    prompts.ids,
+                    attention_mask=prompts.full_mask(),
+                    past_key_values=past,
+                    **arguments,
+                )
+            stored = request.keep(past, _returned(prompts, plan, past, output))
+            self._report(request, columns, stored, started, recorder)
+        finally:
+            request.close()
+        return output
+
+    @contextmanager
+    def session(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        scope: Scope | None = None,
+        priority: int = 0,
+        retain_s: float | None = None,
+    ) -> Generator[WorkingCache, None, None]:
+        """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
+
+            with cache.session(input_ids) as past:
+                output = model.generate(input_ids, past_key_values=past, max_new_tokens=50)
+
+        `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
+        `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
+        For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
+
+        At the end of the block, whatever the model has computed into `past` is kept, also when
+        the block raises: the tokens are recorded as the model is fed, and a forward that did not
+        finish counts for nothing. Gradients do not flow through `past`.
+        """
+        started = self._clock()
+        prompts = self._prompts(input_ids, attention_mask, {})
+        request = self._open(prompts, scope, priority, retain_s)
+        try:
+            columns = request.num_columns
+            past = request.working_cache(columns, dtype=self._compute_dtype)
+            recorder = Recorder(self.model, past, self._clock)
+            try:
+                with recorder:
+                    yield past
+            finally:
+                stored = request.keep(past, _recorded(past))
+                self._report(request, columns, stored, started, recorder)
+        finally:
+            request.close()
+
+    def explain(self, input_ids: Any, scope: Scope | None = None) -> Explanation:
+        """Return what is cached of a prompt `[1, tokens]` or `[tokens]`, what is not, and why."""
+        ids = torch.as_tensor(input_ids).flatten().cpu().numpy()
+        return self.manager.explain(ids, self._scope(scope))
+
+    def clear(self) -> int:
+        """Drop all that is cached and return how many blocks that were."""
+        return self.manager.clear()
+
+    def __repr__(self) -> str:
+        manager = self.manager
+        used = manager.num_active + manager.num_cached
+        return (
+            f"PrefixCache({type(self.model).__name__}, {used} of {self.pool.num_blocks} blocks "
+            f"of {self.layout.block_size} tokens used ({format_bytes(used * self.layout.bytes_per_block)} "
+            f"of {format_bytes(self.pool.num_bytes)}), {manager.num_active} active, "
+            f"{manager.num_cached} cached, hit rate {self.stats.hit_rate:.1%})"
+        )
+
+    def _prompts(
+        self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
+    ) -> Prompts:
+        if self.model.training:
+            raise ConfigError(
+                "the model is in training mode, where dropout changes K and V; call model.eval()"
+            )
+        return read_prompts(
+            arguments.pop("inputs", None) if input_ids is None else input_ids,
+            attention_mask,
+            self.model.get_input_embeddings().num_embeddings,
+            inferred_pad_id(self.model, arguments),
+        )
+
+    def _open(
+        self, prompts: Prompts, scope: Scope | None, priority: int, retain_s: float | None
+    ) -> Request:
+        return Request(self._store, prompts, Terms(self._scope(scope), priority, retain_s))
+
+    def _scope(self, scope: object) -> Scope:
+        if scope is None:
+            return Scope(model=self.fingerprint)
+        if not isinstance(scope, Scope):
+            raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
+        if scope.model is not None:
+            raise ScopeError(
+                f"scope.model is {scope.model!r}; a PrefixCache sets it to the fingerprint of its "
+                "model: leave it out, and use salt to keep prompts apart"
+            )
+        return Scope(salt=scope.salt, lora=scope.lora, model=self.fingerprint)
+
+    def _report(
+        self, request: Request, columns: int, stored: int, started: float, recorder: Recorder
+    ) -> None:
+        first = recorder.first_token_at
+        self.last = CallReport(
+            prompt_tokens=request.prompts.num_tokens,
+            cached_tokens=request.num_reused(columns),
+            stored_tokens=stored,
+            ttft_s=None if first is None else first - started,
+        )
+
+
+def _forward_parameters(model: Any) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _recorded(past: WorkingCache) -> Iterator[Kept]:
+    """Every row of a working cache, with all tokens that it holds."""
+    for row, tokens in enumerate(past.ledger.rows()):
+        yield Kept(row, tokens)
+
+
+def _returned(prompts: Prompts, plan: Plan, past: WorkingCache, output: Any) -> Iterator[Kept]:
+    """Each returned sequence, cut after its end, as far as a row of its prompt holds it."""
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    texts = sequences.cpu().numpy().astype(np.int32)
+    per_prompt = max(len(texts) // len(prompts.tokens), 1)
+    held = past.ledger.rows()
+    for index, padded in enumerate(texts):
+        origin = index // per_prompt
+        text = padded[prompts.pads[origin] :]
+        ends = np.flatnonzero(np.isin(text[prompts.tokens[origin].size :], plan.eos))
+        if ends.size:
+            text = text[: prompts.tokens[origin].size + int(ends[0]) + 1]
+        candidates = [
+            (_shared(text, held[row]), -int(row))
+            for row in np.flatnonzero(past.ledger.origins == origin)
+        ]
+        length, row = max(candidates)
+        yield Kept(-row, text[:length])
+
+
+def _shared(one: Any, two: Any) -> int:
+    length = min(one.size, two.size)
+    differ = np.flatnonzero(one[:length] != two[:length])
+    return int(differ[0]) if differ.size else length

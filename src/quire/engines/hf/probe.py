@@ -1,0 +1,119 @@
+"""Finding out, by running it, what a model writes into its cache, and whether that can be reused."""
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from quire.errors import ConfigError, UnsupportedModel
+from quire.tensors.kinds import check_cacheable, model_type
+from quire.tensors.layout import KVLayout
+
+_NUM_TOKENS = 8
+_NUM_FIRST = 5
+_CHECKED_LAYERS = 2
+# Relative L2 distance of K and V computed in one piece and in two. Rounding gives 1e-6 in
+# float32 and 1e-2 in half precision; a layer that sees later tokens, or keeps state outside
+# the cache, gives about 1.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE_HALF = 0.15
+
+
+def probe_layout(model: Any, block_size: int, dtype: torch.dtype | None) -> KVLayout:
+    """Return the layout of what `model` really caches; `dtype` None stores K and V as computed.
+
+    Runs two short forwards. Raises `UnsupportedModel` for a model whose KV is not a function of
+    the tokens before it, with the layers and the reason, and `ConfigError` for one that is in
+    training mode or spread over devices.
+    """
+    _check_model(model)
+    whole, parts = _run(model, [_NUM_TOKENS]), _run(model, [_NUM_FIRST, _NUM_TOKENS - _NUM_FIRST])
+    name = model_type(model.config)
+    shapes = {(tuple(k.shape), tuple(v.shape)) for k, v in whole}
+    if not whole or {k.shape[-2] for k, _ in whole + parts} != {_NUM_TOKENS}:
+        raise UnsupportedModel(
+            f"{name} did not write {_NUM_TOKENS} columns of K and V into the cache it was given "
+            f"for {_NUM_TOKENS} tokens, in each layer; its KV cannot be kept per token"
+        )
+    if len(shapes) != 1:
+        raise UnsupportedModel(
+            f"{name} has layers of different KV shapes: {sorted(shapes)}; quire needs one shape"
+        )
+    for layer in range(min(_CHECKED_LAYERS, len(whole))):
+        for one, two in zip(whole[layer], parts[layer], strict=True):
+            _check_same(name, layer, one, two)
+    k, v = whole[0]
+    return KVLayout(
+        num_layers=len(whole),
+        kv_heads=k.shape[1],
+        k_width=k.shape[-1],
+        v_width=v.shape[-1],
+        dtype=dtype or k.dtype,
+        block_size=block_size,
+    )
+
+
+def _check_model(model: Any) -> None:
+    check_cacheable(model.config)
+    name = model_type(model.config)
+    if not hasattr(model, "generate") or not model.can_generate():
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot generate; load the model with a language model head, "
+            "for example AutoModelForCausalLM"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{name} keeps a recurrent state, which is valid at one position only; use a model "
+            "with full attention"
+        )
+    if model.training:
+        raise ConfigError(
+            "the model is in training mode, where dropout changes K and V; call model.eval() first"
+        )
+    devices = {str(p.device) for p in model.parameters()}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"the model lies on {len(devices)} devices ({', '.join(sorted(devices))}); "
+            "quire keeps its pool on one: load the model onto one device"
+        )
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention is not None and attention not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+        raise UnsupportedModel(
+            f"{name} uses the attention function {attention!r}, for which no mask function is "
+            "registered: it would get no mask, which is right for a whole prompt only and wrong "
+            f"behind a cached prefix; call AttentionMaskInterface.register({attention!r}, ...)"
+        )
+
+
+def _run(model: Any, pieces: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    vocab = model.get_input_embeddings().num_embeddings
+    ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919) % vocab
+    cache = DynamicCache()
+    done = 0
+    with torch.no_grad():
+        for piece in pieces:
+            model(input_ids=ids[None, done : done + piece], past_key_values=cache, use_cache=True)
+            done += piece
+    kv: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
+            return []
+        kv.append((keys, values))
+    return kv
+
+
+def _check_same(name: str, layer: int, whole: torch.Tensor, parts: torch.Tensor) -> None:
+    distance = _norm(whole - parts) / max(_norm(whole), 1e-12)
+    limit = _TOLERANCE.get(whole.dtype, _TOLERANCE_HALF)
+    if not distance <= limit:
+        raise UnsupportedModel(
+            f"{name}: layer {layer} computes other K or V for a token when later tokens are fed "
+            f"with it (relative distance {distance:.2g}, limit {limit}); such a layer is "
+            "not causal or keeps state outside the cache, and a prefix of it cannot be reused"
+        )
+
+
+def _norm(states: torch.Tensor) -> float:
+    return float(states.float().square().sum().sqrt())

@@ -1,0 +1,27 @@
+"""What one call reused and computed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """The account of one call of `PrefixCache.generate` or one session.
+
+    prompt_tokens == cached_tokens + computed_tokens, summed over the rows of the call, padding
+    not counted. Rows of a batch advance together: a row's cached head is reused up to the
+    column that all rows have cached, so `cached_tokens` may be below what the manager found.
+
+    stored_tokens: tokens whose KV was added to the pool by this call.
+    ttft_s: seconds from the call to the first new token, the lookup included; None when no
+    forward finished.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    stored_tokens: int
+    ttft_s: float | None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the model had to compute."""
+        return self.prompt_tokens - self.cached_tokens

@@ -1,0 +1,168 @@
+"""One call: its sequences, the working cache they share, and what is kept of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.core import Scope, Sequence
+from quire.engines.hf.inputs import Prompts
+from quire.engines.hf.store import BlockStore, Tokens
+from quire.engines.hf.working import WorkingCache, empty_cache
+from quire.tensors.copy import KV
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who may share a request's prefix, and how long it is worth keeping."""
+
+    scope: Scope
+    priority: int = 0
+    retain_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A text that a row of the working cache holds: `tokens[:n]` are the row's first n tokens."""
+
+    row: int
+    tokens: Tokens
+
+
+class Request:
+    """The sequences of the rows of one call, from lookup to close.
+
+    The rows of a batch advance together, so what is reused ends at the same column for all:
+    `num_columns` is the least column up to which every row is cached or padding. Columns and
+    tokens of row r: column = pads[r] + token position.
+    """
+
+    def __init__(self, store: BlockStore, prompts: Prompts, terms: Terms) -> None:
+        self.prompts = prompts
+        self._store = store
+        self._terms = terms
+        self._sequences: list[Sequence | None] = []
+        try:
+            for tokens in prompts.tokens:
+                self._sequences.append(
+                    store.open(tokens, terms.scope, terms.priority, terms.retain_s)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that need no compute."""
+        return min(
+            int(pad) + (seq.num_cached if seq else 0)
+            for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
+        )
+
+    def working_cache(
+        self, num_columns: int, *, expand: int = 1, room: int = 0, dtype: torch.dtype
+    ) -> WorkingCache:
+        """Make a working cache that holds the first `num_columns` columns, `expand` rows per prompt.
+
+        `room`: columns to allocate from the start; `dtype`: what the model computes in.
+        """
+        prompts, pool = self.prompts, self._store.pool
+        cache = empty_cache(
+            pool.layout.num_layers,
+            prompts.ids,
+            prompts.pads,
+            room=max(room, num_columns),
+            debug_nan=pool.debug_nan,
+        )
+        if expand > 1:
+            cache.ledger.repeat(expand)
+        if num_columns == 0:
+            return cache
+        shape = (len(prompts.tokens) * expand, pool.layout.kv_heads, num_columns)
+        like_k = pool.k.new_empty((), dtype=dtype).expand(*shape, pool.layout.k_width)
+        like_v = pool.v.new_empty((), dtype=dtype).expand(*shape, pool.layout.v_width)
+        columns = [layer.extend(like_k, like_v) for layer in cache.working_layers]
+        for index, (pad, seq) in enumerate(zip(prompts.pads, self._sequences, strict=True)):
+            first = index * expand
+            num_tokens = max(num_columns - int(pad), 0)
+            num_padding = num_columns - num_tokens
+            out: list[KV] = []
+            for k, v in columns:
+                # Padding is masked, but 0 * NaN is NaN: what is masked must be finite.
+                k[first, :, :num_padding] = 0
+                v[first, :, :num_padding] = 0
+                out.append((k[first, :, num_padding:], v[first, :, num_padding:]))
+            if seq is not None and num_tokens:
+                self._store.load(seq, num_tokens, out)
+            for k, v in columns:
+                k[first + 1 : first + expand] = k[first]
+                v[first + 1 : first + expand] = v[first]
+        fed = prompts.ids[:, :num_columns]
+        cache.ledger.append(fed.repeat_interleave(expand, dim=0))
+        return cache
+
+    def num_reused(self, num_columns: int) -> int:
+        """Return the tokens of all rows that `num_columns` reused columns stand for."""
+        return int(np.maximum(num_columns - self.prompts.pads, 0).sum())
+
+    def keep(self, cache: WorkingCache, texts: Iterable[Kept]) -> int:
+        """Store the whole blocks of `texts`, prompts first; return how many tokens were new."""
+        by_origin: dict[int, list[Kept]] = {}
+        for text in texts:
+            by_origin.setdefault(int(cache.ledger.origins[text.row]), []).append(text)
+        return sum(
+            self._keep_row(cache, origin, rows) for origin, rows in sorted(by_origin.items())
+        )
+
+    def close(self) -> None:
+        """Close all sequences; what was kept stays cached."""
+        while self._sequences:
+            seq = self._sequences.pop()
+            if seq is not None:
+                self._store.manager.close(seq)
+
+    def _keep_row(self, cache: WorkingCache, origin: int, texts: list[Kept]) -> int:
+        prompt, seq = self.prompts.tokens[origin], self._sequences[origin]
+        kept = 0
+        ours = [text for text in texts if _agree(text.tokens, prompt)]
+        if seq is not None and ours:
+            kept += self._save(cache, seq, Kept(ours[0].row, ours[0].tokens[: prompt.size]))
+            for text in ours[1:]:
+                kept += self._keep_fork(cache, seq, text)
+            kept += self._save(cache, seq, ours[0])
+        for text in texts:
+            if not _agree(text.tokens, prompt) and text.tokens.size:
+                kept += self._keep_other(cache, text)
+        return kept
+
+    def _keep_fork(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
+        if text.tokens.size - seq.computed < self._store.manager.block_size:
+            return 0
+        twin = self._store.manager.fork(seq)
+        try:
+            return self._save(cache, twin, text)
+        finally:
+            self._store.manager.close(twin)
+
+    def _keep_other(self, cache: WorkingCache, text: Kept) -> int:
+        """Keep a text that is not the opened prompt's: the caller fed something else."""
+        terms = self._terms
+        seq = self._store.open(text.tokens, terms.scope, terms.priority, terms.retain_s)
+        if seq is None:
+            return 0
+        try:
+            return self._save(cache, seq, text)
+        finally:
+            self._store.manager.close(seq)
+
+    def _save(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
+        def read(start: int, stop: int) -> list[KV]:
+            return cache.row_kv(text.row, start, stop)
+
+        return self._store.save(seq, text.tokens, read)
+
+
+def _agree(text: Tokens, prompt: Tokens) -> bool:
+    shared = min(text.size, prompt.size)
+    return bool((text[:shared] == prompt[:shared]).all())

@@ -1,0 +1,49 @@
+"""Block ids and the token slots they stand for: index arithmetic on the host."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.errors import ConfigError
+
+BlockIds = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+def block_array(block_ids: BlockIds, num_blocks: int) -> npt.NDArray[np.int64]:
+    """Return block ids as int64 `[n]`, each `0 <= id < num_blocks`; else `ConfigError`."""
+    ids = np.asarray(block_ids, dtype=np.int64)
+    if ids.ndim != 1:
+        raise ConfigError(f"block ids have shape {ids.shape}; they must be one-dimensional")
+    if ids.size and (ids.min() < 0 or ids.max() >= num_blocks):
+        bad = int(ids[(ids < 0) | (ids >= num_blocks)][0])
+        raise ConfigError(f"block id {bad} is not in this pool of {num_blocks} blocks")
+    return ids
+
+
+def block_slots(
+    ids: npt.NDArray[np.int64], start: int, stop: int, block_size: int
+) -> npt.NDArray[np.int64]:
+    """Return slots (`block id * block_size + offset`) of token positions `start` to `stop`: `[n]`."""
+    if not 0 <= start <= stop <= ids.size * block_size:
+        raise ConfigError(
+            f"tokens {start} to {stop} are not within the {ids.size * block_size} tokens of "
+            f"{ids.size} blocks of {block_size}"
+        )
+    positions = np.arange(start, stop, dtype=np.int64)
+    return ids[positions // block_size] * block_size + positions % block_size
+
+
+def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return runs of neighbouring ids, as `(index of the first, length)` in order."""
+    if not ids.size:
+        return []
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
+    lengths = np.diff(np.concatenate((starts, [ids.size])))
+    return [(int(start), int(length)) for start, length in zip(starts, lengths, strict=True)]
+
+
+def on_device(ids: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Return an index array as a tensor on `device`."""
+    return torch.from_numpy(ids).to(device)  # pyright: ignore[reportUnknownMemberType] - torch leaves the parameter untyped
