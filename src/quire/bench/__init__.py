@@ -1,0 +1,1 @@
+"""Measurements of quire and of the systems it is compared with."""
