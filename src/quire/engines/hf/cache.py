@@ -129,6 +129,7 @@ class PrefixCache:
                     attention_mask=prompts.full_mask(),
                     past_key_values=past,
                     **arguments,
+                    **plan.extra,
                 )
             stored = request.keep(past, _returned(prompts, plan, past, output))
             self._report(request, columns, stored, started, recorder)

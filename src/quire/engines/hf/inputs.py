@@ -56,12 +56,14 @@ class Plan:
     room: columns to expect at the end
     eos: ids after which a row is finished
     assisted: whether a draft is verified several tokens at a time
+    extra: arguments to add for generate to use the cache
     """
 
     expand: int
     room: int
     eos: tuple[int, ...]
     assisted: bool
+    extra: dict[str, Any]
 
 
 def read_prompts(
@@ -110,7 +112,7 @@ def read_plan(model: Any, prompts: Prompts, arguments: Mapping[str, Any]) -> Pla
     for name, reason in _REFUSED.items():
         if settings.get(name) is not None:
             raise ConfigError(f"{name} cannot be given here: {reason}")
-    if settings.get("use_cache") is False:
+    if arguments.get("use_cache") is False:
         raise ConfigError("use_cache=False leaves nothing to reuse; call model.generate instead")
     if settings.get("token_healing"):
         raise ConfigError("token_healing changes the prompt after it was looked up; turn it off")
@@ -137,6 +139,8 @@ def read_plan(model: Any, prompts: Prompts, arguments: Mapping[str, Any]) -> Pla
         assisted=arguments.get("assistant_model") is not None
         or settings.get("prompt_lookup_num_tokens") is not None
         or settings.get("assistant_early_exit") is not None,
+        # Some configs on the Hub turn the cache off by default.
+        extra={"use_cache": True} if settings.get("use_cache") is False else {},
     )
 
 

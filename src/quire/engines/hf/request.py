@@ -42,7 +42,7 @@ class Request:
         self.prompts = prompts
         self._store = store
         self._terms = terms
-        self._sequences: list[Sequence | None] = []
+        self._sequences: list[Sequence] = []
         try:
             for tokens in prompts.tokens:
                 self._sequences.append(
@@ -56,7 +56,7 @@ class Request:
     def num_columns(self) -> int:
         """Columns that need no compute."""
         return min(
-            int(pad) + (seq.num_cached if seq else 0)
+            int(pad) + seq.num_cached
             for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
         )
 
@@ -93,7 +93,7 @@ class Request:
                 k[first, :, :num_padding] = 0
                 v[first, :, :num_padding] = 0
                 out.append((k[first, :, num_padding:], v[first, :, num_padding:]))
-            if seq is not None and num_tokens:
+            if num_tokens:
                 self._store.load(seq, num_tokens, out)
             for k, v in columns:
                 k[first + 1 : first + expand] = k[first]
@@ -118,15 +118,13 @@ class Request:
     def close(self) -> None:
         """Close all sequences; what was kept stays cached."""
         while self._sequences:
-            seq = self._sequences.pop()
-            if seq is not None:
-                self._store.manager.close(seq)
+            self._store.manager.close(self._sequences.pop())
 
     def _keep_row(self, cache: WorkingCache, origin: int, texts: list[Kept]) -> int:
         prompt, seq = self.prompts.tokens[origin], self._sequences[origin]
         kept = 0
         ours = [text for text in texts if _agree(text.tokens, prompt)]
-        if seq is not None and ours:
+        if ours:
             kept += self._save(cache, seq, Kept(ours[0].row, ours[0].tokens[: prompt.size]))
             for text in ours[1:]:
                 kept += self._keep_fork(cache, seq, text)
@@ -149,8 +147,6 @@ class Request:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
         terms = self._terms
         seq = self._store.open(text.tokens, terms.scope, terms.priority, terms.retain_s)
-        if seq is None:
-            return 0
         try:
             return self._save(cache, seq, text)
         finally:

@@ -24,14 +24,10 @@ class BlockStore:
         self.manager = manager
         self.pool = pool
 
-    def open(
-        self, tokens: Tokens, scope: Scope, priority: int, retain_s: float | None
-    ) -> Sequence | None:
-        """Open a sequence for a prompt; None when the prompt is larger than the whole pool."""
-        try:
-            seq = self.manager.open(tokens, scope, priority=priority, retain_s=retain_s)
-        except OutOfBlocks:
-            return None
+    def open(self, tokens: Tokens, scope: Scope, priority: int, retain_s: float | None) -> Sequence:
+        """Open a sequence for a prompt, or for its head where the pool cannot hold it all."""
+        head = tokens[: self.pool.num_blocks * self.manager.block_size]
+        seq = self.manager.open(head, scope, priority=priority, retain_s=retain_s)
         apply_copies(self.pool, self.manager.take_copies())
         return seq
 

@@ -1,0 +1,181 @@
+"""Tiny models of many families, and the comparison that all differential tests make."""
+
+import functools
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+import quire
+from quire.engines.hf import PrefixCache
+from quire.tensors import KVLayout
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+
+VOCAB = 97
+PAD, EOS = 0, 2
+TRAINED = Path(quire.__file__).parent / "assets" / "quire-tiny"
+
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
+_GQA = {**_SMALL, "num_key_value_heads": 2}
+_EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+}
+_GPT = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+FAMILIES = {
+    "llama": _GQA,
+    "qwen2": _GQA,
+    "qwen3": {**_GQA, "head_dim": 12},
+    "mistral": {**_GQA, "sliding_window": None},
+    "phi": _SMALL,
+    "gpt_neox": _SMALL,
+    "deepseek_v3": {
+        **_SMALL,
+        **_EXPERTS,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+    },
+    "gpt2": _GPT,
+}
+MORE_FAMILIES = {
+    "mixtral": {**_GQA, **_EXPERTS, "sliding_window": None},
+    "falcon": {**_SMALL, "multi_query": True, "new_decoder_architecture": False},
+    "gpt_bigcode": _GPT,
+    "gpt_neo": {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 16,
+    },
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mpt": {"vocab_size": VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 512},
+    "opt": {**_SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gemma": {**_GQA, "head_dim": 8},
+    "phi3": _GQA,
+    "stablelm": _GQA,
+    "olmo2": _GQA,
+    "glm4": {**_GQA, "head_dim": 8},
+    "cohere": _GQA,
+    "granite": _GQA,
+    "starcoder2": {**_GQA, "sliding_window": None},
+}
+
+
+@functools.cache
+def tiny_model(family, seed=0, dtype=torch.float32):
+    """A random model of a family, always the same one; weights large enough to disagree."""
+    values = {**FAMILIES, **MORE_FAMILIES}[family]
+    config = transformers.CONFIG_MAPPING[family](**values)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(5.0)
+    return _settled(model)
+
+
+@functools.cache
+def trained_model():
+    """The byte-level model that ships with quire, in float32."""
+    return _settled(AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval())
+
+
+def _settled(model):
+    model.generation_config.pad_token_id = PAD
+    model.generation_config.eos_token_id = EOS
+    model.generation_config.do_sample = False
+    return model
+
+
+def make_cache(model, *, num_blocks=400, block_size=16, **options):
+    """A debug cache of so many blocks: fresh memory is NaN."""
+    layout = KVLayout.from_config(model.config, block_size)
+    options = {"debug": True, **options}
+    return PrefixCache(model, layout.bytes_per_block * num_blocks, block_size, **options)
+
+
+def random_ids(generator, num_tokens, rows=1):
+    """Token ids that are neither padding nor an end."""
+    return torch.randint(3, VOCAB, (rows, num_tokens), generator=generator)
+
+
+def left_padded(texts):
+    """Texts of different lengths as `[rows, columns]` ids and mask."""
+    columns = max(len(text) for text in texts)
+    ids = torch.full((len(texts), columns), PAD)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, columns - len(text) :] = text
+        mask[row, columns - len(text) :] = 1
+    return ids, mask
+
+
+def same(model, cache, ids, *, attention_mask=None, scope=None, **arguments):
+    """Generate with and without quire, demand the same tokens and logits, return the tokens."""
+    arguments = {"max_new_tokens": 8, **arguments}
+    both = []
+    for generate, extra in ((model.generate, {}), (cache.generate, {"scope": scope})):
+        torch.manual_seed(5)
+        both.append(
+            generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask,
+                return_dict_in_generate=True,
+                output_logits=True,
+                **extra,
+                **arguments,
+            )
+        )
+    plain, reused = both
+    assert torch.equal(plain.sequences, reused.sequences)
+    for one, two in zip(plain.logits, reused.logits, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    cache.manager.check()
+    assert cache.manager.num_active == 0
+    return reused.sequences
+
+
+def check_stored(model, cache, tokens, scope=None):
+    """The pool's K and V of a cached prefix are those that a fresh forward computes."""
+    seq = cache.manager.open(tokens.numpy().astype("int32"), cache._scope(scope))
+    try:
+        from quire.tensors import apply_copies, gather
+
+        apply_copies(cache.pool, cache.manager.take_copies())
+        held = gather(cache.pool, seq.block_ids(), seq.num_cached)
+        if seq.num_cached == 0:
+            return 0
+        fresh = transformers.DynamicCache()
+        with torch.no_grad():
+            model(tokens[None, : seq.num_cached], past_key_values=fresh, use_cache=True)
+        for (k, v), layer in zip(held, fresh.layers, strict=True):
+            torch.testing.assert_close(k, layer.keys[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(v, layer.values[0], atol=1e-4, rtol=1e-4)
+        return seq.num_cached
+    finally:
+        cache.manager.close(seq)

@@ -1,0 +1,161 @@
+"""Greedy tokens with quire are those without, whatever is asked in whatever order."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_help import (  # noqa: E402
+    FAMILIES,
+    MORE_FAMILIES,
+    TRAINED,
+    check_stored,
+    left_padded,
+    make_cache,
+    random_ids,
+    same,
+    tiny_model,
+    trained_model,
+)
+
+
+class Conversation:
+    """Random requests against one cache; what was generated becomes the next prompts' head."""
+
+    def __init__(self, model, cache, seed):
+        self.model, self.cache = model, cache
+        self.rng = random.Random(seed)
+        self.ids = torch.Generator().manual_seed(seed)
+        self.texts = [random_ids(self.ids, self.rng.randint(20, 60))[0]]
+        self.reused = 0
+
+    def run(self, num_steps):
+        steps = [
+            self.next_turn,
+            self.fresh_prompt,
+            self.edited_prompt,
+            self.truncated_prompt,
+            self.return_sequences,
+            self.beams,
+            self.ragged_batch,
+            self.assisted,
+            self.session,
+        ]
+        for _ in range(num_steps):
+            self.rng.choice(steps)()
+            self.reused += self.cache.last.cached_tokens
+
+    def text(self, limit=150):
+        return self.rng.choice(self.texts)[:limit]
+
+    def remember(self, sequences):
+        rows = sequences if sequences.ndim == 2 else sequences[None]
+        self.texts.extend(row[row != 0] for row in rows)
+
+    def same(self, ids, **arguments):
+        self.remember(same(self.model, self.cache, ids, **arguments))
+
+    def next_turn(self):
+        new = random_ids(self.ids, self.rng.randint(1, 20))[0]
+        self.same(torch.cat([self.text(), new])[None])
+
+    def fresh_prompt(self):
+        self.same(random_ids(self.ids, self.rng.randint(1, 70)))
+
+    def edited_prompt(self):
+        text = self.text().clone()
+        text[self.rng.randrange(len(text))] = self.rng.randint(3, 96)
+        self.same(text[None])
+
+    def truncated_prompt(self):
+        text = self.text()
+        self.same(text[None, : self.rng.randint(1, len(text))])
+
+    def return_sequences(self):
+        self.same(self.text()[None], do_sample=True, num_return_sequences=3, temperature=0.9)
+
+    def beams(self):
+        self.same(self.text()[None], num_beams=3, num_return_sequences=self.rng.randint(1, 3))
+
+    def ragged_batch(self):
+        ids, mask = left_padded([self.text() for _ in range(3)])
+        self.same(ids, attention_mask=mask)
+
+    def assisted(self):
+        self.same(self.text()[None], prompt_lookup_num_tokens=3)
+
+    def session(self):
+        ids = self.text()[None]
+        with self.cache.session(ids) as past:
+            out = self.model.generate(ids, past_key_values=past, max_new_tokens=6)
+        assert torch.equal(out, self.model.generate(ids, max_new_tokens=6))
+        self.remember(out)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
+    model = tiny_model(family)
+    cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)
+    talk = Conversation(model, cache, seed=block_size)
+    talk.run(12)
+    assert talk.reused > 0 or block_size == 64
+    for text in talk.texts:
+        check_stored(model, cache, text)
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
+@pytest.mark.parametrize("num_blocks", [3, 9, 30])
+def test_a_small_cache_evicts_and_stays_right(policy, num_blocks):
+    model = tiny_model("llama")
+    cache = make_cache(model, block_size=8, num_blocks=num_blocks, policy=policy)
+    talk = Conversation(model, cache, seed=num_blocks)
+    talk.run(25)
+    assert cache.stats.evicted_blocks > 0
+    for text in talk.texts:
+        if len(text) <= 8 * num_blocks:
+            check_stored(model, cache, text)
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
+    model = tiny_model(family)
+    cache = make_cache(model, block_size=8)
+    ids = torch.Generator().manual_seed(1)
+    texts = [random_ids(ids, n)[0] for n in (31, 44)]
+    for _ in range(3):
+        padded, mask = left_padded(texts)
+        out = same(model, cache, padded, attention_mask=mask, max_new_tokens=5)
+        texts = [torch.cat([row[row != 0], random_ids(ids, 4)[0]]) for row in out]
+    assert cache.last.cached_tokens > cache.last.computed_tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_the_layout_of_the_config_is_what_the_model_caches(family):
+    from quire.tensors import KVLayout
+
+    model = tiny_model(family)
+    assert make_cache(model).layout == KVLayout.from_config(model.config)
+
+
+def test_a_draft_model_verifies_against_a_cached_prefix():
+    model, draft = tiny_model("llama"), tiny_model("llama", seed=9)
+    cache = make_cache(model)
+    ids = random_ids(torch.Generator().manual_seed(3), 50)
+    for _ in range(2):
+        same(model, cache, ids, assistant_model=draft, max_new_tokens=12)
+    assert cache.last.cached_tokens >= 48
+
+
+@pytest.mark.skipif(not (TRAINED / "config.json").exists(), reason="no trained model in assets")
+@pytest.mark.parametrize("block_size", [3, 16])
+def test_the_trained_model_gives_its_own_tokens(block_size):
+    model = trained_model()
+    cache = make_cache(model, block_size=block_size)
+    talk = Conversation(model, cache, seed=11)
+    talk.run(10)
+    assert talk.reused > 0
+    for text in talk.texts:
+        check_stored(model, cache, text)

@@ -1,0 +1,341 @@
+"""Requests: what is refused and leaves no trace, what is reported, who shares with whom."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_help import (  # noqa: E402
+    VOCAB,
+    check_stored,
+    left_padded,
+    make_cache,
+    random_ids,
+    same,
+    tiny_model,
+)
+
+from quire.core import Scope  # noqa: E402
+from quire.engines.hf import PrefixCache  # noqa: E402
+from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel  # noqa: E402
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def cache(model):
+    return make_cache(model, block_size=8)
+
+
+@pytest.fixture
+def ids():
+    return random_ids(torch.Generator().manual_seed(1), 40)
+
+
+# -- refused -------------------------------------------------------------------------------
+
+IDS = torch.arange(3, 23).reshape(2, 10)
+RIGHT_PADDED = torch.ones_like(IDS)
+RIGHT_PADDED[1, 7:] = 0
+BAD_REQUESTS = {
+    "no ids": ({"input_ids": None}, TokensError, "NoneType"),
+    "a list": ({"input_ids": [[1, 2]]}, TokensError, "return_tensors='pt'"),
+    "one dimension": ({"input_ids": IDS[0]}, TokensError, r"\[10\]"),
+    "no token": ({"input_ids": IDS[:, :0]}, TokensError, r"\[2, 0\]"),
+    "no row": ({"input_ids": IDS[:0]}, TokensError, r"\[0, 10\]"),
+    "floats": ({"input_ids": IDS.float()}, TokensError, "float32"),
+    "a negative id": ({"input_ids": IDS - 5}, TokensError, "id -2 "),
+    "an id too large": ({"input_ids": IDS + 80}, TokensError, f"vocabulary of {VOCAB}"),
+    "right padding": ({"attention_mask": RIGHT_PADDED}, TokensError, "column 7 of row 1"),
+    "an empty row": ({"attention_mask": torch.zeros_like(IDS)}, TokensError, "row 0 .* empty"),
+    "another mask": ({"attention_mask": torch.ones(2, 9)}, TokensError, r"\[2, 9\]"),
+    "a mask that is none": ({"attention_mask": "ones"}, TokensError, "str"),
+    "a scope that is none": ({"scope": "tenant"}, ScopeError, "'tenant'"),
+    "a scope with a model": ({"scope": Scope(model="x")}, ScopeError, "fingerprint"),
+    "a cache": ({"past_key_values": transformers.DynamicCache()}, ConfigError, "session"),
+    "embeddings": ({"inputs_embeds": torch.zeros(2, 3, 32)}, ConfigError, "token ids"),
+    "positions": ({"position_ids": IDS}, ConfigError, "position_ids"),
+    "pixels": ({"pixel_values": torch.zeros(1)}, ConfigError, "pixel_values"),
+    "token types": ({"token_type_ids": IDS}, ConfigError, "token_type_ids"),
+    "a typo": ({"max_new_token": 3}, ConfigError, "max_new_token"),
+    "no cache": ({"use_cache": False}, ConfigError, "use_cache=False"),
+    "a static cache": ({"cache_implementation": "static"}, ConfigError, "cache_implementation"),
+    "healing": ({"token_healing": True}, ConfigError, "token_healing"),
+    "a loop from elsewhere": ({"custom_generate": "a/b"}, ConfigError, "custom_generate"),
+    "a priority of text": ({"priority": "high"}, ConfigError, "priority"),
+    "a time below zero": ({"retain_s": -1.0}, ConfigError, "retain"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_a_bad_request_is_refused_and_changes_nothing(model, cache, name):
+    arguments, error, words = BAD_REQUESTS[name]
+    cache.generate(IDS, max_new_tokens=2)
+    before, last = cache.manager.snapshot(), cache.last
+    with pytest.raises(error, match=words):
+        cache.generate(**{"input_ids": IDS, **arguments})
+    assert cache.manager.snapshot() == before
+    assert cache.last == last
+
+
+@pytest.mark.parametrize("name", ["floats", "right padding", "a scope that is none"])
+def test_a_bad_session_is_refused_and_changes_nothing(model, cache, name):
+    arguments, error, words = BAD_REQUESTS[name]
+    before = cache.manager.snapshot()
+    with pytest.raises(error, match=words), cache.session(**{"input_ids": IDS, **arguments}):
+        pytest.fail("the block ran")
+    assert cache.manager.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"capacity": "12 parsecs"}, ConfigError, "parsecs"),
+        ({"capacity": 0}, ConfigError, "0 bytes"),
+        ({"capacity": 100}, ConfigError, "holds no block: one block of 16 tokens takes 4096"),
+        ({"block_size": 0}, ConfigError, "block_size is 0"),
+        ({"block_size": 2.5}, ConfigError, "block_size is 2.5"),
+        ({"policy": "best"}, ConfigError, "best"),
+        ({"dtype": torch.int8}, ConfigError, "int8"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(model, settings, error, words):
+    with pytest.raises(error, match=words):
+        PrefixCache(model, **{"capacity": "1MiB", **settings})
+
+
+def test_a_model_in_training_is_refused(model, cache, ids):
+    config = model.config
+    fresh = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"model\.eval\(\)"):
+        PrefixCache(fresh.train(), "1MiB")
+    ours = PrefixCache(fresh.eval(), "1MiB")
+    fresh.train()
+    with pytest.raises(ConfigError, match=r"model\.eval\(\)"):
+        ours.generate(ids)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_a_model_that_looks_ahead_is_found_out_by_running_it(model_type):
+    config = transformers.CONFIG_MAPPING[model_type](
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+    )
+    config.is_decoder = False
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UnsupportedModel, match="not causal"):
+        PrefixCache(model, "1MiB")
+
+
+def test_a_model_without_a_head_is_refused(model):
+    with pytest.raises(UnsupportedModel, match="AutoModelForCausalLM"):
+        PrefixCache(model.model, "1MiB")
+
+
+# -- errors on the way ---------------------------------------------------------------------
+
+
+class Broken(transformers.StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        raise KeyError(len(input_ids))
+
+
+def test_an_exception_in_generate_leaves_the_cache_usable(model, cache, ids):
+    cache.generate(ids[:, :20], max_new_tokens=2)
+    with pytest.raises(KeyError):
+        cache.generate(ids, stopping_criteria=[Broken()])
+    assert cache.manager.num_active == 0
+    cache.manager.check()
+    same(model, cache, ids)
+
+
+def test_what_generate_refuses_is_refused_the_same(model, cache, ids):
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        cache.generate(ids, num_return_sequences=3, do_sample=False)
+    assert cache.manager.num_active == 0
+
+
+# -- the same as generate ------------------------------------------------------------------
+
+
+class Collect(transformers.generation.streamers.BaseStreamer):
+    def __init__(self):
+        self.seen, self.ended = [], False
+
+    def put(self, value):
+        self.seen.extend(value.flatten().tolist())
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_streamer_sees_the_same_tokens(model, cache, ids):
+    plain = Collect()
+    model.generate(ids, streamer=plain, max_new_tokens=8)
+    for _ in range(2):
+        ours = Collect()
+        cache.generate(ids, streamer=ours, max_new_tokens=8)
+        assert ours.seen == plain.seen
+        assert ours.ended
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        {"do_sample": True, "num_beams": 2},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+        {"prefill_chunk_size": 7},
+        {"max_length": 55},
+        {"min_new_tokens": 8},
+        {"generation_config": transformers.GenerationConfig(num_beams=2, max_new_tokens=6)},
+        {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.5, "early_stopping": True},
+        {"guidance_scale": 1.5},
+    ],
+    ids="+".join,
+)
+def test_generation_settings_mean_what_they_mean_without_quire(model, cache, ids, arguments):
+    length = {} if {"max_length", "generation_config"} & set(arguments) else {"max_new_tokens": 8}
+    outputs = []
+    for generate in (model.generate, cache.generate, cache.generate):
+        torch.manual_seed(3)
+        outputs.append(generate(ids, attention_mask=torch.ones_like(ids), **length, **arguments))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+    assert cache.last.cached_tokens == 39
+
+
+def test_int32_ids_and_the_name_inputs_are_fine(model, cache, ids):
+    plain = model.generate(ids, max_new_tokens=5)
+    assert torch.equal(cache.generate(inputs=ids, max_new_tokens=5), plain)
+    assert torch.equal(cache.generate(ids.int(), max_new_tokens=5).long(), plain)
+
+
+def test_a_model_whose_config_turns_the_cache_off_reuses_all_the_same():
+    model = tiny_model("mpt")
+    assert model.generation_config.use_cache is False
+    cache, ids = make_cache(model, block_size=8), random_ids(None, 40)
+    for _ in range(2):
+        same(model, cache, ids)
+    assert cache.last.cached_tokens == 39
+
+
+def test_the_cache_that_generate_returns_goes_on_working(model, cache, ids):
+    out = cache.generate(ids, max_new_tokens=4, return_dict_in_generate=True)
+    more = model.generate(out.sequences, past_key_values=out.past_key_values, max_new_tokens=4)
+    assert torch.equal(more, model.generate(out.sequences, max_new_tokens=4))
+
+
+# -- reports and sharing -------------------------------------------------------------------
+
+
+def test_the_report_of_a_call_adds_up(model, ids):
+    clock = iter(np.arange(100.0))
+    cache = make_cache(model, block_size=8, clock=clock.__next__)
+    cache.generate(ids, max_new_tokens=9, min_new_tokens=9)
+    assert (cache.last.prompt_tokens, cache.last.cached_tokens) == (40, 0)
+    assert (cache.last.computed_tokens, cache.last.stored_tokens) == (40, 48)
+    assert cache.last.ttft_s == 1.0
+    cache.generate(ids, max_new_tokens=2)
+    assert (cache.last.cached_tokens, cache.last.computed_tokens) == (39, 1)
+    assert cache.stats.hit_tokens == 39
+    assert cache.stats.num_requests == 2
+
+
+def test_a_ragged_batch_reports_what_it_reused(model, cache, ids):
+    cache.generate(ids, max_new_tokens=1)
+    padded, mask = left_padded([ids[0], ids[0, :25]])
+    cache.generate(padded, attention_mask=mask, max_new_tokens=1)
+    assert cache.last.prompt_tokens == 65
+    assert cache.last.cached_tokens == 39 + 24
+
+
+def test_repr_shows_occupancy(model, cache, ids):
+    cache.generate(ids, max_new_tokens=1)
+    text = repr(cache)
+    assert "LlamaForCausalLM" in text
+    assert "5 of 400 blocks of 8 tokens used" in text
+    assert "5 cached" in text
+
+
+def test_explain_says_what_is_cached(model, cache, ids):
+    cache.generate(ids, max_new_tokens=1)
+    assert "40" in str(cache.explain(ids))
+    assert str(cache.explain(ids[0].tolist())) == str(cache.explain(ids))
+
+
+def test_clear_drops_everything(model, cache, ids):
+    cache.generate(ids, max_new_tokens=1)
+    assert cache.clear() == 5
+    same(model, cache, ids)
+    assert cache.last.cached_tokens == 0
+
+
+@pytest.mark.parametrize("other", [Scope(salt="b"), Scope(lora="a"), Scope(), None])
+def test_scopes_do_not_share(model, cache, ids, other):
+    same(model, cache, ids, scope=Scope(salt="a"))
+    same(model, cache, ids, scope=other)
+    assert cache.last.cached_tokens == 0
+    same(model, cache, ids, scope=Scope(salt="a"))
+    assert cache.last.cached_tokens == 39
+
+
+def test_the_fingerprint_tells_models_apart(model):
+    again = make_cache(tiny_model("llama")).fingerprint
+    assert make_cache(model).fingerprint == again
+    assert make_cache(tiny_model("llama", seed=1)).fingerprint != again
+    assert make_cache(model, block_size=4).fingerprint != again
+    assert make_cache(tiny_model("qwen2")).fingerprint != again
+
+
+def test_a_pool_of_half_precision_takes_half_the_bytes_and_stays_close(model, ids):
+    cache = make_cache(model, block_size=8, dtype=torch.bfloat16)
+    assert (
+        cache.layout.bytes_per_block * 2 == make_cache(model, block_size=8).layout.bytes_per_block
+    )
+    cache.generate(ids, max_new_tokens=1)
+    out = cache.generate(ids, max_new_tokens=1, return_dict_in_generate=True, output_logits=True)
+    assert cache.last.cached_tokens == 39
+    expected = model(ids).logits[:, -1].detach()
+    distance = (out.logits[0] - expected).norm() / expected.norm()
+    assert 0 < float(distance) < 0.05
+
+
+# -- a full cache --------------------------------------------------------------------------
+
+
+def test_a_prompt_larger_than_the_pool_is_served_and_its_head_kept(model, ids):
+    cache = make_cache(model, block_size=8, num_blocks=3)
+    for reused in (0, 23):
+        same(model, cache, ids)
+        assert cache.last.cached_tokens == reused
+    assert check_stored(model, cache, ids[0, :24]) == 23
+
+
+def test_sessions_that_hold_the_whole_pool_do_not_fail_others(model, ids):
+    cache = make_cache(model, block_size=8, num_blocks=5)
+    cache.generate(ids, max_new_tokens=1)
+    with cache.session(ids):
+        assert cache.manager.num_active == 5
+        other = random_ids(torch.Generator().manual_seed(6), 30)
+        assert torch.equal(
+            cache.generate(other, max_new_tokens=4), model.generate(other, max_new_tokens=4)
+        )
+        assert cache.last.stored_tokens == 0
+    cache.manager.check()
+    assert cache.manager.num_cached >= 4
+
+
+def test_the_kv_of_a_later_turn_is_kept_as_far_as_there_is_room(model, ids):
+    cache = make_cache(model, block_size=8, num_blocks=7)
+    cache.generate(ids, max_new_tokens=60, min_new_tokens=60)
+    assert cache.last.stored_tokens == 56
+    assert cache.manager.num_cached == 7
+    cache.manager.check()

@@ -1,0 +1,128 @@
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
+from quire.tensors import KVLayout  # noqa: E402
+
+F32 = torch.float32
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+
+def config(model_type, **values):
+    return transformers.CONFIG_MAPPING[model_type](**{**TINY, **values})
+
+
+def test_bytes_follow_from_shape_and_dtype():
+    layout = KVLayout(num_layers=2, kv_heads=3, k_width=8, v_width=4, dtype=F32, block_size=16)
+    assert layout.bytes_per_token == 2 * 3 * (8 + 4) * 4
+    assert layout.bytes_per_block == 16 * layout.bytes_per_token
+    assert layout.k_shape(5) == (2, 5, 16, 3, 8)
+    assert layout.v_shape(5) == (2, 5, 16, 3, 4)
+
+
+def test_half_precision_takes_half_the_bytes():
+    sizes = [KVLayout(2, 3, 8, 8, dtype).bytes_per_token for dtype in (F32, torch.bfloat16)]
+    assert sizes[0] == 2 * sizes[1]
+
+
+def test_a_capacity_holds_whole_blocks_only():
+    layout = KVLayout(1, 1, 8, 8, F32, block_size=4)
+    assert layout.num_blocks(layout.bytes_per_block) == 1
+    assert layout.num_blocks(3 * layout.bytes_per_block - 1) == 2
+
+
+def test_a_capacity_below_one_block_says_what_one_takes():
+    layout = KVLayout(1, 1, 8, 8, F32, block_size=4)
+    with pytest.raises(ConfigError, match=f"takes {layout.bytes_per_block} bytes"):
+        layout.num_blocks(layout.bytes_per_block - 1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_layers": 0}, {"kv_heads": -1}, {"k_width": 2.0}, {"block_size": True}]
+)
+def test_a_layout_needs_positive_integers(wrong):
+    shape = {"num_layers": 1, "kv_heads": 1, "k_width": 8, "v_width": 8, "dtype": F32}
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        KVLayout(**{**shape, **wrong})
+
+
+def test_a_layout_needs_a_float_dtype():
+    with pytest.raises(ConfigError, match="floating"):
+        KVLayout(1, 1, 8, 8, torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "heads", "k_width", "v_width"),
+    [
+        ("llama", {}, 4, 16, 16),
+        ("llama", {"num_key_value_heads": 2}, 2, 16, 16),
+        ("llama", {"num_key_value_heads": 1, "head_dim": 24}, 1, 24, 24),
+        ("qwen3", {"num_key_value_heads": 2, "head_dim": 32}, 2, 32, 32),
+        ("mistral", {"num_key_value_heads": 2, "sliding_window": None}, 2, 16, 16),
+        ("gpt_neox", {}, 4, 16, 16),
+        ("falcon", {"multi_query": True}, 1, 16, 16),
+        ("deepseek_v3", {"kv_lora_rank": 32, "qk_rope_head_dim": 8}, 1, 32, 8),
+    ],
+)
+def test_the_layout_of_a_config(model_type, values, heads, k_width, v_width):
+    layout = KVLayout.from_config(config(model_type, **values), block_size=8, dtype=torch.float16)
+    assert layout == KVLayout(3, heads, k_width, v_width, torch.float16, 8)
+
+
+def test_gpt2_names_its_fields_differently():
+    gpt2 = transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4)
+    assert KVLayout.from_config(gpt2) == KVLayout(3, 4, 16, 16, F32, 16)
+
+
+def test_the_dtype_of_the_config_is_the_default():
+    assert KVLayout.from_config(config("llama", dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "words"),
+    [
+        ("mistral", {"sliding_window": 16}, ["mistral", "layers 0-2", "sliding_attention"]),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2},
+            ["qwen2", "layers 2", "sliding_attention"],
+        ),
+        ("gemma3_text", {"num_hidden_layers": 6}, ["gemma3_text", "layers 0-4", "sliding window"]),
+        ("llama4_text", {}, ["llama4_text", "chunked_attention"]),
+        ("qwen3_next", {}, ["qwen3_next", "linear_attention"]),
+        ("deepseek_v32", {}, ["deepseek_v32", "indexed_attention"]),
+        ("mamba", {}, ["mamba", "state_size", "recurrent"]),
+        ("jamba", {}, ["jamba", "recurrent"]),
+        ("bart", {}, ["bart", "encoder-decoder"]),
+        ("llava", {}, ["llava", "composite"]),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            ["llama", "'dynamic'", "length"],
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_cached_is_refused_by_name_with_the_reason(
+    model_type, values, words
+):
+    mapping = transformers.CONFIG_MAPPING[model_type]
+    refused = mapping() if model_type in {"bart", "llava"} else config(model_type, **values)
+    with pytest.raises(UnsupportedModel) as error:
+        KVLayout.from_config(refused)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_rope_that_depends_on_the_length_is_found_wherever_it_stands():
+    phi3 = transformers.Phi3Config(**TINY, pad_token_id=0)
+    phi3.rope_parameters = {"full_attention": {"rope_type": "longrope"}}
+    with pytest.raises(UnsupportedModel, match="longrope"):
+        KVLayout.from_config(phi3)

@@ -1,0 +1,187 @@
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from quire.errors import ConfigError  # noqa: E402
+from quire.tensors import KVLayout, KVPool, apply_copies, gather, scatter  # noqa: E402
+from quire.tensors.copy import SLICE_RUN_BLOCKS  # noqa: E402
+from quire.tensors.slots import runs  # noqa: E402
+
+
+class Copy(NamedTuple):
+    src: int
+    dst: int
+    num_tokens: int
+
+
+LAYOUT = KVLayout(num_layers=2, kv_heads=3, k_width=4, v_width=2, dtype=torch.float32, block_size=4)
+
+
+def filled(num_blocks=24, layout=LAYOUT, **options):
+    """A pool in which every number differs, and a numpy copy of it."""
+    pool = KVPool(layout, num_blocks, **options)
+    pool.k.copy_(torch.arange(pool.k.numel()).view_as(pool.k))
+    pool.v.copy_(-torch.arange(pool.v.numel()).view_as(pool.v) - 1)
+    return pool, pool.k.numpy().copy(), pool.v.numpy().copy()
+
+
+def tokens_of(array, layer, block_ids, num_tokens):
+    """`[kv_heads, num_tokens, width]` out of a numpy pool, token by token."""
+    size = array.shape[2]
+    rows = [array[layer, block_ids[t // size], t % size] for t in range(num_tokens)]
+    return np.stack(rows, axis=1) if rows else np.zeros((array.shape[3], 0, array.shape[4]))
+
+
+def test_a_pool_has_the_shape_of_its_layout_and_says_so():
+    pool = KVPool(LAYOUT, 10)
+    assert tuple(pool.k.shape) == (2, 10, 4, 3, 4)
+    assert tuple(pool.v.shape) == (2, 10, 4, 3, 2)
+    assert pool.num_bytes == 10 * LAYOUT.bytes_per_block
+    assert "10 blocks of 4 tokens" in repr(pool)
+    assert "width 4/2" in repr(pool)
+
+
+def test_a_pool_needs_a_block():
+    with pytest.raises(ConfigError, match="num_blocks is 0"):
+        KVPool(LAYOUT, 0)
+
+
+def test_debug_memory_starts_as_nan_and_can_be_poisoned_again():
+    pool = KVPool(LAYOUT, 4, debug_nan=True)
+    assert bool(pool.k.isnan().all())
+    assert bool(pool.v.isnan().all())
+    pool.k.zero_()
+    pool.v.zero_()
+    pool.poison([2])
+    assert pool.k.isnan().any(dim=(0, 2, 3, 4)).tolist() == [False, False, True, False]
+    assert pool.v.isnan().any(dim=(0, 2, 3, 4)).tolist() == [False, False, True, False]
+
+
+def test_poison_does_nothing_outside_of_debug():
+    pool, k, _ = filled()
+    pool.poison([1, 2])
+    np.testing.assert_array_equal(pool.k.numpy(), k)
+
+
+BLOCKS = st.lists(st.integers(0, 23), min_size=1, max_size=12, unique=True)
+
+
+@given(BLOCKS, st.data())
+def test_gather_reads_the_tokens_of_a_block_table(block_ids, data):
+    pool, k, v = filled()
+    num_tokens = data.draw(st.integers(0, 4 * len(block_ids)))
+    for layer, (k_out, v_out) in enumerate(gather(pool, block_ids, num_tokens)):
+        np.testing.assert_array_equal(k_out.numpy(), tokens_of(k, layer, block_ids, num_tokens))
+        np.testing.assert_array_equal(v_out.numpy(), tokens_of(v, layer, block_ids, num_tokens))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 63, 64])
+def test_gather_reads_long_runs_of_neighbours_as_slices(first, num_tokens):
+    ids = [*range(first, first + 8), *range(15, 23)]
+    assert len(runs(np.array(ids))) * SLICE_RUN_BLOCKS <= len(ids)
+    pool, k, _ = filled()
+    for layer, (k_out, _) in enumerate(gather(pool, ids, num_tokens)):
+        np.testing.assert_array_equal(k_out.numpy(), tokens_of(k, layer, ids, num_tokens))
+
+
+@settings(max_examples=60)
+@given(BLOCKS, st.data())
+def test_scatter_writes_the_given_tokens_and_nothing_else(block_ids, data):
+    start = data.draw(st.integers(0, 4 * len(block_ids)))
+    stop = data.draw(st.integers(start, 4 * len(block_ids)))
+    pool, k, v = filled()
+    rng = np.random.default_rng(0)
+    new = []
+    for layer in range(2):
+        k_new = rng.standard_normal((3, stop - start, 4), dtype=np.float32)
+        v_new = rng.standard_normal((3, stop - start, 2), dtype=np.float32)
+        new.append((torch.from_numpy(k_new), torch.from_numpy(v_new)))
+        for t in range(start, stop):
+            k[layer, block_ids[t // 4], t % 4] = k_new[:, t - start]
+            v[layer, block_ids[t // 4], t % 4] = v_new[:, t - start]
+    scatter(pool, block_ids, start, new)
+    np.testing.assert_array_equal(pool.k.numpy(), k)
+    np.testing.assert_array_equal(pool.v.numpy(), v)
+
+
+def test_what_was_scattered_is_gathered_again_in_the_pools_dtype():
+    layout = KVLayout(2, 3, 4, 2, torch.bfloat16, 4)
+    pool = KVPool(layout, 8)
+    kv = [(torch.randn(3, 10, 4), torch.randn(3, 10, 2)) for _ in range(2)]
+    scatter(pool, [5, 0, 7], 0, kv)
+    for (k, v), (k_out, v_out) in zip(kv, gather(pool, [5, 0, 7], 10), strict=True):
+        assert torch.equal(k.bfloat16(), k_out)
+        assert torch.equal(v.bfloat16(), v_out)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 23), min_size=1, max_size=8, unique=True),
+    st.data(),
+)
+def test_copies_are_one_simultaneous_assignment(destinations, data):
+    copies = [
+        Copy(data.draw(st.integers(0, 23)), dst, data.draw(st.integers(0, 4)))
+        for dst in destinations
+    ]
+    pool, k, v = filled()
+    k_old, v_old = k.copy(), v.copy()
+    for src, dst, num_tokens in copies:
+        k[:, dst, :num_tokens] = k_old[:, src, :num_tokens]
+        v[:, dst, :num_tokens] = v_old[:, src, :num_tokens]
+    apply_copies(pool, copies)
+    np.testing.assert_array_equal(pool.k.numpy(), k)
+    np.testing.assert_array_equal(pool.v.numpy(), v)
+
+
+def test_in_debug_the_uncopied_rest_and_fresh_blocks_become_nan_after_the_sources_are_read():
+    pool, k, _ = filled(debug_nan=True)
+    apply_copies(pool, [Copy(3, 5, 2)], fresh=[3, 9])  # 3 was evicted and given out again
+    np.testing.assert_array_equal(pool.k[:, 5, :2].numpy(), k[:, 3, :2])
+    assert bool(pool.k[:, 5, 2:].isnan().all())
+    assert bool(pool.k[:, [3, 9]].isnan().all())
+    assert not bool(pool.k[:, 4].isnan().any())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: gather(p, [24], 1), "block id 24 is not in this pool of 24"),
+        (lambda p: gather(p, [-1], 1), "block id -1"),
+        (lambda p: gather(p, [1, 2], 9), "9 tokens are not within the 8 tokens of 2 blocks"),
+        (lambda p: gather(p, [[1]], 1), "one-dimensional"),
+        (
+            lambda p: scatter(p, [1], 3, [(torch.zeros(3, 2, 4), torch.zeros(3, 2, 2))] * 2),
+            "3 to 5",
+        ),
+        (lambda p: scatter(p, [1], 0, [(torch.zeros(3, 2, 4), torch.zeros(3, 2, 2))]), "1 layers"),
+        (lambda p: apply_copies(p, [Copy(1, 2, 3), Copy(4, 2, 1)]), "same destination"),
+        (lambda p: apply_copies(p, [Copy(1, 2, 5)]), "5 tokens"),
+        (lambda p: apply_copies(p, [Copy(1, 24, 1)]), "block id 24"),
+    ],
+)
+def test_a_wrong_copy_is_refused_and_changes_nothing(call, words):
+    pool, k, v = filled()
+    with pytest.raises(ConfigError, match=words):
+        call(pool)
+    np.testing.assert_array_equal(pool.k.numpy(), k)
+    np.testing.assert_array_equal(pool.v.numpy(), v)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([], []),
+        ([7], [(0, 1)]),
+        ([3, 4, 5], [(0, 3)]),
+        ([3, 5, 6, 2, 1], [(0, 1), (1, 2), (3, 1), (4, 1)]),
+    ],
+)
+def test_runs_are_maximal_and_in_order(ids, expected):
+    assert runs(np.array(ids, dtype=np.int64)) == expected
