@@ -51,8 +51,9 @@ def _check_children(node: Node, size: int) -> None:
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
         )
-    if node.sorted_keys is not None:
-        _require(node.sorted_keys == sorted(node.children), "sorted keys are out of date")
+    if node.by_token is not None:
+        indexed = [first for token in sorted(node.by_token) for first in node.by_token[token]]
+        _require(indexed == sorted(node.children), "the index of children is out of date")
 
 
 def _check_locks(manager: CacheManager) -> None:
@@ -122,13 +123,13 @@ def _check_sequences(manager: CacheManager) -> None:
 def _check_owners(manager: CacheManager, group: int) -> None:
     """Free + active + cached == num_blocks, and every block has the holders that are counted."""
     pool = manager.groups[group]
-    free = pool.free_ids().tolist()
+    free: list[int] = pool.free_ids().tolist()
     in_tree = [block for node in manager.tree.nodes() for block in node.blocks[group]]
     private: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open":
             private.update(seq.block_ids(group)[seq.node.end :].tolist())
-    owners = Counter(free) + Counter(in_tree) + Counter(list(private))
+    owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]
     _require(not twice, f"blocks {twice[:8]} have two owners")
     lost = pool.num_blocks - len(owners)

@@ -46,8 +46,9 @@ class CopyPlan:
         self._source.pop((group, block_id), None)
 
     def take(self) -> list[BlockCopy]:
-        """Return the plan and start an empty one. A block that was given back to itself
-        after its eviction needs no copy.
+        """Return the plan and start an empty one.
+
+        A source that was evicted and given out as its own destination needs no copy.
         """
         plan = [
             BlockCopy(group, src, dst, num_tokens)

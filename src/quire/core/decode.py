@@ -11,8 +11,11 @@ import numpy as np
 from quire.core.blocks import BlockPool
 from quire.core.publish import Publisher
 from quire.core.sequence import IntArray, Rows, Sequence
-from quire.core.tokens import INT32, TOKEN_BYTES, TokenIds, check_sign, key_of
+from quire.core.tokens import INT32, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import CommitError, SequenceError, TokensError
+
+MIXED = -1
+"""The room of a batch whose sequences have reserved different numbers of tokens."""
 
 
 class BlockTables(NamedTuple):
@@ -35,22 +38,45 @@ class BlockTables(NamedTuple):
 
 
 class DecodeBatch:
-    """Sequences that decode together. Made by `CacheManager.batch`; stays valid while all of
-    them are open. `rows` are their rows, as a slice where they are consecutive.
+    """Sequences that decode together. Made by `CacheManager.batch`.
+
+    It stays valid while all of them are open. From step to step it knows where each sequence
+    stands, and looks again only when `Rows.version` says that another call changed one:
+
+    `in_tail`  int32 [n], tokens in the last block, 0 to block_size - 1
+    `at_edge`  indices of the sequences whose blocks are all full
+    `room`     tokens that every one of them has reserved, or MIXED
+    `next_slot`   [n], where in the flat block tables the next block's id goes
+    `max_blocks`  an upper bound of the blocks that one of them holds
     """
 
-    __slots__ = ("row_ids", "rows", "sequences", "version")
+    __slots__ = (
+        "all_rows",
+        "at_edge",
+        "base",
+        "in_tail",
+        "max_blocks",
+        "next_slot",
+        "room",
+        "row_ids",
+        "seqs",
+        "version",
+    )
 
-    def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, version: int) -> None:
-        self.sequences = sequences
+    def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, block_size: int) -> None:
+        self.seqs = sequences
         self.row_ids = row_ids
-        self.version = version
+        self.base = row_ids * np.int32(block_size)
         first, n = int(row_ids[0]) if len(row_ids) else 0, len(row_ids)
         in_order = bool((row_ids == np.arange(first, first + n)).all())
-        self.rows: slice | IntArray = slice(first, first + n) if in_order else row_ids
+        self.all_rows: slice | IntArray = slice(first, first + n) if in_order else row_ids
+        self.version = -1
+        self.room = MIXED
+        self.in_tail = self.at_edge = self.next_slot = row_ids
+        self.max_blocks = 0
 
     def __len__(self) -> int:
-        return len(self.sequences)
+        return len(self.seqs)
 
     def __repr__(self) -> str:
         return f"<DecodeBatch of {len(self)} sequences>"
@@ -72,7 +98,6 @@ class DecodeSteps:
         self._publisher = publisher
         self._reserve_one = reserve_one
         self._make_room = make_room
-        self._size = np.int32(rows.block_size)
 
     def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
         """Make a batch of open sequences whose prompts are computed."""
@@ -90,85 +115,114 @@ class DecodeSteps:
         row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
         if len(np.unique(row_ids)) != len(row_ids):
             raise SequenceError("a sequence stands twice in the batch")
-        return DecodeBatch(sequences, row_ids, rows.version)
+        return DecodeBatch(sequences, row_ids, rows.block_size)
 
     def reserve(self, batch: DecodeBatch) -> None:
         """Room for one more token in each, all or nothing."""
-        self._check(batch)
-        if any(pool.shared for pool in self._pools):
-            self._reserve_with_copies(batch)
+        rows = self._rows
+        if batch.version != rows.version:
+            self._look(batch)
+        if batch.room > 0:
             return
-        rows, size = self._rows, self._size
-        computed = rows.computed_array[batch.rows]
-        capacity = rows.capacity_array[batch.rows]
-        at_edge = computed % size == 0
-        np.logical_and(at_edge, computed == capacity, out=at_edge)
-        (starved,) = at_edge.nonzero()
+        if batch.room == MIXED or any(pool.shared for pool in self._pools):
+            self._reserve_one_by_one(batch)
+            return
+        starved = batch.at_edge
         num_new = len(starved)
         if num_new:
             self._make_room(num_new)
-            columns = computed[starved] // size
-            rows.widen(int(columns.max()) + 1)
-            row_ids = batch.row_ids[starved]
-            for table, pool in zip(rows.tables, self._pools, strict=True):
-                table[row_ids, columns] = pool.allocate(num_new)
-        rows.capacity_array[batch.rows] = np.maximum(capacity, computed + 1)
+            batch.max_blocks += 1
+            if batch.max_blocks > rows.width:
+                rows.widen(batch.max_blocks)
+                self._look(batch)
+            slots = batch.next_slot[starved]
+            for table, pool in zip(rows.flat_tables, self._pools, strict=True):
+                table[slots] = pool.allocate(num_new)
+            batch.next_slot[starved] = slots + 1
+        rows.capacity_array[batch.all_rows] += 1
+        batch.room = 1
+        rows.version += 1
+        batch.version = rows.version
 
     def commit(self, batch: DecodeBatch, token_ids: TokenIds) -> None:
         """One token of KV in each; blocks that filled up are published."""
-        self._check(batch)
-        rows, size = self._rows, self._size
+        rows, publisher = self._rows, self._publisher
+        if batch.version != rows.version:
+            self._look(batch)
         key = key_of(token_ids)
         if len(key) != len(batch) * TOKEN_BYTES:
             msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
             raise TokensError(msg)
         check_sign(key)
-        computed = rows.computed_array[batch.rows]
-        capacity = rows.capacity_array[batch.rows]
-        if not (computed < capacity).all():
-            row = int((computed >= capacity).argmax())
-            raise CommitError(f"{batch.sequences[row]!r} has no room reserved for a token")
-        if self._publisher.copies_waiting:
-            for seq in batch.sequences:
-                self._publisher.check_copies(seq)
-        tokens = np.frombuffer(key, INT32)
-        in_tail = computed % size
-        rows.tails[batch.row_ids, in_tail] = tokens
-        rows.computed_array[batch.rows] = computed + 1
-        (full,) = (in_tail == size - 1).nonzero()
-        self._publisher.count(len(batch))
-        for index in full.tolist():
-            seq = batch.sequences[index]
-            self._publisher.publish(seq, memoryview(rows.tail(seq.row, int(size))), 1)
-
-    def _check(self, batch: DecodeBatch) -> None:
-        if batch.version == self._rows.version:
+        if publisher.copies_waiting:
+            for seq in batch.seqs:
+                publisher.check_copies(seq)
+        if batch.room <= 0:
+            self._commit_one_by_one(batch, key)
             return
-        for seq, row in zip(batch.sequences, batch.row_ids, strict=True):
+        in_tail = batch.in_tail
+        rows.flat_tails[batch.base + in_tail] = np.frombuffer(key, INT32)
+        rows.computed_array[batch.all_rows] += 1
+        in_tail += 1
+        full = (in_tail == rows.block_size).nonzero()[0]
+        if len(full):
+            in_tail[full] = 0
+            indices: list[int] = full.tolist()
+            publisher.publish_last_blocks([batch.seqs[index] for index in indices])
+        publisher.count(len(batch))
+        batch.at_edge = full
+        batch.room -= 1
+        rows.version += 1
+        batch.version = rows.version
+
+    def _look(self, batch: DecodeBatch) -> None:
+        """Read where the sequences stand; raise `SequenceError` if one has left."""
+        rows = self._rows
+        row_ids: list[int] = batch.row_ids.tolist()
+        for seq, row in zip(batch.seqs, row_ids, strict=True):
             if seq.state != "open" or seq.row != row:
                 raise SequenceError(f"{seq!r} left the batch; make a new one of those still open")
-        batch.version = self._rows.version
+        computed = rows.computed_array[batch.all_rows]
+        room = rows.capacity_array[batch.all_rows] - computed
+        batch.in_tail = computed % rows.block_size
+        batch.at_edge = (batch.in_tail == 0).nonzero()[0]
+        num_blocks = -(-computed // rows.block_size)
+        batch.next_slot = batch.row_ids * np.int64(rows.width) + num_blocks
+        batch.max_blocks = int(num_blocks.max()) if len(num_blocks) else 0
+        batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
+        batch.version = rows.version
 
-    def _reserve_with_copies(self, batch: DecodeBatch) -> None:
-        """The same where shared blocks are copied first: one by one, all or nothing."""
+    def _reserve_one_by_one(self, batch: DecodeBatch) -> None:
+        """Reserve where sequences differ or share blocks that must be copied first."""
         needed = [0] * len(self._pools)
         rows, size = self._rows, self._rows.block_size
-        shared = [dict(pool.shared) for pool in self._pools]
-        for seq in batch.sequences:
+        holders = [dict(pool.shared) for pool in self._pools]
+        for seq in batch.seqs:
             computed = rows.computed[seq.row]
             if rows.capacity[seq.row] > computed:
                 continue
-            for group, left in enumerate(shared):
+            tail = computed // size
+            for group, left in enumerate(holders):
                 if not computed % size:
                     needed[group] += 1
                     continue
-                block = rows.slots(group, seq.row, computed // size, computed // size + 1)[0]
+                block = rows.slots(group, seq.row, tail, tail + 1)[0]
                 if left.get(block, 1) > 1:
                     left[block] -= 1
                     needed[group] += 1
-        self._make_room(max(needed))
-        for seq in batch.sequences:
+        self._make_room(max(needed, default=0))
+        for seq in batch.seqs:
             self._reserve_one(seq, 1)
+
+    def _commit_one_by_one(self, batch: DecodeBatch, key: Key) -> None:
+        """Commit where sequences have reserved different room."""
+        rows = self._rows
+        for seq in batch.seqs:
+            if rows.computed[seq.row] >= rows.capacity[seq.row]:
+                raise CommitError(f"{seq!r} has no room reserved for a token; reserve_step first")
+        for index, seq in enumerate(batch.seqs):
+            self._publisher.commit(seq, key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES])
+        rows.version += 1
 
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:

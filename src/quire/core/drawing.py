@@ -64,11 +64,11 @@ def draw(state: dict[str, Any]) -> str:
         if root["children"]:
             lines.append(root["scope"])
             _draw_children(root["children"], "", state["block_size"], lines)
-    for seq in state["sequences"]:
-        lines.append(
-            f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
-            f"{seq['computed']} computed <= {seq['capacity']} capacity"
-        )
+    lines.extend(
+        f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
+        f"{seq['computed']} computed <= {seq['capacity']} capacity"
+        for seq in state["sequences"]
+    )
     stats = state["stats"]
     lines.append(
         f"{stats['num_requests']} requests, {stats['hit_tokens']} of {stats['prompt_tokens']} "

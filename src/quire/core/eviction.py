@@ -21,7 +21,7 @@ class Evictor:
     A class is (retained, priority), lowest first, each with a policy object of its own. A
     node's priority and retention only rise while it lives, and they rise for its whole path
     at once, so a parent is never in a lower class than its child. When retention runs out
-    a node falls back to the class of its priority, as its newest member.
+    a node falls back to the class of its priority, to the place of its last use.
 
     Invariant: a node is held by exactly one policy while it is cached, by none otherwise.
     """
@@ -36,7 +36,7 @@ class Evictor:
         self._plain = self._class(retained=False, priority=0)
 
     def added(self, node: Node) -> None:
-        """A new node, or an old one with a longer tail; it is referenced."""
+        """A node that is new, or has a longer tail than before, is about to be released."""
         (node.policy or self._plain).added(node)
 
     def touched(self, node: Node) -> None:
@@ -113,4 +113,5 @@ class Evictor:
             if node.policy is self._classes[True, node.priority]:
                 self.referenced(node)
                 node.keep_until = 0.0
-                self.released(node)
+                node.policy = self._class(retained=False, priority=node.priority)
+                node.policy.returned(node)

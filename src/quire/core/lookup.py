@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from quire.core.radix import Match, Node, PrefixTree
@@ -14,7 +12,7 @@ MAX_SCOPES_ASKED = 16
 """So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
 
 
-class Hit(NamedTuple):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """What `open` would find cached: `num_tokens` of the prompt, never all of it.
 
     `num_blocks` whole blocks are shared; `partial_tokens` more come out of a copy of one
@@ -55,15 +53,16 @@ class Explanation(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-class Found(NamedTuple):
-    """A lookup's raw result; `partial` is (edge, block index in it, tokens) of a block to copy."""
+class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A lookup's raw result: whole blocks, and maybe the head of one more block to copy.
+
+    That block is number `index` of `edge`; its first `partial_tokens` tokens match.
+    """
 
     match: Match
-    partial: tuple[Node, int, int] | None
-
-    @property
-    def partial_tokens(self) -> int:
-        return self.partial[2] if self.partial else 0
+    partial_tokens: int = 0
+    edge: Node | None = None
+    index: int = 0
 
 
 class Lookup:
@@ -85,17 +84,19 @@ class Lookup:
             rest = key[end : min(end + block_bytes, num_bytes)]
             partial = self._tree.match_partial(match, rest)
             if partial is not None and self._room_for_copy(match):
-                return Found(match, partial)
-        return Found(match, None)
+                edge, index, num_tokens = partial
+                return Found(match, num_tokens, edge, index)
+        return Found(match)
 
     def hit(self, root: Node, key: Key) -> Hit:
         """Return what a request for this prompt would find."""
         num_tokens = len(key) // TOKEN_BYTES
-        match, partial = found = self.find(root, key, num_tokens - 1)
-        num_blocks = match.num_bytes // self._block_bytes
-        cached = num_blocks * self._block_size + (partial[2] if partial else 0)
-        reason = self.why(root, key, found)[0]
-        return Hit(cached, num_blocks, partial[2] if partial else 0, reason)
+        found = self.find(root, key, num_tokens - 1)
+        num_blocks = found.match.num_bytes // self._block_bytes
+        cached = num_blocks * self._block_size + found.partial_tokens
+        if cached == num_tokens - 1:
+            return Hit(cached, num_blocks, found.partial_tokens, "last_token")
+        return Hit(cached, num_blocks, found.partial_tokens, self.why(root, key, found)[0])
 
     def why(self, root: Node, key: Key, found: Found) -> tuple[str, int]:
         """Return the reason why a hit ends where it does, and how many tokens it explains."""

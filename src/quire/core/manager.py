@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.core import checks, drawing
@@ -17,7 +18,7 @@ from quire.core.policies import PolicyFactory
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Rows, Sequence
+from quire.core.sequence import Rows, Sequence, check_group
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.tokens import INT32, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, OutOfBlocks, SequenceError
@@ -71,6 +72,7 @@ class CacheManager(BlockStore):
             self.rows, self.groups, self._publisher, self.reserve, self._make_room
         )
         self._max_media = MAX_MEDIA
+        self._smallest = min(pool.num_blocks for pool in self.groups)
 
     def open(
         self,
@@ -88,7 +90,7 @@ class CacheManager(BlockStore):
         nothing else is left. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError`
         and, for a prompt that no empty pool could hold, `OutOfBlocks`.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if type(priority) is not int:
             raise ConfigError(f"priority must be an integer, higher is kept longer: {priority!r}")
         keep_for = self.check_duration("retain_s", retain_s)
         key = key_of(tokens)
@@ -98,8 +100,10 @@ class CacheManager(BlockStore):
             key, root = self._read(key, scope, media)
         self._check_fits(num_tokens)
         found = self.lookup.find(root, key, num_tokens - 1)
+        raw_prompt = b""
         if media:
             key = self._store_media(tokens, media)
+            raw_prompt = key_of(tokens).tobytes()
         else:
             check_sign(key[found.match.num_bytes :])
         reason, explained = self.lookup.why(root, key, found)
@@ -107,10 +111,11 @@ class CacheManager(BlockStore):
             root = self.tree.root(scope)
             if found.match.node.parent is None:
                 found.match.node = root
-        seq = Sequence(self.rows, self.rows.take(), root, scope or NO_SCOPE)
-        seq.priority = priority
-        seq.keep_for = keep_for
-        seq.prompt_len = num_tokens
+        row = self.rows.take()
+        seq = Sequence(
+            self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for
+        )
+        seq.raw_prompt = raw_prompt
         self._attach(seq, key, found)
         self._adopt(seq)
         counters = self.counters
@@ -130,8 +135,7 @@ class CacheManager(BlockStore):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self._check_open(seq)
-        if num_tokens < 1:
-            raise ConfigError(f"reserve needs at least 1 token, got {num_tokens}")
+        num_tokens = check_count("num_tokens", num_tokens)
         rows, row, size = self.rows, seq.row, self.block_size
         computed, capacity = rows.computed[row], rows.capacity[row]
         wanted = computed + num_tokens
@@ -152,6 +156,7 @@ class CacheManager(BlockStore):
             if num_new:
                 rows.slots(g, row, held, held + num_new)[:] = pool.allocate(num_new)
         rows.capacity[row] = wanted
+        rows.version += 1
 
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
@@ -163,6 +168,7 @@ class CacheManager(BlockStore):
         """
         self._check_open(seq)
         self._publisher.commit(seq, self._publisher.checked(seq, key_of(token_ids)))
+        self.rows.version += 1
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Take the sequence back to its first `num_tokens` tokens, reservations included.
@@ -173,6 +179,7 @@ class CacheManager(BlockStore):
         """
         self._check_open(seq)
         self._rollback.truncate(seq, num_tokens)
+        self.rows.version += 1
 
     def fork(self, seq: Sequence) -> Sequence:
         """Start another sequence at the same tokens, sharing all blocks.
@@ -189,10 +196,7 @@ class CacheManager(BlockStore):
         if copy_now:
             self._make_room(1)
         row = rows.take()
-        twin = Sequence(rows, row, seq.root, seq.scope)
-        for name in ("node", "prompt", "prompt_start", "prompt_len", "num_cached"):
-            setattr(twin, name, getattr(seq, name))
-        twin.priority, twin.keep_for = seq.priority, seq.keep_for
+        twin = msgspec.structs.replace(seq, row=row)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for g, pool in enumerate(self.groups):
@@ -207,6 +211,7 @@ class CacheManager(BlockStore):
         for node in twin.node.path():
             self.tree.lock(node)
         self._adopt(twin)
+        rows.version += 1
         return twin
 
     def suspend(self, seq: Sequence) -> None:
@@ -275,6 +280,7 @@ class CacheManager(BlockStore):
         """Return the block tables of sequences in both common shapes, as copies."""
         for seq in seqs:
             self._check_open(seq)
+        check_group(group, len(self.groups))
         return block_tables(self.rows, seqs, group, pad)
 
     def take_copies(self) -> list[BlockCopy]:
@@ -317,9 +323,9 @@ class CacheManager(BlockStore):
 
     def _attach(self, seq: Sequence, key: Key, found: Found) -> None:
         """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
-        match, partial = found
+        match, num_tokens = found.match, found.partial_tokens
         tree, rows, row = self.tree, self.rows, seq.row
-        sources = [ids[partial[1]] for ids in partial[0].blocks] if partial else []
+        sources = [ids[found.index] for ids in found.edge.blocks] if found.edge else []
         num_cached = match.num_bytes // TOKEN_BYTES
         rows.widen(num_cached // self.block_size + 1)
         node = seq.node = tree.cut(match)
@@ -330,9 +336,8 @@ class CacheManager(BlockStore):
             for group, ids in enumerate(node.blocks):
                 rows.slots(group, row, node.parent.end, node.end)[:] = memoryview(ids)
             node = node.parent
-        if partial:
+        if num_tokens:
             self._make_room(1)
-            num_tokens = partial[2]
             tail = seq.node.end
             for group, pool in enumerate(self.groups):
                 block = pool.allocate(1)[0]
@@ -380,7 +385,7 @@ class CacheManager(BlockStore):
 
     def _check_fits(self, num_tokens: int) -> None:
         needed = -(-num_tokens // self.block_size)
-        for pool in self.groups:
+        for pool in self.groups if needed > self._smallest else ():
             if needed > pool.num_blocks:
                 msg = (
                     f"a prompt of {num_tokens} tokens needs {needed} blocks, the pool has "
@@ -397,11 +402,11 @@ class CacheManager(BlockStore):
 
     def _check_known(self, seq: Sequence) -> None:
         if self.sequences.get(id(seq)) is not seq:
-            known = isinstance(seq, Sequence) and seq.rows is self.rows  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = type(seq) is Sequence and seq.rows is self.rows
             what = "was closed already" if known else "does not belong to this manager"
             raise SequenceError(f"{seq!r} {what}; open one first")
 
     def _check_open(self, seq: Sequence) -> None:
-        self._check_known(seq)
-        if seq.state != "open":
+        if type(seq) is not Sequence or seq.state != "open" or seq.rows is not self.rows:
+            self._check_known(seq)
             raise SequenceError(f"{seq!r} is {seq.state}; resume it first")

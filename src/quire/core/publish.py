@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from array import array
-
-import numpy as np
+from collections.abc import Sequence as Items
+from typing import NoReturn
 
 from quire.core.copies import CopyPlan
 from quire.core.events import EventLog
 from quire.core.radix import NO_CHILDREN, Node, PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.stats import Counters
-from quire.core.tokens import INT32, TOKEN_BYTES, Key, check_sign
+from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
 from quire.errors import CommitError, CopyError
 
 
@@ -50,9 +50,14 @@ class Publisher:
         start = (computed - seq.prompt_start) * TOKEN_BYTES
         end = min(len(key), len(seq.prompt) - start)
         check_sign(key[end:])
-        if seq.prompt.startswith(key[:end], start):
-            return key
-        return self._with_media(seq, key, start, end)
+        prompt, at = (
+            (seq.raw_prompt, computed * TOKEN_BYTES) if seq.raw_prompt else (seq.prompt, start)
+        )
+        if not prompt.startswith(key[:end], at):
+            self._refuse(prompt[at:], key[:end], computed)
+        if seq.raw_prompt:
+            return memoryview(seq.prompt[start : start + end] + key[end:].tobytes())
+        return key
 
     def commit(self, seq: Sequence, key: Key) -> None:
         """Add checked tokens: full blocks are published, the rest waits in the tail."""
@@ -121,6 +126,27 @@ class Publisher:
         seq.node = node
         self._counters.deduplicated_blocks += node.end - start
 
+    def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
+        """Publish the block that each of these sequences has just filled."""
+        rows, events, tails = self._rows, self._events, self._rows.tail_bytes
+        flat, width, size = rows.flat, rows.width, self._tree.block_bytes
+        for seq in seqs:
+            node, row = seq.node, seq.row
+            key = tails[row * size : row * size + size]
+            if node.locks != 1 or node.children or node.parent is None:
+                self.publish(seq, key, 1)
+                continue
+            at = row * width + node.end  # from here: `PrefixTree.extend` by one block, unrolled
+            node.key += key
+            for ids, table in zip(node.blocks, flat, strict=False):
+                ids.append(table[at])
+            node.end += 1
+            node.grown = True
+            node.lost = None
+            self._counters.published_blocks += 1
+            if events is not None:
+                events.stored(node, seq.scope, 1)
+
     @property
     def copies_waiting(self) -> bool:
         """Whether any planned copy was not taken yet."""
@@ -141,17 +167,11 @@ class Publisher:
                 )
                 raise CopyError(msg)
 
-    def _with_media(self, seq: Sequence, key: Key, start: int, end: int) -> Key:
-        """Put the prompt's media numbers into the key; text tokens must be the prompt's."""
-        prompt = np.frombuffer(seq.prompt, INT32)[start // TOKEN_BYTES :][: end // TOKEN_BYTES]
-        given = np.frombuffer(key[:end], INT32)
-        wrong = np.flatnonzero((given != prompt) & (prompt >= 0))
-        if len(wrong):
-            at = int(wrong[0])
-            position = seq.prompt_start + start // TOKEN_BYTES + at
-            msg = (
-                f"token {given[at]} committed at position {position}, where the prompt given at "
-                f"open has {prompt[at]}; commit the prompt's own tokens, or truncate and open anew"
-            )
-            raise CommitError(msg)
-        return memoryview(prompt.tobytes() + key[end:].tobytes())
+    def _refuse(self, prompt: bytes, key: Key, computed: int) -> NoReturn:
+        at = common_prefix(prompt, key)
+        wanted, given = array_of(prompt)[at], array_of(key)[at]
+        msg = (
+            f"token {given} committed at position {computed + at}, where the prompt given at open "
+            f"has {wanted}; commit the prompt's own tokens, or truncate and go on from there"
+        )
+        raise CommitError(msg)

@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,7 +28,7 @@ MAX_LOST = 4096
 """How many evicted branches a node remembers, so that a later miss can say why."""
 
 SCAN_CHILDREN = 8
-"""Up to so many children are compared one by one; more are kept sorted and bisected."""
+"""Up to so many children are compared one by one; more are indexed: by first token, sorted."""
 
 MAX_ROOTS = 4096
 """Beyond so many scopes, those without cached blocks and sequences are forgotten."""
@@ -35,55 +36,41 @@ MAX_ROOTS = 4096
 NO_CHILDREN: dict[bytes, Node] = {}
 
 
-class Node(Entry):
+class Node(Entry, gc=False, eq=False):
     """An edge of the tree: a run of blocks below `parent`, and the branches after it.
 
     `key`        token ids of the run, `block_size * 4` bytes per block
     `blocks`     block ids per layer group, one array('i') each, as long as the run
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
+    `by_token`   those bytes again, sorted, by first token; made when it is first needed
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `pins`       how many of them are pins
+    `grown`      whether blocks were stored here since it was last cached
     `lost`       evicted continuations: first block's bytes -> number of blocks
     `hashes`     digests of the first blocks, as far as they were computed
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0.
+
+    Nodes are invisible to the garbage collector, so a large tree costs its full collections
+    nothing; links are cleared when a node leaves, and by the tree when it ends.
     """
 
-    __slots__ = (
-        "blocks",
-        "children",
-        "end",
-        "hashes",
-        "keep_until",
-        "key",
-        "locks",
-        "lost",
-        "parent",
-        "pins",
-        "policy",
-        "priority",
-        "sorted_keys",
-    )
-
-    def __init__(self, parent: Node | None, key: bytearray, blocks: tuple[array[int], ...]) -> None:
-        self.parent = parent
-        self.key = key
-        self.blocks = blocks
-        self.end = (parent.end if parent else 0) + (len(blocks[0]) if blocks else 0)
-        self.children = NO_CHILDREN
-        self.sorted_keys: list[bytes] | None = None
-        self.locks = 0
-        self.pins = 0
-        self.lost: dict[bytes, int] | None = None
-        self.hashes: list[bytes] | None = None
-        self.policy: Policy | None = None
-        self.priority = 0
-        self.keep_until = 0.0
-        self.older = self.newer = None
-        self.rank = ()
-        self.uses = 0
+    key: bytearray = msgspec.field(default_factory=bytearray)
+    blocks: tuple[array[int], ...] = ()
+    end: int = 0
+    parent: Node | None = None
+    children: dict[bytes, Node] = NO_CHILDREN
+    by_token: dict[bytes, list[bytes]] | None = None
+    locks: int = 0
+    pins: int = 0
+    grown: bool = True
+    lost: dict[bytes, int] | None = None
+    hashes: list[bytes] | None = None
+    policy: Policy | None = None
+    priority: int = 0
+    keep_until: float = 0.0
 
     @property
     def evictable(self) -> bool:
@@ -93,6 +80,9 @@ class Node(Entry):
     def start(self) -> int:
         """Blocks from the root to the start of this run."""
         return self.parent.end if self.parent is not None else 0
+
+    def __repr__(self) -> str:
+        return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
 
     def path(self) -> list[Node]:
         """Return the nodes from below the root down to this one."""
@@ -105,19 +95,16 @@ class Node(Entry):
         return nodes
 
 
-class Match:
+class Match(msgspec.Struct, gc=False, eq=False):
     """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
 
     `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
     """
 
-    __slots__ = ("edge", "into", "node", "num_bytes")
-
-    def __init__(self, node: Node, num_bytes: int, edge: Node | None, into: int) -> None:
-        self.node = node
-        self.num_bytes = num_bytes
-        self.edge = edge
-        self.into = into
+    node: Node
+    num_bytes: int
+    edge: Node | None
+    into: int
 
 
 class PrefixTree:
@@ -141,7 +128,7 @@ class PrefixTree:
         if root is None:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
-            root = self.roots[scope] = Node(None, bytearray(), ())
+            root = self.roots[scope] = Node()
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -183,14 +170,20 @@ class PrefixTree:
         parent = edge.parent
         assert parent is not None
         first = bytes(edge.key[: self.block_bytes])
-        upper = Node(parent, edge.key[:at], tuple(ids[:num_blocks] for ids in edge.blocks))
+        upper = Node(
+            key=edge.key[:at],
+            blocks=tuple(ids[:num_blocks] for ids in edge.blocks),
+            end=edge.end - len(edge.blocks[0]) + num_blocks,
+            parent=parent,
+            locks=edge.locks,
+            pins=edge.pins,
+            grown=edge.grown,
+        )
         del edge.key[:at]
         for ids in edge.blocks:
             del ids[:num_blocks]
         if edge.hashes is not None:
             upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
-        upper.locks = edge.locks
-        upper.pins = edge.pins
         edge.parent = upper
         parent.children[first] = upper
         upper.children = {bytes(edge.key[: self.block_bytes]): edge}
@@ -222,23 +215,25 @@ class PrefixTree:
         if not node.locks:
             for pool, ids in zip(self.pools, node.blocks, strict=True):
                 pool.num_cached += len(ids)
+            if node.grown:
+                node.grown = False
+                self.evictor.added(node)
             self.evictor.released(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
-        node = Node(parent, bytearray(key), blocks)
-        node.locks = 1
+        end = parent.end + len(blocks[0])
+        node = Node(key=bytearray(key), blocks=blocks, end=end, parent=parent, locks=1)
         node.priority = priority
         first = key[: self.block_bytes].tobytes()
         if parent.children is NO_CHILDREN:
             parent.children = {first: node}
         else:
             parent.children[first] = node
-            if parent.sorted_keys is not None:
-                insort(parent.sorted_keys, first)
+            if parent.by_token is not None:
+                insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
         if parent.lost:
             parent.lost.pop(first, None)
-        self.evictor.added(node)
         return node
 
     def extend(self, node: Node, key: Key, blocks: tuple[memoryview[int], ...]) -> None:
@@ -247,8 +242,8 @@ class PrefixTree:
         for ids, more in zip(node.blocks, blocks, strict=True):
             ids.frombytes(more.cast("B"))
         node.end += len(blocks[0])
+        node.grown = True
         node.lost = None
-        self.evictor.added(node)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf; the node goes with its last block."""
@@ -285,12 +280,21 @@ class PrefixTree:
         if not node.locks:
             self.evictor.referenced(node)
         del parent.children[first]
-        if parent.sorted_keys is not None:
-            del parent.sorted_keys[bisect_left(parent.sorted_keys, first)]
+        if parent.by_token is not None:
+            bucket = parent.by_token[first[:TOKEN_BYTES]]
+            del bucket[bisect_left(bucket, first)]
+            if not bucket:
+                del parent.by_token[first[:TOKEN_BYTES]]
         node.parent = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
         return first
+
+    def __del__(self) -> None:
+        """Break the links between nodes, which the garbage collector does not see."""
+        for node in [*self.roots.values(), *self.nodes()]:
+            node.parent = node.older = node.newer = None
+            node.children = NO_CHILDREN
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes but the roots, parents first, in order of insertion."""
@@ -332,11 +336,15 @@ class PrefixTree:
         """Return the first blocks of the children among which the most similar one is."""
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
-        if node.sorted_keys is None:
-            node.sorted_keys = sorted(node.children)
-        wanted = rest.tobytes()
-        at = bisect_left(node.sorted_keys, wanted)
-        return node.sorted_keys[max(at - 1, 0) : at + 1]
+        if node.by_token is None:
+            node.by_token = {}
+            for first in sorted(node.children):
+                node.by_token.setdefault(first[:TOKEN_BYTES], []).append(first)
+        bucket = node.by_token.get(rest[:TOKEN_BYTES].tobytes())
+        if bucket is None:
+            return []
+        at = bisect_left(bucket, rest.tobytes())
+        return bucket[max(at - 1, 0) : at + 1]
 
 
 def tokens_of(node: Node) -> npt.NDArray[np.int32]:

@@ -38,7 +38,7 @@ class Rollback:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
         rows, row, size = self._rows, seq.row, self._rows.block_size
         computed = rows.computed[row]
-        if not 0 <= num_tokens <= computed:
+        if type(num_tokens) is not int or not 0 <= num_tokens <= computed:
             msg = f"truncate to {num_tokens} tokens, but the sequence has 0 to {computed}"
             raise TruncateError(msg)
         keep, in_tail = divmod(num_tokens, size)

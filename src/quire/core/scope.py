@@ -52,6 +52,15 @@ class MediaItem(msgspec.Struct, frozen=True):
     start: int
     length: int
 
+    def __post_init__(self) -> None:
+        numbers = type(self.start) is int and type(self.length) is int
+        if type(self.digest) is not bytes or not self.digest or not numbers:
+            msg = (
+                "a media item is a content digest in bytes, an integer start and an integer "
+                f"length, got digest {self.digest!r}, start {self.start!r}, length {self.length!r}"
+            )
+            raise MediaError(msg)
+
 
 class MediaTable:
     """Numbers for media contents, so that the tree can compare media as it compares tokens.
@@ -127,8 +136,6 @@ def check_media(media: Sequence[MediaItem], num_tokens: int) -> None:
     for item in media:
         if not isinstance(item, MediaItem):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MediaError(f"media items must be quire.MediaItem, got {item!r}")
-        if not item.digest:
-            raise MediaError(f"media item at {item.start} has an empty digest; pass 16 to 64 bytes")
         if item.length < 1 or item.start < end or item.start + item.length > num_tokens:
             msg = (
                 f"media item [{item.start}, {item.start + item.length}) must not be empty, must "

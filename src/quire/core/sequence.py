@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quire.core.radix import Node
 from quire.core.scope import Scope
 from quire.core.tokens import INT32, TOKEN_BYTES, array_of
+from quire.errors import ConfigError
 
 IntArray = npt.NDArray[np.int32]
 
 
-class Sequence:
+class Sequence(msgspec.Struct, gc=False, eq=False):
     """One running request: `published <= computed <= capacity`, in tokens.
 
     The first `published` tokens lie in blocks of the prefix tree, on the path to `node`;
@@ -24,36 +26,20 @@ class Sequence:
     `state`        "open", "suspended" or "closed"
     """
 
-    __slots__ = (
-        "keep_for",
-        "node",
-        "num_cached",
-        "priority",
-        "prompt",
-        "prompt_len",
-        "prompt_start",
-        "resume_key",
-        "root",
-        "row",
-        "rows",
-        "scope",
-        "state",
-    )
-
-    def __init__(self, rows: Rows, row: int, root: Node, scope: Scope) -> None:
-        self.rows = rows
-        self.row = row
-        self.root = root
-        self.node = root
-        self.scope = scope
-        self.state = "open"
-        self.prompt = b""
-        self.prompt_start = 0
-        self.prompt_len = 0
-        self.num_cached = 0
-        self.priority = 0
-        self.keep_for = 0.0
-        self.resume_key = b""
+    rows: Rows
+    row: int
+    root: Node
+    node: Node
+    scope: Scope
+    prompt_len: int = 0
+    priority: int = 0
+    keep_for: float = 0.0
+    num_cached: int = 0
+    prompt: bytes = b""
+    prompt_start: int = 0
+    resume_key: bytes = b""
+    raw_prompt: bytes = b""
+    state: str = "open"
 
     @property
     def published(self) -> int:
@@ -77,13 +63,13 @@ class Sequence:
 
     @property
     def tokens(self) -> IntArray:
-        """The computed tokens, int32, as a copy (those to recompute while suspended).
-
-        A media position shows the number of its content, which is negative.
-        """
-        if self.state == "open":
-            return array_of(self.token_bytes())
-        return array_of(self.resume_key)
+        """The computed tokens, int32, as a copy (those to recompute while suspended)."""
+        key = self.token_bytes() if self.state == "open" else self.resume_key
+        tokens = array_of(key)
+        if self.raw_prompt:
+            in_media = np.flatnonzero(tokens < 0)
+            tokens[in_media] = array_of(self.raw_prompt)[in_media]
+        return tokens
 
     def token_bytes(self) -> bytes:
         """Return the computed tokens as key bytes: the path's, then the unpublished tail's."""
@@ -92,6 +78,7 @@ class Sequence:
 
     def block_ids(self, group: int = 0) -> IntArray:
         """Return the block table of one layer group, int32 [num_blocks], as a copy."""
+        check_group(group, len(self.rows.tables))
         return self.rows.tables[group][self.row, : self.num_blocks].copy()
 
     def __repr__(self) -> str:
@@ -112,7 +99,7 @@ class Rows:
     `computed`, `capacity`  int32 [rows], tokens
     `tables[group]`         int32 [rows, width], block ids; `flat[group]` the same, 1-D
     `tails`                 int32 [rows, block_size], tokens computed but not published
-    `version`               counts the rows given back, so that batches see when to look again
+    `version`               counts the calls that changed a length, for `DecodeBatch`
     """
 
     def __init__(self, block_size: int, num_groups: int) -> None:
@@ -176,5 +163,13 @@ class Rows:
     def _view(self) -> None:
         self.computed: memoryview[int] = self.computed_array.data
         self.capacity: memoryview[int] = self.capacity_array.data
-        self.tail_bytes: memoryview[int] = self.tails.reshape(-1).data.cast("B")
-        self.flat: list[memoryview[int]] = [table.reshape(-1).data for table in self.tables]
+        self.flat_tails = self.tails.reshape(-1)
+        self.tail_bytes: memoryview[int] = self.flat_tails.data.cast("B")
+        self.flat_tables = [table.reshape(-1) for table in self.tables]
+        self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]
+
+
+def check_group(group: int, num_groups: int) -> None:
+    """Raise `ConfigError` unless a layer group of this index exists."""
+    if not 0 <= group < num_groups:
+        raise ConfigError(f"layer group {group} does not exist; there are 0 to {num_groups - 1}")

@@ -82,4 +82,5 @@ class Counters:
     def stats(self) -> Stats:
         """Return the counts as they are now."""
         counts: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return Stats(**(counts | {"missed": dict(self.missed)}))
+        counts["missed"] = dict(self.missed)
+        return Stats(**counts)

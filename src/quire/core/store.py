@@ -40,8 +40,8 @@ class Settings:
         check_groups(self.groups)
         check_count("block_size", self.block_size, limit=2**20)
         _factory(self.policy)
-        if not 0 <= self.pin_budget <= 1:
-            raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget}")
+        if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
+            raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
 
     @property
     def policy_name(self) -> str:
@@ -148,11 +148,14 @@ class BlockStore:
         Without tokens the whole scope is dropped. Raises what `probe` raises.
         """
         if tokens is None:
-            check_scope(scope or NO_SCOPE)
+            if scope is not None:
+                check_scope(scope)
+            self.pins.release_expired()
             root = self.tree.roots.get(scope or NO_SCOPE)
             return self.room.invalidate_below(root) if root is not None else 0
         key, root = self._read(key_of(tokens), scope, media)
         whole = len(key) - len(key) % self.tree.block_bytes
+        self.pins.release_expired()
         found = self.tree.match(root, key, whole)
         if not found.num_bytes:
             return 0
@@ -162,10 +165,13 @@ class BlockStore:
 
     def reclaim(self, num_blocks: int) -> int:
         """Evict up to `num_blocks` cached blocks by policy; return how many per group."""
-        return self.room.evict(check_count("num_blocks", num_blocks))
+        num_blocks = check_count("num_blocks", num_blocks)
+        self.pins.release_expired()
+        return self.room.evict(num_blocks)
 
     def clear(self) -> int:
         """Drop all that is cached and not referenced, in every scope; return blocks per group."""
+        self.pins.release_expired()
         dropped = sum(self.room.invalidate_below(root) for root in self.tree.roots.values())
         if self.event_log is not None and not any(r.children for r in self.tree.roots.values()):
             self.event_log.cleared()
@@ -179,8 +185,9 @@ class BlockStore:
         """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
         if seconds is None:
             return 0.0
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"{name} must be a positive number of seconds, got {seconds}")
+        number = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not (number and math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
         if self.clock is None:
             msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
             raise ConfigError(msg)
@@ -198,11 +205,11 @@ class BlockStore:
         elif len(self.media):
             check_sign(key)
         root = self.tree.roots.get(scope or NO_SCOPE)
-        return key, root if root is not None else Node(None, bytearray(), ())
+        return key, root if root is not None else Node()
 
 
 def _factory(policy: str | PolicyFactory) -> PolicyFactory:
-    if not isinstance(policy, str):
+    if callable(policy):
         return policy
     if policy not in POLICIES:
         msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"

@@ -6,7 +6,6 @@ Equal keys mean equal tokens: there is no hash between a prompt and its cached p
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -46,13 +45,12 @@ def key_of(tokens: TokenIds) -> Key:
 
 def check_sign(key: Key) -> None:
     """Raise `TokensError` if any token id is negative."""
-    if len(key) == TOKEN_BYTES:
-        if int.from_bytes(key, sys.byteorder, signed=True) >= 0:
-            return
-    elif not len(key):
+    if not key:
         return
-    if _lowest(key) < 0:
-        msg = f"token id {_lowest(key)} is negative; token ids run from 0 to {2**31 - 1}"
+    short = len(key) <= 32 * TOKEN_BYTES  # below that, NumPy's call costs more than the loop
+    lowest = min(key.cast("i")) if short else int(np.frombuffer(key, INT32).min())
+    if lowest < 0:
+        msg = f"token id {lowest} is negative; token ids run from 0 to {2**31 - 1}"
         raise TokensError(msg)
 
 
@@ -63,15 +61,12 @@ def array_of(key: Key | bytes | bytearray) -> npt.NDArray[np.int32]:
 
 def common_prefix(a: Key | bytes | bytearray, b: Key | bytes | bytearray) -> int:
     """Count the leading tokens that two keys share."""
-    left, right = np.frombuffer(a, INT32), np.frombuffer(b, INT32)
-    n = min(len(left), len(right))
-    differ = left[:n] != right[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
-
-
-def _lowest(key: Key) -> int:
-    return int(np.frombuffer(key, INT32).min())
+    size = min(len(a), len(b))
+    differ = int.from_bytes(a[:size], "little") ^ int.from_bytes(b[:size], "little")
+    if not differ:
+        return size // TOKEN_BYTES
+    lowest_bit = (differ & -differ).bit_length() - 1
+    return lowest_bit // (8 * TOKEN_BYTES)
 
 
 def _convert(tokens: TokenIds) -> Key:

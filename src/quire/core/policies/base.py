@@ -7,23 +7,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import msgspec
+
 Tick: TypeAlias = Callable[[], int]
 """The logical counter: each call gives the next integer. Time, for a policy, is this alone."""
 
 
-class Entry:
+class Entry(msgspec.Struct, gc=False, eq=False):
     """A run of cached blocks, as a policy sees it.
 
-    `older`, `newer`, `rank` and `uses` belong to the policy. A victim loses blocks from its
-    tail, as many as are needed, and stays an entry while any are left.
+    These fields belong to the policy. A victim loses blocks from its tail, as many as are
+    needed, and stays an entry while any are left.
     """
 
-    __slots__ = ("newer", "older", "rank", "uses")
-
-    older: Entry | None
-    newer: Entry | None
-    rank: tuple[int, ...]
-    uses: int
+    older: Entry | None = None
+    newer: Entry | None = None
+    rank: tuple[int, ...] = ()
+    uses: int = 0
 
     @property
     def evictable(self) -> bool:
@@ -43,7 +43,7 @@ class Policy(ABC):
 
     @abstractmethod
     def added(self, entry: Entry) -> None:
-        """Blocks were stored in this entry: it is new, or its tail has grown."""
+        """Blocks were stored in this entry since it was last cached; `released` follows."""
 
     @abstractmethod
     def touched(self, entry: Entry) -> None:
@@ -52,6 +52,10 @@ class Policy(ABC):
     @abstractmethod
     def released(self, entry: Entry) -> None:
         """The last reference to this entry went away: it is cached now."""
+
+    @abstractmethod
+    def returned(self, entry: Entry) -> None:
+        """A cached entry comes from another class; its last use there still counts."""
 
     @abstractmethod
     def referenced(self, entry: Entry) -> None:
@@ -92,6 +96,9 @@ class RankedPolicy(Policy):
         self._num_cached += 1
         if entry.evictable:
             self._push(entry)
+
+    def returned(self, entry: Entry) -> None:
+        self.released(entry)
 
     def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
         self._num_cached -= 1

@@ -13,7 +13,7 @@ class Lru(Policy):
     All cached entries stand in one linked list, oldest first, and a release appends from the
     deepest entry upwards. So a parent is never older than its child and the head of the list
     is always evictable: every step is O(1), with no heap and no search. On prefix chains
-    this is exact block-wise LRU, and a stack algorithm.
+    this is exact block-wise LRU, and a stack algorithm. `uses` holds the tick of the release.
     Source: Mattson et al., Evaluation techniques for storage hierarchies, IBM Systems
     Journal 9(2), 1970, doi:10.1147/sj.92.0078.
     """
@@ -37,6 +37,18 @@ class Lru(Policy):
         entry.newer = ends
         newest.newer = entry
         ends.older = entry
+        entry.uses = self.tick()
+
+    def returned(self, entry: Entry) -> None:
+        newer = self._ends.newer
+        assert newer is not None
+        while newer is not self._ends and newer.uses < entry.uses:
+            newer = newer.newer
+            assert newer is not None
+        older = newer.older
+        assert older is not None
+        entry.older, entry.newer = older, newer
+        older.newer = newer.older = entry
 
     def referenced(self, entry: Entry) -> None:
         older, newer = entry.older, entry.newer

@@ -1,0 +1,255 @@
+"""quire's own rows of the comparison: the control plane, timed through its public calls."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from time import process_time_ns
+
+import numpy as np
+
+from quire.bench.peers import workloads as load
+from quire.bench.peers.timing import Stopwatch, each_us, once_us, repeat_us, traced_bytes
+from quire.core import CacheManager, Sequence
+from quire.core.blocks import BlockPool
+
+Row = dict[str, float | str]
+Progress = Callable[[str], None]
+
+SIZE = load.BLOCK_SIZE
+MAX_RUNNING = 64
+"""Requests that serve loop B runs at once, where a step serves them all."""
+
+
+def rows(names: list[str] | None = None, progress: Progress | None = None) -> list[Row]:
+    """Measure the named rows (all by default), medians of CPU time, in one process.
+
+    A row has `name` and `median_us`, `requests_per_s` with `hit_rate`, or `bytes`; match rows
+    add `floor_us`, the time of one memcmp of the same tokens. Raises `ValueError` for a name
+    that does not exist.
+    """
+    known = _makers()
+    unknown = sorted(set(names or ()) - set(known))
+    if unknown:
+        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(known)}")
+    measured: list[Row] = []
+    for name in names or known:
+        if progress is not None:
+            progress(name)
+        measured.append({"name": name, **known[name]()})
+    return measured
+
+
+def _makers() -> dict[str, Callable[[], Row]]:
+    """Return every row's measurement by name, in the order of the table."""
+    makers: dict[str, Callable[[], Row]] = {}
+    for name, length in load.MATCH_LENGTHS.items():
+        makers[name] = lambda length=length: _match(length)
+    makers["match_32k_102_turns"] = _match_turns
+    makers["match_8k_26_branches"] = _match_branches
+    makers["insert_512_after_8k"] = lambda: _insert(events=False)
+    makers["insert_512_after_8k_events"] = lambda: _insert(events=True)
+    for run in load.ALLOC_RUNS:
+        makers[f"alloc_free_{run}"] = lambda run=run: _alloc_free(run)
+    makers["evict_one_of_10k"] = _evict_one
+    makers["evict_10k"] = _evict_all
+    for batch in load.DECODE_BATCHES:
+        makers[f"decode_{batch}"] = lambda batch=batch: _decode(batch)
+    makers["serve_a"] = lambda: _serve_a(events=False)
+    makers["serve_a_events"] = lambda: _serve_a(events=True)
+    makers["serve_b"] = _serve_b
+    makers["bytes_per_64_token_leaf"] = _leaf_bytes
+    makers["pool_1m"] = lambda: {
+        "median_us": repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
+    }
+    makers["import_core"] = lambda: _import("quire.core")
+    makers["import_quire"] = lambda: _import("quire")
+    return makers
+
+
+def _store(manager: CacheManager, prompt: load.Tokens) -> None:
+    """Serve one request without output: what is not cached is computed and stays cached."""
+    seq = manager.open(prompt)
+    manager.take_copies()
+    cached = seq.num_cached
+    manager.reserve(seq, len(prompt) - cached)
+    manager.commit(seq, prompt[cached:])
+    manager.close(seq)
+
+
+def _manager(num_tokens: int, *, events: bool = False) -> CacheManager:
+    return CacheManager(num_tokens // SIZE, SIZE, events=events)
+
+
+def _match(num_tokens: int) -> Row:
+    """Probe a prompt of which all but the last token lies on one cached edge."""
+    manager = _manager(2 * num_tokens)
+    prompt = load.prompt(num_tokens + 1)
+    _store(manager, prompt)
+    assert manager.probe(prompt).num_tokens == num_tokens
+    return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
+
+
+def _floor(tokens: load.Tokens) -> float:
+    """Return the time of one comparison of these tokens with equal ones."""
+    key, view = bytearray(tokens.tobytes()), tokens.data.cast("B")
+    return repeat_us(lambda: key.startswith(view))
+
+
+def _match_turns() -> Row:
+    manager = _manager(65_536)
+    prompt = load.prompt(32_769)
+    for length in load.turn_lengths():
+        _store(manager, prompt[: length + 1])
+    edges = sum(1 for _ in manager.tree.nodes())
+    median = repeat_us(lambda: manager.probe(prompt))
+    return {"median_us": median, "floor_us": _floor(prompt[:-1]), "edges": edges}
+
+
+def _match_branches() -> Row:
+    manager = _manager(65_536)
+    prompt = load.prompt(load.SHARED_PREFIX + 1)
+    _store(manager, prompt)
+    for other in load.branching_prompts(prompt[:-1]):
+        _store(manager, other)
+    return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
+
+
+def _insert(*, events: bool) -> Row:
+    """Commit 512 fresh tokens of a request that found 8k cached: publish 32 blocks."""
+    count = 400
+    manager = _manager(load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX, events=events)
+    prefix = load.prompt(load.SHARED_PREFIX)
+    _store(manager, np.append(prefix, np.int32(1)))
+    opened: list[tuple[Sequence, load.Tokens]] = []
+    for prompt in load.suffixed_prompts(prefix, count, seed=7):
+        seq = manager.open(prompt)
+        manager.take_copies()
+        manager.reserve(seq, load.FRESH_SUFFIX)
+        opened.append((seq, prompt[load.SHARED_PREFIX :]))
+
+    def insert(item: tuple[Sequence, load.Tokens]) -> None:
+        manager.commit(*item)
+        if events:
+            manager.take_events()
+
+    return {"median_us": each_us(insert, opened)}
+
+
+def _alloc_free(num_blocks: int) -> Row:
+    pool = BlockPool(load.ALLOC_POOL_BLOCKS)
+
+    def call() -> None:
+        pool.free(pool.allocate(num_blocks))
+
+    return {"median_us": repeat_us(call)}
+
+
+def _leaf_manager() -> CacheManager:
+    manager = _manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2)
+    for leaf in load.leaves():
+        _store(manager, leaf)
+    return manager
+
+
+def _evict_one() -> Row:
+    manager = _leaf_manager()
+    return {"median_us": each_us(manager.reclaim, [load.LEAF_TOKENS // SIZE] * 2_000)}
+
+
+def _evict_all() -> Row:
+    manager = _leaf_manager()
+    return {"median_us": once_us(lambda: manager.reclaim(manager.num_cached))}
+
+
+def _decode(batch_size: int) -> Row:
+    """One token for every sequence: reserve, commit, publish the blocks that filled up."""
+    manager = _manager(batch_size * 512)
+    running = [_prefill(manager, prompt) for prompt in load.decode_prompts(batch_size)]
+    batch = manager.batch(running)
+    tokens = load.draw_tokens(np.random.default_rng(batch_size), batch_size)
+    whole: list[float] = []
+    reserve_only: list[float] = []
+    for _ in range(load.DECODE_WARMUP + load.DECODE_STEPS):
+        start = process_time_ns()
+        manager.reserve_step(batch)
+        reserved = process_time_ns()
+        manager.commit_step(batch, tokens)
+        whole.append((process_time_ns() - start) / 1e3)
+        reserve_only.append((reserved - start) / 1e3)
+    return {
+        "median_us": statistics.median(whole[load.DECODE_WARMUP :]),
+        "reserve_only_us": statistics.median(reserve_only[load.DECODE_WARMUP :]),
+    }
+
+
+def _prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
+    seq = manager.open(prompt)
+    manager.take_copies()
+    manager.reserve(seq, len(prompt) - seq.num_cached)
+    manager.commit(seq, prompt[seq.computed :])
+    return seq
+
+
+def _serve_a(*, events: bool) -> Row:
+    manager = _manager(load.SERVE_A.pool_tokens, events=events)
+    watch = Stopwatch()
+    for _, prompt, _ in load.SERVE_A.requests():
+        with watch:
+            _store(manager, prompt)
+            if events:
+                manager.take_events()
+    rate = load.SERVE_A.num_requests * 1e9 / watch.total_ns
+    return {"requests_per_s": rate, "hit_rate": manager.stats.hit_rate}
+
+
+def _serve_b() -> Row:
+    """Serve loop B with as many requests running at once as have different sessions and fit.
+
+    Requests are admitted in order; one whose session still runs, or that finds no room, waits
+    for the running ones to end. Each step decodes one token for all that run.
+    """
+    manager = _manager(load.SERVE_B.pool_tokens)
+    watch = Stopwatch()
+    for wave in _waves(load.SERVE_B.requests()):
+        with watch:
+            running = [_prefill(manager, turn.prompt) for turn in wave]
+            batch = manager.batch(running)
+            outputs = np.stack([turn.output for turn in wave], axis=1)
+            for tokens in outputs:
+                manager.reserve_step(batch)
+                manager.commit_step(batch, tokens)
+            for seq in running:
+                manager.close(seq)
+    rate = load.SERVE_B.num_requests * 1e9 / watch.total_ns
+    return {"requests_per_s": rate, "hit_rate": manager.stats.hit_rate}
+
+
+def _waves(turns: Iterator[load.Turn]) -> Iterator[list[load.Turn]]:
+    """Group requests, in order, into runs of different sessions."""
+    wave: list[load.Turn] = []
+    for turn in turns:
+        if len(wave) == MAX_RUNNING or any(turn.session == other.session for other in wave):
+            yield wave
+            wave = []
+        wave.append(turn)
+    if wave:
+        yield wave
+
+
+def _leaf_bytes() -> Row:
+    empty = traced_bytes(lambda: _manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2))
+    full = traced_bytes(_leaf_manager)
+    return {"bytes": (full - empty) / load.NUM_LEAVES}
+
+
+def _import(module: str) -> Row:
+    """Import a module in a fresh interpreter; NumPy and msgspec are part of it."""
+    code = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
+    seconds = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)  # noqa: S603 - our own code
+        for _ in range(7)
+    ]
+    return {"median_us": statistics.median(seconds) * 1e6}
