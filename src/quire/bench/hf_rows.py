@@ -1,0 +1,214 @@
+"""Rows of the transformers engine: plain `generate`, an expert's hand-kept cache, and quire."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from transformers import DynamicCache
+
+from quire.bench.hf_models import quire_tiny, random_llama
+from quire.engines.hf import PrefixCache
+
+Row = dict[str, float | str]
+Progress = Callable[[str], None]
+Way = Literal["plain", "cold", "by_hand", "warm"]
+
+WAYS: tuple[Way, ...] = ("plain", "cold", "by_hand", "warm")
+"""How a prompt is generated from, in the order of each round:
+
+plain    model.generate, nothing kept
+cold     quire, with a prefix that it has never seen: what a miss costs
+by_hand  what an expert writes: a DynamicCache of the prefix is kept, copied, and passed in
+warm     quire, with the prefix cached
+"""
+
+PREFIXES = {"512": 512, "1k": 1024, "2k": 2048, "4k": 4096}
+MODELS: dict[str, Callable[[], Any]] = {"": quire_tiny, "_25m": lambda: random_llama(512, 8)}
+"""By suffix of the rows' names: quire-tiny (3.8 M), and a random Llama (25 M, 8 layers of 512)."""
+
+QUICK_PREFIXES = ("512", "2k")
+SUFFIX_TOKENS = 32
+NEW_TOKENS = 33
+ROUNDS, QUICK_ROUNDS = 7, 3
+CAPACITY = "512MiB"
+
+
+@dataclass(slots=True)
+class Timings:
+    """What each way took, round by round; equal places are of the same round."""
+
+    ttft_s: dict[Way, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    decode_s: dict[Way, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    identical: dict[Way, bool] = field(default_factory=lambda: dict.fromkeys(WAYS, True))
+
+
+def rows(
+    names: list[str] | None = None, progress: Progress | None = None, *, quick: bool = False
+) -> list[Row]:
+    """Measure the named rows (all by default): wall time, medians of interleaved rounds.
+
+    `hf_ttft_*` have `median_ms` to the first new token; `hf_decode_*` have `tokens_per_s`, from
+    the first new token to the call's return, so that what quire stores at the end is in it.
+    `ratio_to_plain` and `ratio_to_hand` are the median over rounds of this row's value over the
+    other way's: for times below 1 is faster, for rates above 1. `same_tokens` says whether the
+    new tokens were plain's in every round; a cold prefix is compared with nothing.
+
+    `quick` leaves out the larger model, two prefixes and most rounds. Raises `ValueError` for
+    a name that does not exist.
+    """
+    wanted = names or row_names(quick=quick)
+    unknown = sorted(set(wanted) - set(row_names()))
+    if unknown:
+        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(row_names())}")
+    measured: dict[str, Row] = {}
+    for suffix, make in MODELS.items():
+        prefixes = [p for p in PREFIXES if set(wanted) & set(_names(p, suffix))]
+        if not prefixes:
+            continue
+        bench = Bench(make())
+        for prefix in prefixes:
+            if progress is not None:
+                progress(f"{prefix} tokens, {bench.num_parameters / 1e6:.0f} M parameters")
+            timings = bench.run(PREFIXES[prefix], QUICK_ROUNDS if quick else ROUNDS)
+            measured |= {str(row["name"]): row for row in _rows(timings, prefix, suffix)}
+    return [measured[name] for name in wanted]
+
+
+def row_names(*, quick: bool = False) -> list[str]:
+    """Return the names of all rows, in the order of the table."""
+    return [
+        name
+        for suffix in MODELS
+        for prefix in PREFIXES
+        if not quick or (prefix in QUICK_PREFIXES and not suffix)
+        for name in _names(prefix, suffix)
+    ]
+
+
+class Bench:
+    """One model, plain and behind a `PrefixCache`."""
+
+    def __init__(self, model: Any) -> None:
+        model.generation_config.eos_token_id = None
+        self._model = model
+        self._cache = PrefixCache(model, CAPACITY)
+        self._random = torch.Generator().manual_seed(0)
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model."""
+        return sum(weight.numel() for weight in self._model.parameters())
+
+    def run(self, num_prefix: int, num_rounds: int) -> Timings:
+        """Time all ways in turn, `num_rounds` times after one that is not counted.
+
+        Each round has a fresh suffix, the same for all ways; cold has a fresh prefix too.
+        """
+        self._cache.clear()
+        prefix = self._draw(num_prefix)
+        kept = DynamicCache(config=self._model.config)
+        with torch.inference_mode():
+            self._model(prefix, past_key_values=kept, use_cache=True)
+        self._cache.generate(prefix, max_new_tokens=1, do_sample=False)
+        timings = Timings()
+        for round_ in range(num_rounds + 1):
+            prompt = torch.cat([prefix, self._draw(SUFFIX_TOKENS)], dim=1)
+            fresh = self._draw(num_prefix + SUFFIX_TOKENS)
+            calls: dict[Way, Callable[[Any], Any]] = {
+                "plain": lambda stamp, ids=prompt: self._plain(ids, stamp),
+                "cold": lambda stamp, ids=fresh: self._quire(ids, stamp),
+                "by_hand": lambda stamp, ids=prompt: self._by_hand(ids, kept, stamp),
+                "warm": lambda stamp, ids=prompt: self._quire(ids, stamp),
+            }
+            outputs: dict[Way, list[int]] = {}
+            for way, call in calls.items():
+                stamp = Stamp()
+                output = call(stamp)
+                ended = time.perf_counter()
+                outputs[way] = output[0].tolist()
+                if round_:
+                    timings.ttft_s[way].append(stamp.first_at - stamp.started)
+                    timings.decode_s[way].append(ended - stamp.first_at)
+            for way in ("by_hand", "warm"):
+                timings.identical[way] &= outputs[way] == outputs["plain"]
+        return timings
+
+    def _plain(self, ids: Any, stamp: Stamp) -> Any:
+        return self._model.generate(ids, **_arguments(ids, stamp))
+
+    def _by_hand(self, ids: Any, kept: DynamicCache, stamp: Stamp) -> Any:
+        past = copy.deepcopy(kept)
+        return self._model.generate(ids, past_key_values=past, **_arguments(ids, stamp))
+
+    def _quire(self, ids: Any, stamp: Stamp) -> Any:
+        return self._cache.generate(ids, **_arguments(ids, stamp))
+
+    def _draw(self, num_tokens: int) -> torch.Tensor:
+        return torch.randint(0, 256, (1, num_tokens), generator=self._random)
+
+
+class Stamp:
+    """A streamer that notes when it was made and when the first new token came."""
+
+    def __init__(self) -> None:
+        self.first_at = 0.0
+        self._num_puts = 0
+        self.started = time.perf_counter()
+
+    def put(self, _value: Any) -> None:
+        """Take the prompt first, then each new token."""
+        self._num_puts += 1
+        if self._num_puts == 2:
+            self.first_at = time.perf_counter()
+
+    def end(self) -> None:
+        """Take the end of the text."""
+
+
+def _arguments(ids: Any, stamp: Stamp) -> dict[str, Any]:
+    return {
+        "attention_mask": torch.ones_like(ids),
+        "streamer": stamp,
+        "max_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+
+
+def _names(prefix: str, suffix: str) -> list[str]:
+    return [f"hf_{kind}_{way}_{prefix}{suffix}" for kind in ("ttft", "decode") for way in WAYS]
+
+
+def _rows(timings: Timings, prefix: str, suffix: str) -> list[Row]:
+    made: list[Row] = []
+    for way in WAYS:
+        seconds = timings.ttft_s
+        row: Row = {"name": f"hf_ttft_{way}_{prefix}{suffix}"}
+        row["median_ms"] = median(seconds[way]) * 1e3
+        made.append(row | _ratios(seconds, way, timings))
+    for way in WAYS:
+        row = {"name": f"hf_decode_{way}_{prefix}{suffix}"}
+        rates: dict[Way, list[float]] = {
+            w: [(NEW_TOKENS - 1) / s for s in timings.decode_s[w]] for w in WAYS
+        }
+        row["tokens_per_s"] = median(rates[way])
+        made.append(row | _ratios(rates, way, timings))
+    return made
+
+
+def _ratios(values: dict[Way, list[float]], way: Way, timings: Timings) -> Row:
+    ratios: Row = {}
+    others: dict[str, Way] = {"ratio_to_plain": "plain", "ratio_to_hand": "by_hand"}
+    for key, other in others.items():
+        if way != other:
+            pairs = zip(values[way], values[other], strict=True)
+            ratios[key] = median(mine / theirs for mine, theirs in pairs)
+    if way in {"by_hand", "warm"}:
+        ratios["same_tokens"] = "yes" if timings.identical[way] else "NO"
+    return ratios

@@ -1,0 +1,5 @@
+"""`python -m quire.cli` is `quire`."""
+
+from quire.cli import main
+
+main()

@@ -1,0 +1,205 @@
+"""`quire bench`: the benchmarks, as tables."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from quire.cli.models import check_installed, hush
+from quire.cli.output import plain_table, print_json, progress, stdout, times
+from quire.errors import ConfigError
+
+Row = dict[str, float | str]
+
+UNITS = {"median_us": "us", "requests_per_s": "req/s", "bytes": "bytes", "seconds": "s"}
+"""The figure of a row, by the key it stands under, with its unit; the first that a row has."""
+
+QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_256", "import_core")
+
+app = typer.Typer(no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Rows = Annotated[str | None, typer.Option(help="Only these rows, separated by commas.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows and repetitions.")]
+
+
+@app.callback()
+def bench() -> None:
+    """The benchmarks: the core, the core beside its peers, transformers with reuse.
+
+    [bold]Examples[/bold]
+
+      quire bench core
+      quire bench core --rows match_8k,decode_256
+      quire bench hf --quick
+      quire bench peers --json
+    """
+
+
+@app.command("core")
+def core(
+    *,
+    rows: Rows = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Time the control plane: match, insert, allocate, evict, decode, serve.
+
+    CPU time, medians, in microseconds. --quick leaves the serve loops out.
+
+    [bold]Example[/bold]
+
+      quire bench core --rows match_8k,decode_256,serve_b
+    """
+    from quire.bench import core_rows
+
+    wanted = _names(rows)
+    if quick and wanted is None:
+        wanted = list(QUICK_CORE)
+    with progress("starting") as say:
+        measured = _measured(lambda: core_rows.rows(wanted, say))
+    _print("quire's core, CPU time", measured, as_json=as_json)
+
+
+@app.command("hf")
+def hf(*, rows: Rows = None, quick: Quick = False, as_json: Json = False) -> None:
+    """Time transformers: plain, with a cache kept by hand, and with quire.
+
+    Time to the first new token and decode rate, over prefixes of 512 to 4,096
+    tokens, on quire-tiny (3.8 M parameters) and on a random Llama (_25m). All
+    ways take turns; ratios are this row's value over the other way's.
+
+    [bold]Example[/bold]
+
+      quire bench hf --rows hf_ttft_warm_2k,hf_ttft_by_hand_2k
+    """
+    check_installed()
+    from quire.bench import hf_rows
+
+    hush()
+    wanted = _names(rows)
+    with progress("starting") as say:
+        measured = _measured(lambda: hf_rows.rows(wanted, say, quick=quick))
+    _print("transformers, wall time", measured, as_json=as_json)
+
+
+@app.command("peers")
+def peers(
+    *,
+    rows: Rows = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Only these peers, separated by commas: sglang-rust, ...")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One round instead of three.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Time the core beside the caches of SGLang and vLLM, on the same workloads.
+
+    The peers run in an environment of their own, .venv-peers, made on the first
+    call (1.9 GB; minutes). quire and peers take turns; CPU time, medians.
+
+    [bold]Example[/bold]
+
+      quire bench peers --peer sglang-rust,vllm-16
+    """
+    from quire.bench import core_rows
+    from quire.bench.peers import run
+
+    chosen = _names(peer)
+    unknown = sorted(set(chosen or ()) - set(run.ADAPTERS))
+    if unknown:
+        raise ConfigError(
+            f"no peers named {', '.join(unknown)}; there are {', '.join(run.ADAPTERS)}"
+        )
+    wanted = _names(rows)
+    with progress("starting") as say:
+        found: dict[str, list[Row]] = _measured(
+            lambda: run.run_schedule(
+                lambda: core_rows.rows(wanted, say),
+                1 if quick else 3,
+                names=chosen,
+                progress=say,
+            )
+        )
+    if as_json:
+        print_json(found)
+    else:
+        stdout().print(beside(run.OURS, found))
+
+
+def _names(listed: str | None) -> list[str] | None:
+    """Read names separated by commas; None without any."""
+    return [name.strip() for name in (listed or "").split(",") if name.strip()] or None
+
+
+def _measured(measure: Callable[[], Any]) -> Any:
+    """Measure; an unknown name becomes a `ConfigError`."""
+    try:
+        return measure()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _print(title: str, rows: list[Row], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"title": title, "rows": rows})
+    else:
+        stdout().print(listed(title, rows))
+
+
+def listed(title: str, rows: list[Row]) -> Table:
+    """Return a table of rows: a column for every key that a row has."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = plain_table(title=Text(title, "bold"), title_justify="left")
+    for key in columns:
+        table.add_column(
+            key.replace("_", " "),
+            justify="left" if key == "name" else "right",
+            no_wrap=key == "name",
+        )
+    for row in rows:
+        table.add_row(*(_cell(key, row.get(key)) for key in columns))
+    return table
+
+
+def beside(ours: str, found: dict[str, list[Row]]) -> Table:
+    """Return a table of one figure per row and system, and how we stand to the best other."""
+    others = [name for name in found if name != ours]
+    table = plain_table(title=Text("CPU time, medians", "bold"), title_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("unit")
+    for name in (ours, *others, "to the best"):
+        table.add_column(name, justify="right")
+    by_name = {name: {str(row["name"]): row for row in rows} for name, rows in found.items()}
+    for name, mine in by_name[ours].items():
+        unit = next((unit for unit in UNITS if unit in mine), None)
+        if unit is None:
+            continue
+        theirs = [by_name[other].get(name, {}).get(unit) for other in others]
+        known = [float(value) for value in theirs if value is not None]
+        gain: Text | str = ""
+        if known:
+            value = float(mine[unit])
+            factor = value / max(known) if unit == "requests_per_s" else min(known) / value
+            gain = Text(times(factor), "bold green" if factor >= 1 else "bold red")
+        table.add_row(name, UNITS[unit], *(_cell(unit, v) for v in (mine[unit], *theirs)), gain)
+    missing = {name: rows[0]["reason"] for name, rows in found.items() if "reason" in rows[0]}
+    if missing:
+        table.caption = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        table.caption_justify = "left"
+    return table
+
+
+def _cell(key: str, value: Any) -> Text | str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if key.startswith("ratio"):
+        return Text(f"{value:.3g}", "bold")
+    if key.endswith("rate"):
+        return f"{value:.1%}"
+    digits = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"

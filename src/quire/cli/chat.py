@@ -1,0 +1,95 @@
+"""Messages to token ids, and the stamp of the first token."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from quire.errors import ConfigError, TokensError
+
+Messages = list[dict[str, str]]
+
+
+class Timed(NamedTuple):
+    """One call of a `generate`: its new token ids, one list per row, and its times."""
+
+    new_ids: list[list[int]]
+    ttft_s: float
+    total_s: float
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    """Return one message of a conversation."""
+    return {"role": role, "content": content}
+
+
+def prompt_ids(tokenizer: Any, messages: Messages) -> Any:
+    """Return the whole conversation as token ids `[1, tokens]`, ready for the next reply.
+
+    The tokenizer's chat template lays it out; without one, messages are joined by blank lines.
+    Raises `TokensError` for an empty conversation and `ConfigError` if the template refuses it.
+    """
+    import torch
+
+    if not any(said["content"].strip() for said in messages):
+        raise TokensError("the prompt is empty; give some text")
+    if tokenizer.chat_template is None:
+        text = "\n\n".join(said["content"] for said in messages)
+        ids = tokenizer(text)["input_ids"]
+    else:
+        from jinja2 import TemplateError
+
+        try:
+            encoded = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=True
+            )
+        except TemplateError as error:
+            raise ConfigError(f"the model's chat template refuses this: {error}") from error
+        ids = encoded["input_ids"]
+    return torch.tensor([ids])
+
+
+def reply_text(tokenizer: Any, new_ids: list[int]) -> str:
+    """Return new tokens as text, special tokens left out."""
+    return tokenizer.decode(new_ids, skip_special_tokens=True)
+
+
+def timed(generate: Callable[..., Any], ids: Any, streamer: Any = None, **arguments: Any) -> Timed:
+    """Call `model.generate` or `PrefixCache.generate`, and time the first token and the whole.
+
+    Both are timed the same way: from the call to the first new token that generate gives to a
+    streamer, and to the call's return. `streamer` is given all that generate streams.
+    """
+    import torch
+
+    stamp = FirstToken(streamer)
+    mask = torch.ones_like(ids)
+    started = time.perf_counter()
+    output = generate(input_ids=ids, attention_mask=mask, streamer=stamp, **arguments)
+    ended = time.perf_counter()
+    first = stamp.first_at if stamp.first_at is not None else ended
+    return Timed(output[:, ids.shape[1] :].tolist(), first - started, ended - started)
+
+
+class FirstToken:
+    """A streamer that notes when the first new token came, and passes all on to another one.
+
+    generate puts the prompt first, then each new token.
+    """
+
+    def __init__(self, then: Any = None) -> None:
+        self.first_at: float | None = None
+        self._num_puts = 0
+        self._then = then
+
+    def put(self, value: Any) -> None:
+        """Take the prompt, or the new tokens of one step."""
+        self._num_puts += 1
+        if self._num_puts == 2:
+            self.first_at = time.perf_counter()
+        if self._then is not None:
+            self._then.put(value)
+
+    def end(self) -> None:
+        """Take the end of the text."""
+        if self._then is not None:
+            self._then.end()

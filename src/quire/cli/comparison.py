@@ -1,0 +1,236 @@
+"""The demo's two runs: the same conversations with and without quire, measured."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from quire.cli.chat import Messages, Timed, message, prompt_ids, reply_text, timed
+from quire.cli.talks import MAX_CONVERSATIONS, MAX_TURNS, QUESTIONS, SAMPLED_QUESTION, system_text
+from quire.errors import ConfigError
+
+WARM_TOKENS = 2000
+"""A turn with so many cached tokens counts as warm in the medians."""
+
+NUM_SAMPLES = 4
+
+
+class Size(NamedTuple):
+    """How much the demo does. Raises `ConfigError` through `check`."""
+
+    conversations: int = 5
+    turns: int = 3
+    system_tokens: int = 3000
+    new_tokens: int = 32
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless the numbers are within the demo's text."""
+        limits = {
+            "conversations": MAX_CONVERSATIONS,
+            "turns": MAX_TURNS,
+            "system_tokens": 100_000,
+            "new_tokens": 1000,
+        }
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if not 1 <= value <= limit:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} is {value}; it must be between 1 and {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt, generated from twice: `before` without quire, `after` with it."""
+
+    conversation: str
+    turn: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_before_ms: float
+    ttft_after_ms: float
+    total_before_ms: float
+    total_after_ms: float
+    identical: bool
+    question: str
+    replies: list[str]
+
+    @property
+    def speedup(self) -> float:
+        """Time to first token before, over after."""
+        return self.ttft_before_ms / self.ttft_after_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the demo found. Speed-ups are medians over `warm` turns, the same on both sides."""
+
+    turns: list[Call]
+    sample: Call
+    snapshot: dict[str, Any]
+    pool_bytes: int
+    setup_s: float
+    seconds: float
+
+    @property
+    def calls(self) -> list[Call]:
+        """All turns, and the parallel sample."""
+        return [*self.turns, self.sample]
+
+    @property
+    def identical(self) -> bool:
+        """Whether each reply is the same with quire as without, token by token."""
+        return all(call.identical for call in self.calls)
+
+    @property
+    def warm_tokens(self) -> int:
+        """From so many cached tokens a turn is warm; 1 in a demo too small for `WARM_TOKENS`."""
+        long = any(call.cached_tokens >= WARM_TOKENS for call in self.turns)
+        return WARM_TOKENS if long else 1
+
+    @property
+    def warm(self) -> list[Call]:
+        """The turns that the medians are over."""
+        return [call for call in self.turns if call.cached_tokens >= self.warm_tokens]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(call.prompt_tokens for call in self.calls)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that quire had cached."""
+        return sum(call.cached_tokens for call in self.calls)
+
+    def median_of(self, value: Callable[[Call], float]) -> float | None:
+        """Return the median of a value over the warm turns; None without any."""
+        return median(map(value, self.warm)) if self.warm else None
+
+    def figures(self) -> dict[str, Any]:
+        """Return all that was found as plain data."""
+        return {
+            "outputs_identical": self.identical,
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "hit_rate": self.reused_tokens / self.prompt_tokens,
+            "ttft_ms_cold_median": self.median_of(lambda call: call.ttft_before_ms),
+            "ttft_ms_warm_median": self.median_of(lambda call: call.ttft_after_ms),
+            "ttft_speedup_median": self.median_of(lambda call: call.speedup),
+            "median_over_turns_with_cached_tokens": self.warm_tokens,
+            "calls_ms_before": sum(call.total_before_ms for call in self.calls),
+            "calls_ms_after": sum(call.total_after_ms for call in self.calls),
+            "seconds": self.seconds,
+            "setup_seconds": self.setup_s,
+            "turns": [asdict(call) | {"speedup": call.speedup} for call in self.turns],
+            "sample": asdict(self.sample) | {"speedup": self.sample.speedup},
+            "pool": self.snapshot["groups"][0] | {"num_bytes": self.pool_bytes},
+            "stats": self.snapshot["stats"],
+        }
+
+
+class Pair:
+    """A model, and the same model behind a `PrefixCache`; each has its own conversations.
+
+    Each prompt goes through both, one after the other, so that both meet the same machine. A
+    conversation goes on with the reply of its own side: if one reply ever differed, the two
+    sides would go apart, and the comparison says so.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, cache: Any, size: Size) -> None:
+        self.model, self.tokenizer, self.cache = model, tokenizer, cache
+        self._size = size
+        self.system = system_text(
+            size.system_tokens, lambda text: len(tokenizer(text)["input_ids"])
+        )
+        self._talks = {
+            label: ([message("system", self.system)], [message("system", self.system)])
+            for label in labels(size.conversations)
+        }
+        pad = model.generation_config.pad_token_id
+        self._arguments = {
+            "max_new_tokens": size.new_tokens,
+            "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
+        }
+
+    def warm_up(self) -> None:
+        """Run both sides once on a text of their own, so that no turn pays for first calls."""
+        ids = prompt_ids(self.tokenizer, [message("user", "The first call sets things up.")])
+        for generate in (self.model.generate, self.cache.generate):
+            self._timed(generate, ids, do_sample=False)
+        self.cache.clear()
+
+    def turn(self, label: str, turn: int) -> Call:
+        """Ask the next question of a conversation and keep the replies in it."""
+        before, after = self._talks[label]
+        question = QUESTIONS[labels(MAX_CONVERSATIONS).index(label)][turn - 1]
+        for talk in (before, after):
+            talk.append(message("user", question))
+        return self._call(label, turn, before, after, do_sample=False)
+
+    def sample(self) -> Call:
+        """Draw four replies to one question, seeded, under the same system prompt."""
+        talk = [message("system", self.system), message("user", SAMPLED_QUESTION)]
+        return self._call(
+            "samples", 1, talk, list(talk), do_sample=True, num_return_sequences=NUM_SAMPLES
+        )
+
+    def _call(
+        self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
+    ) -> Call:
+        question = before[-1]["content"]
+        plain = self._timed(self.model.generate, self._ids(before), **arguments)
+        reused = self._timed(self.cache.generate, self._ids(after), **arguments)
+        for talk, made in ((before, plain), (after, reused)):
+            talk.append(message("assistant", reply_text(self.tokenizer, made.new_ids[0])))
+        report = self.cache.last
+        return Call(
+            conversation=label,
+            turn=turn,
+            prompt_tokens=report.prompt_tokens,
+            cached_tokens=report.cached_tokens,
+            ttft_before_ms=plain.ttft_s * 1e3,
+            ttft_after_ms=reused.ttft_s * 1e3,
+            total_before_ms=plain.total_s * 1e3,
+            total_after_ms=reused.total_s * 1e3,
+            identical=plain.new_ids == reused.new_ids,
+            question=question,
+            replies=[reply_text(self.tokenizer, ids) for ids in reused.new_ids],
+        )
+
+    def _timed(self, generate: Callable[..., Any], ids: Any, **arguments: Any) -> Timed:
+        import torch
+
+        torch.manual_seed(self._size.seed)  # pyright: ignore[reportUnknownMemberType]
+        return timed(generate, ids, **self._arguments, **arguments)
+
+    def _ids(self, talk: Messages) -> Any:
+        return prompt_ids(self.tokenizer, talk).to(self.model.device)
+
+
+def labels(count: int) -> list[str]:
+    """Return the names of conversations: A, B, C, ..."""
+    return [chr(ord("A") + number) for number in range(count)]
+
+
+def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) -> Comparison:
+    """Run the interleaved conversations and the parallel sample; `say` hears what is next."""
+    started = time.perf_counter()
+    pair.warm_up()
+    turns: list[Call] = []
+    for turn in range(1, size.turns + 1):
+        for label in labels(size.conversations):
+            say(f"conversation {label}, turn {turn}: without quire, then with it")
+            turns.append(pair.turn(label, turn))
+    say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
+    sample = pair.sample()
+    pair.cache.manager.check()
+    return Comparison(
+        turns=turns,
+        sample=sample,
+        snapshot=pair.cache.manager.snapshot(),
+        pool_bytes=pair.cache.pool.num_bytes,
+        setup_s=setup_s,
+        seconds=time.perf_counter() - started,
+    )

@@ -1,0 +1,209 @@
+"""`quire demo`: conversations under one long system prompt, with and without quire."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from quire.cli.comparison import NUM_SAMPLES, Call, Comparison, Pair, Size, compare
+from quire.cli.models import TINY, load
+from quire.cli.output import (
+    facts_table,
+    is_utf8,
+    milliseconds,
+    plain_table,
+    pool_bar,
+    pool_counts,
+    print_json,
+    progress,
+    stderr,
+    stdout,
+    times,
+)
+from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+
+CAPTION = (
+    "without, with quire: milliseconds to the first new token; "
+    "same: the new text is the same, token by token"
+)
+
+
+def demo(
+    *,
+    model: Annotated[
+        str, typer.Option(help="A local folder or a hub id.", show_default="the packaged one")
+    ] = TINY,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for cached K and V.", show_default="64MiB, or 1GiB with a model of yours"
+        ),
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the four samples.")] = 0,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16 or auto; equality is float32's.")
+    ] = "float32",
+    conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
+    turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
+    system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
+    new_tokens: Annotated[int, typer.Option(help="Length of a reply.")] = 32,
+) -> None:
+    """Several conversations under one long system prompt, with quire and without.
+
+    Five people talk with a model in turn; each prompt is the whole conversation
+    so far. At the end, four replies are drawn from one prompt. All of it runs
+    twice, with plain generate and with quire. The table shows what was reused
+    and the time to the first new token; the new text is compared token by
+    token, and a difference is exit code 1.
+
+    [bold]Examples[/bold]
+
+      quire demo
+      quire demo --json
+      quire demo --save run.json && quire inspect run.json
+      quire demo --model ./my-model --capacity 2GiB
+    """
+    size = Size(conversations, turns, system_tokens, new_tokens, seed)
+    size.check()
+    capacity = capacity or ("64MiB" if model == TINY else "1GiB")
+    parse_bytes(capacity)
+    with progress(f"loading {model}", total=conversations * turns + 1) as say:
+        started = time.perf_counter()
+        loaded, tokenizer = load(model, dtype)
+        from quire.engines.hf import PrefixCache
+
+        cache = PrefixCache(loaded, capacity, block_size)
+        pair = Pair(loaded, tokenizer, cache, size)
+        found = compare(pair, size, say, time.perf_counter() - started)
+    if save is not None:
+        _save(save, found.snapshot, text_is_bytes=model == TINY)
+    if as_json:
+        print_json(found.figures() | machine(model, loaded))
+    else:
+        show(stdout(), found, machine(model, loaded))
+    if not found.identical:
+        stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
+        raise typer.Exit(1)
+
+
+def machine(name: str, model: Any) -> dict[str, Any]:
+    """Say what ran the demo."""
+    import torch
+
+    device = f"CPU, {torch.get_num_threads()} threads"
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
+    return {
+        "model": name,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "device": device,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
+    """Print the table of turns, then what they come to."""
+    people = sorted({call.conversation for call in found.turns})
+    console.print(
+        Text.assemble(
+            "\n",
+            (f"{len(people)} conversations", "bold"),
+            f" on {ran['model']} ({ran['parameters'] / 1e6:.1f} M parameters, {ran['dtype']}), ",
+            f"{ran['device']}\n",
+            "Each prompt is the whole conversation; all share one long system prompt.",
+        )
+    )
+    table = plain_table(caption=CAPTION, caption_justify="left")
+    for name in ("turn", "prompt", "reused", "", "without", "with", "speed-up", "same"):
+        table.add_column(name, justify="left" if name in {"turn", "", "same"} else "right")
+    for place, call in enumerate(found.calls):
+        if place and call.turn != found.calls[place - 1].turn:
+            table.add_section()
+        table.add_row(*_cells(call, utf8=is_utf8(console)))
+    console.print(table)
+    console.print(facts_table(_facts(found, utf8=is_utf8(console))))
+    console.print()
+    asked = max(found.turns, key=lambda call: (call.conversation == "A", call.turn))
+    console.print(Text.assemble(("asked  ", "bold"), asked.question))
+    console.print(Text.assemble(("reply  ", "bold"), (asked.replies[0].strip(), "italic")))
+    console.print()
+
+
+def _cells(call: Call, *, utf8: bool) -> list[Text | str]:
+    share = call.cached_tokens / call.prompt_tokens
+    filled = round(8 * share)
+    full, empty = ("█", "░") if utf8 else ("#", ".")
+    gain = "bold green" if call.speedup >= 10 else "green" if call.speedup >= 1.5 else "dim"
+    label = f"{call.conversation}{call.turn}"
+    return [
+        f"{NUM_SAMPLES} samples" if call.conversation == "samples" else label,
+        f"{call.prompt_tokens:,}",
+        f"{call.cached_tokens:,}",
+        Text.assemble(
+            (full * filled, "cyan"), (empty * (8 - filled), "bright_black"), f" {share:4.0%}"
+        ),
+        milliseconds(call.ttft_before_ms / 1e3),
+        milliseconds(call.ttft_after_ms / 1e3),
+        Text(times(call.speedup), gain),
+        Text("yes", "green") if call.identical else Text("NO", "bold red"),
+    ]
+
+
+def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
+    figures = found.figures()
+    num_different = sum(not call.identical for call in found.calls)
+    same = f"yes: {len(found.turns)} greedy replies and {NUM_SAMPLES} samples, token by token"
+    different = f"NO: {num_different} of {len(found.calls)} calls gave other tokens"
+    computed = found.prompt_tokens - found.reused_tokens
+    saved = (
+        f"{found.reused_tokens:,} of {found.prompt_tokens:,} prompt tokens "
+        f"({figures['hit_rate']:.1%}) were reused; {computed:,} computed"
+    )
+    facts: list[tuple[str, Any]] = [
+        (
+            "outputs identical",
+            Text(same, "green") if found.identical else Text(different, "bold red"),
+        ),
+        ("prefill saved", saved),
+    ]
+    if found.warm:
+        facts.append(
+            (
+                "first token",
+                Text.assemble(
+                    f"{milliseconds(figures['ttft_ms_cold_median'] / 1e3)} ms without, "
+                    f"{milliseconds(figures['ttft_ms_warm_median'] / 1e3)} ms with quire: ",
+                    (times(figures["ttft_speedup_median"]), "bold green"),
+                    f" (medians, {len(found.warm)} turns with {found.warm_tokens:,}+ cached)",
+                ),
+            )
+        )
+    before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
+    pool = figures["pool"]
+    facts += [
+        ("all calls", f"{before:.1f} s without, {after:.1f} s with quire: {times(before / after)}"),
+        (
+            "block pool",
+            Text.assemble(pool_bar(pool, utf8=utf8), f" {format_bytes(found.pool_bytes)}"),
+        ),
+        ("", pool_counts(pool)),
+    ]
+    return facts
+
+
+def _save(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:
+    try:
+        path.write_text(json.dumps(snapshot | {"text_is_bytes": text_is_bytes}), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error

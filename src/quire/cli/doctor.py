@@ -1,0 +1,165 @@
+"""`quire doctor`: what is installed, what is missing, and how to get it."""
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.text import Text
+
+from quire._version import __version__
+from quire.cli.output import facts_table, plain_table, print_json, progress, stdout
+from quire.config import format_bytes
+
+DISTRIBUTION = "quire-kv"
+PACKAGES = ("numpy", "msgspec", "typer", "rich", "torch", "transformers", "safetensors")
+
+
+class Extra(NamedTuple):
+    """An optional part: what it needs, and what it is for."""
+
+    packages: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = {
+    "cli": Extra(("typer", "rich"), "this command line"),
+    "torch": Extra(("torch",), "block pools in tensors"),
+    "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache; demo and generate"),
+}
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """What is installed, what each extra would add, and what the machine has.
+
+    Works with nothing but the base install and the cli extra.
+
+    [bold]Examples[/bold]
+
+      quire doctor
+      quire doctor --json
+    """
+    with progress("looking at the devices"):
+        found = examine()
+    if as_json:
+        print_json(found)
+        return
+    console = stdout()
+    console.print()
+    console.print(facts_table(_facts(found)))
+    console.print()
+    table = plain_table()
+    for name in ("extra", "gives", "needs", "get it"):
+        table.add_column(name, overflow="fold")
+    for name, extra in found["extras"].items():
+        needs = Text(", ").join(
+            Text(package, "red" if package in extra["missing"] else "green")
+            for package in extra["packages"]
+        )
+        get = Text("installed", "green") if not extra["missing"] else Text(extra["install"], "bold")
+        table.add_row(name, extra["purpose"], needs, get)
+    console.print(table)
+
+
+def examine() -> dict[str, Any]:
+    """Return versions, extras and devices as plain data."""
+    versions = {name: _version(name) for name in PACKAGES}
+    extras = {
+        name: {
+            "packages": list(extra.packages),
+            "missing": [package for package in extra.packages if versions[package] is None],
+            "purpose": extra.purpose,
+            "install": f"pip install '{DISTRIBUTION}[{name}]'",
+        }
+        for name, extra in EXTRAS.items()
+    }
+    return {
+        "quire": __version__,
+        "installed_as": _installed_as(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": versions,
+        "extras": extras,
+        "cpu_cores": _cpu_cores(),
+        "memory_bytes": _memory_bytes(),
+    } | _devices()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package) if importlib.util.find_spec(package) else None
+    except PackageNotFoundError:
+        return None
+
+
+def _installed_as() -> str | None:
+    try:
+        requires(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
+    return DISTRIBUTION
+
+
+def _cpu_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_bytes() -> dict[str, int | None]:
+    """Total memory, and what is available where the system says."""
+    total = None
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = None
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text("ascii", "replace").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    return {"total": total, "available": available}
+
+
+def _devices() -> dict[str, Any]:
+    """CUDA devices as torch sees them; none without torch, or with one that does not load."""
+    if _version("torch") is None:
+        return {"cuda": [], "torch_threads": None, "torch_error": None}
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return {"cuda": [], "torch_threads": None, "torch_error": str(error)}
+    devices: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        devices.append({"name": name, "total_bytes": total, "free_bytes": free})
+    return {"cuda": devices, "torch_threads": torch.get_num_threads(), "torch_error": None}
+
+
+def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    memory = found["memory_bytes"]
+    sizes = [
+        f"{format_bytes(memory[kind])} {kind}" for kind in ("total", "available") if memory[kind]
+    ]
+    facts: list[tuple[str, Any]] = [
+        ("quire", found["quire"]),
+        ("python", f"{found['python']} ({found['platform']}), {sys.executable}"),
+    ]
+    for name, number in found["packages"].items():
+        facts.append((name, number if number is not None else Text("not installed", "yellow")))
+    facts += [("CPU", f"{found['cpu_cores']} cores"), ("memory", ", ".join(sizes) or "unknown")]
+    if found["torch_error"]:
+        facts.append(("torch", Text(f"does not load: {found['torch_error']}", "red")))
+    for index, device in enumerate(found["cuda"]):
+        sizes = (format_bytes(device[kind]) for kind in ("free_bytes", "total_bytes"))
+        facts.append((f"CUDA {index}", f"{device['name']}, {' free of '.join(sizes)}"))
+    if not found["cuda"]:
+        facts.append(("CUDA", "no device: models run on the CPU"))
+    return facts

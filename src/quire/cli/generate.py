@@ -1,0 +1,171 @@
+"""`quire generate`: text from a model, with the cache at work over turns."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from quire.cli.chat import Messages, message, prompt_ids, reply_text, timed
+from quire.cli.models import TINY, load
+from quire.cli.output import milliseconds, print_json, progress, stderr, stdout
+from quire.config import parse_bytes
+from quire.errors import ConfigError, TokensError
+
+
+def generate(
+    *,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    turns: Annotated[
+        Path | None, typer.Option(help="A conversation: a question per line, or a JSON list.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System text, or @FILE.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A local folder or a hub id.", show_default="the packaged one")
+    ] = TINY,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a reply.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed, for a temperature above 0.")] = 0,
+    salt: Annotated[
+        str | None, typer.Option(help="Share the cache only with calls of the same salt.")
+    ] = None,
+    capacity: Annotated[str, typer.Option(help="Memory for cached K and V.")] = "256MiB",
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Generate text, and say what was reused.
+
+    The prompt is the argument, --file, standard input, or the turns of a
+    conversation (--turns: one question per line, or a JSON list of strings).
+    The text goes to standard output as it is made. After each reply, one line
+    on standard error says how many prompt tokens were cached, how many were
+    computed, and when the first new token came.
+
+    [bold]Examples[/bold]
+
+      quire generate "What is a list?"
+      quire generate --system @notes.txt --turns questions.txt
+      echo "What is a list?" | quire generate --json
+      quire generate --model ./my-model --temperature 0.8 "Once upon a time"
+    """
+    questions = _questions(prompt, file, turns)
+    talk: Messages = [message("system", _system(system))] if system is not None else []
+    parse_bytes(capacity)
+    with progress(f"loading {model}"):
+        loaded, tokenizer = load(model, dtype)
+        from quire.core import Scope
+        from quire.engines.hf import PrefixCache
+
+        cache = PrefixCache(loaded, capacity, block_size)
+    arguments = _sampling(temperature) | {
+        "max_new_tokens": max_new_tokens,
+        "scope": Scope(salt=salt),
+        "pad_token_id": _pad_id(loaded, tokenizer),
+    }
+    made: list[dict[str, Any]] = []
+    for question in questions:
+        talk.append(message("user", question))
+        if len(questions) > 1 and not as_json:
+            stdout().print(Text(f"> {question}", "bold"))
+        made.append(_turn(cache, tokenizer, talk, seed, arguments, streams=not as_json))
+        talk.append(message("assistant", made[-1]["text"]))
+    if as_json:
+        stats = cache.stats
+        totals = {"hit_rate": stats.hit_rate, "missed": stats.missed}
+        print_json({"model": model, "turns": made, "stats": totals})
+
+
+def _turn(
+    cache: Any,
+    tokenizer: Any,
+    talk: Messages,
+    seed: int,
+    arguments: dict[str, Any],
+    *,
+    streams: bool,
+) -> dict[str, Any]:
+    import torch
+    from transformers import TextStreamer
+
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+    ids = prompt_ids(tokenizer, talk).to(cache.model.device)
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    made = timed(cache.generate, ids, streamer if streams else None, **arguments)
+    report = cache.last
+    if streams:
+        stderr().print(
+            f"[{report.cached_tokens:,} cached + {report.computed_tokens:,} computed prompt "
+            f"tokens, first token after {milliseconds(made.ttft_s)} ms]",
+            style="dim cyan",
+            markup=False,
+            highlight=False,
+        )
+    return {
+        "prompt": talk[-1]["content"],
+        "text": reply_text(tokenizer, made.new_ids[0]),
+        "prompt_tokens": report.prompt_tokens,
+        "cached_tokens": report.cached_tokens,
+        "computed_tokens": report.computed_tokens,
+        "new_tokens": len(made.new_ids[0]),
+        "ttft_ms": made.ttft_s * 1e3,
+        "total_ms": made.total_s * 1e3,
+    }
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+
+
+def _pad_id(model: Any, tokenizer: Any) -> int | None:
+    pad = model.generation_config.pad_token_id
+    return tokenizer.eos_token_id if pad is None else pad
+
+
+def _questions(prompt: str | None, file: Path | None, turns: Path | None) -> list[str]:
+    """Return what the user says, turn by turn. Raises `ConfigError` and `TokensError`."""
+    given = [source for source in (prompt, file, turns) if source is not None]
+    if len(given) > 1:
+        raise ConfigError("give the prompt once: as an argument, with --file or with --turns")
+    if turns is not None:
+        questions = _read_turns(turns)
+    elif file is not None:
+        questions = [_read(file)]
+    elif prompt is not None:
+        questions = [prompt]
+    elif sys.stdin.isatty():
+        raise TokensError("there is no prompt; give an argument, --file, --turns or text on stdin")
+    else:
+        questions = [sys.stdin.read()]
+    if not questions or not all(question.strip() for question in questions):
+        raise TokensError("the prompt is empty; give some text")
+    return questions
+
+
+def _read_turns(path: Path) -> list[str]:
+    text = _read(path)
+    if not text.lstrip().startswith("["):
+        return [line for line in text.splitlines() if line.strip()]
+    try:
+        turns: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is no JSON list of strings: {error}") from error
+    if not all(isinstance(turn, str) for turn in turns):
+        raise ConfigError(f"{str(path)!r} must be a JSON list of strings only")
+    return turns
+
+
+def _system(text: str) -> str:
+    return _read(Path(text[1:])) if text.startswith("@") else text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.expanduser().read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not UTF-8 text: {error.reason}") from error

@@ -1,0 +1,209 @@
+"""`quire inspect`: the state of a cache, drawn from its snapshot."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from quire.cli.output import (
+    ACTIVE,
+    CACHED,
+    facts_table,
+    is_utf8,
+    plain_table,
+    pool_bar,
+    pool_counts,
+    print_json,
+    stdout,
+)
+from quire.errors import ConfigError
+
+PARTS = frozenset({"block_size", "policy", "groups", "roots", "sequences", "stats"})
+
+HEAD_TOKENS = 48
+"""So many tokens of an edge are shown as text."""
+
+MISSES = {
+    "last_token": "the last token of each prompt is always computed",
+    "partial_block": "in the last, incomplete block",
+    "evicted": "was cached once, and evicted",
+    "scope": "cached in another scope, which does not share",
+    "cold": "never seen before",
+}
+
+
+def inspect(
+    file: Annotated[
+        Path | None, typer.Argument(help="A saved snapshot.", show_default=False)
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Read token ids as bytes, and show them as text.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the snapshot as JSON.")] = False,
+) -> None:
+    """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
+
+    Reads what quire demo --save wrote, or the JSON of a manager.snapshot() of
+    yours. Without a file it shows a small demonstration, which needs no torch.
+
+    [bold]Examples[/bold]
+
+      quire inspect
+      quire demo --save run.json && quire inspect run.json
+      quire inspect run.json --json
+    """
+    state = demonstration() if file is None else read(file)
+    if as_json:
+        print_json(state)
+        return
+    console = stdout()
+    if file is None:
+        console.print(
+            "\nA demonstration: two chats of tenant [bold]a[/bold] share a prompt, one of them is "
+            "forked and still running; tenant [bold]b[/bold] asks the same and shares nothing.",
+            soft_wrap=False,
+        )
+    try:
+        show(console, state, text=text or bool(state.get("text_is_bytes")))
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a snapshot. Raises `ConfigError` for a file that is none."""
+    try:
+        state: Any = json.loads(path.expanduser().read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(_not_a_snapshot(path, str(error))) from error
+    missing = PARTS.difference(cast("dict[str, Any]", state) if isinstance(state, dict) else ())
+    if missing:
+        raise ConfigError(_not_a_snapshot(path, f"{', '.join(sorted(missing))} missing"))
+    return cast("dict[str, Any]", state)
+
+
+def show(console: Console, state: dict[str, Any], *, text: bool) -> None:
+    """Draw a snapshot: pools, trees, sequences, statistics."""
+    console.print()
+    for group in state["groups"]:
+        facts = [
+            (group["name"], pool_bar(group, utf8=is_utf8(console))),
+            ("", pool_counts(group) + Text(f" of {state['block_size']} tokens, {state['policy']}")),
+        ]
+        console.print(facts_table(facts))
+    for root in state["roots"]:
+        if root["children"]:
+            console.print()
+            tree = Tree(Text(_scope_name(root["scope"]), "bold"), guide_style="bright_black")
+            _grow(tree, root["children"], state["block_size"], text=text)
+            console.print(tree)
+    console.print()
+    if state["sequences"]:
+        console.print(_sequences(state))
+    console.print(facts_table(_statistics(state["stats"])))
+    console.print()
+
+
+def demonstration() -> dict[str, Any]:
+    """Return the snapshot of a small cache with something of everything in it."""
+    from quire.core import CacheManager, Scope
+
+    manager = CacheManager(48, 8)
+    rules = b"You are a careful librarian. Answer in one sentence. "
+    mine, other = Scope(salt="a"), Scope(salt="b")
+
+    def serve(text: bytes, scope: Scope) -> Any:
+        seq = manager.open(list(text), scope)
+        manager.take_copies()
+        manager.reserve(seq, len(text) - seq.computed)
+        manager.commit(seq, list(text[seq.computed :]))
+        return seq
+
+    manager.close(serve(b"A long story that nobody asks for again. " * 5, mine))
+    manager.close(serve(rules + b"Where are the maps? On the second floor.", mine))
+    manager.close(serve(rules + b"Where are the poems? Next to the window.", mine))
+    chat = serve(rules + b"Where are the poems? Next to the window. And the plays?", mine)
+    twin = manager.fork(chat)
+    for seq, reply in ((chat, b" Upstairs, on the left."), (twin, b" Ask at the desk.")):
+        manager.reserve(seq, len(reply))
+        manager.take_copies()
+        manager.commit(seq, list(reply))
+    manager.reclaim(20)
+    manager.close(serve(b"A long story that nobody asks for again.", mine))
+    manager.close(serve(rules + b"Where are the maps?", other))
+    manager.check()
+    return manager.snapshot() | {"text_is_bytes": True}
+
+
+def _grow(tree: Tree, nodes: list[dict[str, Any]], size: int, *, text: bool) -> None:
+    for node in nodes:
+        num_blocks = len(node["blocks"][0])
+        stop = node["end"] * size
+        start = stop - num_blocks * size
+        held = (f"{node['locks']} ref", ACTIVE) if node["locks"] else ("cached", CACHED)
+        label = Text.assemble(
+            (f"{num_blocks} block{'s' if num_blocks != 1 else ''}", "bold"),
+            f"  tokens {start:,}-{stop:,}  ",
+            held,
+        )
+        if node["pins"]:
+            label.append("  pinned", "magenta")
+        if node["priority"]:
+            label.append(f"  priority {node['priority']}", "magenta")
+        label.append("  " + _head(node["tokens"], text=text), "dim")
+        label.no_wrap, label.overflow = True, "ellipsis"
+        _grow(tree.add(label), node["children"], size, text=text)
+
+
+def _head(tokens: list[int], *, text: bool) -> str:
+    """The beginning of an edge, as text or as token ids."""
+    if not text:
+        more = ", ..." if len(tokens) > 8 else ""
+        return f"[{', '.join(map(str, tokens[:8]))}{more}]"
+    head = bytes(token for token in tokens[:HEAD_TOKENS] if 0 <= token < 256)
+    more = "..." if len(tokens) > HEAD_TOKENS else ""
+    return json.dumps(head.decode("utf-8", "replace"), ensure_ascii=False) + more
+
+
+def _sequences(state: dict[str, Any]) -> Any:
+    table = plain_table()
+    table.add_column("sequence")
+    for name in ("published", "computed", "capacity", "cached at open"):
+        table.add_column(name, justify="right")
+    table.add_column("scope", overflow="fold")
+    for seq in state["sequences"]:
+        lengths = (f"{seq[name]:,}" for name in ("published", "computed", "capacity", "num_cached"))
+        table.add_row(f"{seq['number']} {seq['state']}", *lengths, _scope_name(seq["scope"]))
+    return table
+
+
+def _statistics(stats: dict[str, Any]) -> list[tuple[str, Any]]:
+    found = f"{stats['hit_tokens']:,} of {stats['prompt_tokens']:,}"
+    facts = [
+        ("requests", f"{stats['num_requests']:,}"),
+        ("found", f"{found} prompt tokens ({stats['hit_rate']:.1%})"),
+    ]
+    for reason, tokens in stats["missed"].items():
+        if tokens:
+            facts.append((f"missed {tokens:,}", f"{reason}: {MISSES.get(reason, '')}"))
+    kinds = ("published", "deduplicated", "copied", "evicted")
+    counts = ", ".join(f"{stats[f'{kind}_blocks']:,} {kind}" for kind in kinds)
+    facts.append(("blocks", counts))
+    return facts
+
+
+def _scope_name(scope: str) -> str:
+    """A scope's repr; long fingerprints are cut."""
+    if scope == "Scope()":
+        return "everyone"
+    quoted = scope.split("'")
+    return "'".join(part[:12] + "..." if len(part) > 40 else part for part in quoted)
+
+
+def _not_a_snapshot(path: Path | None, reason: str) -> str:
+    return f"{str(path)!r} is no snapshot of a CacheManager ({reason}); quire demo --save makes one"

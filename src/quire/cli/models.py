@@ -1,0 +1,107 @@
+"""Models and tokenizers, from a folder or the hub."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+TINY = "quire-tiny"
+HUB_TIMEOUT_S = 5
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+def load(name: str = TINY, dtype: str = "float32") -> tuple[Any, Any]:
+    """Return model and tokenizer of `quire-tiny`, a local folder, or a hub id.
+
+    The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
+    transformers knows: "float32", "bfloat16", "auto". Raises `ConfigError`.
+    """
+    check_installed()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    hush()
+    source = _source(name)
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")
+    tokenizers: Any = AutoTokenizer
+    models: Any = AutoModelForCausalLM
+    local = isinstance(source, Path) or not _hub_answers()
+    try:
+        tokenizer = tokenizers.from_pretrained(source, local_files_only=local)
+        model = models.from_pretrained(source, local_files_only=local, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(_why_not(name, source, error)) from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer
+
+
+def check_installed() -> None:
+    """Raise `ConfigError` unless torch and transformers are there."""
+    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ConfigError(
+            f"running a model needs {' and '.join(missing)}: pip install 'quire-kv[hf]' "
+            "(quire doctor shows what is there)"
+        )
+
+
+def hush() -> None:
+    """Keep transformers from writing warnings and bars between the command's own lines."""
+    import huggingface_hub
+    import transformers
+
+    huggingface_hub.utils.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _source(name: str) -> str | Path:
+    """Where to load `name` from: a folder that exists, or a hub id."""
+    if name == TINY:
+        from quire.bench.hf_models import QUIRE_TINY
+
+        if not (QUIRE_TINY / "config.json").is_file():
+            raise ConfigError(
+                f"the packaged model is missing in {QUIRE_TINY}; reinstall quire-kv, or pass "
+                "--model FOLDER"
+            )
+        return QUIRE_TINY
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{name!r} is a folder without config.json, so no model; pass the "
+                              "folder that save_pretrained wrote")  # fmt: skip
+        return path
+    if path.exists():
+        raise ConfigError(f"{name!r} is a file; pass the folder that save_pretrained wrote")
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        raise ConfigError(f"there is no folder {name!r}; pass a local folder or a hub id")
+    return name
+
+
+def _hub_answers() -> bool:
+    """Ask the hub once, for seconds; transformers would try for a minute. It may still be cached."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    session: Any = get_session()
+    try:
+        session.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception:  # noqa: BLE001 - the session's library differs between hub versions
+        return False
+    return True
+
+
+def _why_not(name: str, source: str | Path, error: Exception) -> str:
+    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if isinstance(source, Path):
+        return f"{name!r} cannot be loaded: {reason}"
+    return (
+        f"{name!r} is no local folder, and the hub did not give it; pass a local folder, or leave "
+        f"--model out for {TINY}. transformers says: {reason}"
+    )

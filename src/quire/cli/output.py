@@ -1,0 +1,123 @@
+"""Consoles, numbers and bars: how every command speaks.
+
+Results go to standard output, everything else (progress, errors) to standard error. With
+`--json`, standard output holds one JSON document and nothing else.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+BAR_WIDTH = 40
+ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
+
+
+def stdout() -> Console:
+    """Return a console for results."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """Return a console for progress and errors; long lines are left to the terminal."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+def print_json(document: object) -> None:
+    """Print a JSON document to standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Generator[Callable[[str], None]]:
+    """Show progress on a terminal's standard error; nothing where there is none.
+
+    Yields a function that says what is done now, and counts one of `total` as begun.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _what: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        begun = 0
+
+        def begin(what: str) -> None:
+            nonlocal begun
+            bar.update(task, description=what, completed=begun)
+            begun += 1
+
+        yield begin
+
+
+def plain_table(**options: Any) -> Table:
+    """Return a table with one line under its head and no frame."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", **options)
+
+
+def facts_table(facts: Iterable[tuple[str, Any]]) -> Table:
+    """Return names and values in two columns."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:
+    """Draw the blocks of one pool of a snapshot: active, cached, free."""
+    marks = "█▓░" if utf8 else "#+."
+    total = group["num_blocks"]
+    active = min(BAR_WIDTH, -(-BAR_WIDTH * group["active"] // total))
+    cached = min(BAR_WIDTH - active, -(-BAR_WIDTH * group["cached"] // total))
+    free = BAR_WIDTH - active - cached
+    bar = Text()
+    for mark, width, style in zip(
+        marks, (active, cached, free), (ACTIVE, CACHED, FREE), strict=True
+    ):
+        bar.append(mark * width, style)
+    return bar
+
+
+def pool_counts(group: dict[str, Any]) -> Text:
+    """Say how many blocks of one pool of a snapshot are active, cached and free."""
+    return Text.assemble(
+        (f"{group['active']:,} active", ACTIVE),
+        " + ",
+        (f"{group['cached']:,} cached", CACHED),
+        " + ",
+        (f"{group['free']:,} free", FREE),
+        f" = {group['num_blocks']:,} blocks",
+    )
+
+
+def is_utf8(console: Console) -> bool:
+    """Whether block characters can be printed."""
+    return console.encoding.lower().replace("-", "").startswith("utf")
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a duration in ms with three digits that say something: 4.21, 42.1, 421."""
+    ms = seconds * 1000
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
+
+
+def times(factor: float) -> str:
+    """Return a ratio for people: 1.04x, 9.3x, 24x."""
+    return (
+        f"{factor:.2f}x" if factor < 2 else f"{factor:.1f}x" if factor < 10 else f"{factor:,.0f}x"
+    )
