@@ -104,7 +104,7 @@ class DecodeSteps:
         sequences = tuple(seqs)
         rows = self._rows
         for seq in sequences:
-            if seq.rows is not rows or seq.state != "open":
+            if type(seq) is not Sequence or seq.rows is not rows or seq.state != "open":
                 raise SequenceError(f"{seq!r} is not an open sequence of this manager")
             if seq.prompt_len > rows.computed[seq.row]:
                 msg = (

@@ -217,10 +217,8 @@ class CacheManager(BlockStore):
     def suspend(self, seq: Sequence) -> None:
         """Preempt: private blocks are freed, published ones are cached until evicted."""
         self._check_open(seq)
-        prompt_rest = b""
-        if seq.computed < seq.prompt_len:
-            prompt_rest = seq.prompt[(seq.computed - seq.prompt_start) * TOKEN_BYTES :]
-        seq.resume_key = seq.token_bytes() + prompt_rest
+        seq.resume_key = seq.token_bytes()
+        seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
         seq.num_cached = seq.computed  # until resumed: the tokens that had KV
         self._rollback.let_go(seq, self._keep_until(seq))
         seq.state = "suspended"
@@ -347,8 +345,8 @@ class CacheManager(BlockStore):
             rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
             num_cached += num_tokens
         rows.computed[row] = rows.capacity[row] = num_cached
-        seq.num_cached = seq.prompt_start = num_cached
-        seq.prompt = key[num_cached * TOKEN_BYTES :].tobytes()
+        seq.num_cached = seq.known_start = num_cached
+        seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
 
     def _adopt(self, seq: Sequence) -> None:
         self.sequences[id(seq)] = seq
@@ -375,7 +373,7 @@ class CacheManager(BlockStore):
             keys: list[bytes | bytearray] = [node.key for node in self.tree.nodes()]
             for seq in self.sequences.values():
                 tail = seq.token_bytes() if seq.state == "open" else seq.resume_key
-                keys += [seq.prompt, tail]
+                keys += [seq.known, tail]
             for key in keys:
                 ids = np.frombuffer(key, INT32)
                 live.update(np.unique(ids[ids < 0]).tolist())
@@ -401,7 +399,7 @@ class CacheManager(BlockStore):
                 )
 
     def _check_known(self, seq: Sequence) -> None:
-        if self.sequences.get(id(seq)) is not seq:
+        if id(seq) not in self.sequences:
             known = type(seq) is Sequence and seq.rows is self.rows
             what = "was closed already" if known else "does not belong to this manager"
             raise SequenceError(f"{seq!r} {what}; open one first")

@@ -44,20 +44,17 @@ class Publisher:
             raise CommitError(msg)
         if len(self._copies):
             self.check_copies(seq)
-        if computed >= seq.prompt_len:
+        if computed >= seq.known_end:
             check_sign(key)
             return key
-        start = (computed - seq.prompt_start) * TOKEN_BYTES
-        end = min(len(key), len(seq.prompt) - start)
-        check_sign(key[end:])
-        prompt, at = (
-            (seq.raw_prompt, computed * TOKEN_BYTES) if seq.raw_prompt else (seq.prompt, start)
-        )
-        if not prompt.startswith(key[:end], at):
-            self._refuse(prompt[at:], key[:end], computed)
-        if seq.raw_prompt:
-            return memoryview(seq.prompt[start : start + end] + key[end:].tobytes())
-        return key
+        start = (computed - seq.known_start) * TOKEN_BYTES
+        expected = seq.known[start : start + len(key)]
+        split = len(expected)
+        check_sign(key[split:])
+        raw = seq.without_media(expected, computed)
+        if not raw.startswith(key[:split]):
+            self._refuse(raw, key[:split], computed)
+        return memoryview(expected + key[split:].tobytes()) if seq.raw_prompt else key
 
     def commit(self, seq: Sequence, key: Key) -> None:
         """Add checked tokens: full blocks are published, the rest waits in the tail."""
@@ -167,11 +164,11 @@ class Publisher:
                 )
                 raise CopyError(msg)
 
-    def _refuse(self, prompt: bytes, key: Key, computed: int) -> NoReturn:
-        at = common_prefix(prompt, key)
-        wanted, given = array_of(prompt)[at], array_of(key)[at]
+    def _refuse(self, expected: bytes, key: Key, computed: int) -> NoReturn:
+        at = common_prefix(expected, key)
+        wanted, given = array_of(expected)[at], array_of(key)[at]
         msg = (
-            f"token {given} committed at position {computed + at}, where the prompt given at open "
-            f"has {wanted}; commit the prompt's own tokens, or truncate and go on from there"
+            f"token {given} committed at position {computed + at}, where the prompt (or what was "
+            f"computed before a suspend) has {wanted}; commit these tokens, or open another prompt"
         )
         raise CommitError(msg)

@@ -43,17 +43,16 @@ class Rollback:
             raise TruncateError(msg)
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
-        if keep < published and in_tail:
-            self._take_back(seq, keep, in_tail)
+        taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
+        self._keep_known(seq, num_tokens)
+        rows.write_tail(row, 0, taken_back)
         self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
         if keep < published:
             self._unpublish(seq, keep, in_tail)
-        if num_tokens < computed:
-            seq.prompt_len = min(seq.prompt_len, num_tokens)
         rows.computed[row] = rows.capacity[row] = num_tokens
 
-    def _take_back(self, seq: Sequence, keep: int, in_tail: int) -> None:
-        """Copy the head of published block `keep` to the tail; it must be the sequence's alone."""
+    def _head(self, seq: Sequence, keep: int, in_tail: int) -> bytes:
+        """Return the first tokens of published block `keep`, which must be the sequence's alone."""
         node, below = seq.node, None
         alone = True
         while True:
@@ -71,18 +70,31 @@ class Rollback:
             )
             raise TruncateError(msg)
         at = (keep - node.start) * self._tree.block_bytes
-        head = bytes(node.key[at : at + in_tail * TOKEN_BYTES])
-        self._rows.write_tail(seq.row, 0, head)
+        return bytes(node.key[at : at + in_tail * TOKEN_BYTES])
+
+    def _keep_known(self, seq: Sequence, num_tokens: int) -> None:
+        """Make the rest of the prompt known again; forget what is beyond it."""
+        if num_tokens < seq.known_start:
+            again = seq.token_bytes()[num_tokens * TOKEN_BYTES : seq.known_start * TOKEN_BYTES]
+            seq.known = again + seq.known
+            seq.known_start = num_tokens
+        end = max(seq.prompt_len, num_tokens)
+        seq.known = seq.known[: max(end - seq.known_start, 0) * TOKEN_BYTES]
 
     def _unpublish(self, seq: Sequence, keep: int, in_tail: int) -> None:
-        """Leave the path beyond block `keep`; what was the sequence's alone leaves the tree."""
+        """Leave the path beyond block `keep`.
+
+        Blocks that this sequence published and nobody else uses leave the tree; what it found
+        cached stays, except a block that it goes on writing to.
+        """
         tree = self._tree
         node = seq.node
+        own = keep if in_tail else max(keep, seq.num_cached // self._rows.block_size)
         while node.end > keep and node.parent is not None:
             parent, start = node.parent, node.start
-            if node.locks == 1 and not node.children:
-                self._withdraw(seq, node, max(keep, start), freed_from=keep + (in_tail > 0))
-                if start >= keep:
+            if node.locks == 1 and not node.children and node.end > own:
+                self._withdraw(seq, node, max(own, start), freed_from=keep + (in_tail > 0))
+                if start >= own:
                     node = parent
                 continue
             if start < keep:

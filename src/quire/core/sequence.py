@@ -23,6 +23,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
     `prompt_len`   tokens of the prompt given at open
+    `known`        key bytes of tokens from `known_start` on that commits must repeat: what of
+                   the prompt was not cached; after `resume` also what was computed before
     `state`        "open", "suspended" or "closed"
     """
 
@@ -35,8 +37,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     priority: int = 0
     keep_for: float = 0.0
     num_cached: int = 0
-    prompt: bytes = b""
-    prompt_start: int = 0
+    known: bytes = b""
+    known_start: int = 0
     resume_key: bytes = b""
     raw_prompt: bytes = b""
     state: str = "open"
@@ -65,11 +67,21 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     def tokens(self) -> IntArray:
         """The computed tokens, int32, as a copy (those to recompute while suspended)."""
         key = self.token_bytes() if self.state == "open" else self.resume_key
+        return array_of(self.without_media(key, 0))
+
+    @property
+    def known_end(self) -> int:
+        """Tokens that are known in advance."""
+        return self.known_start + len(self.known) // TOKEN_BYTES
+
+    def without_media(self, key: bytes, start: int) -> bytes:
+        """Return key bytes from token `start` on with placeholder tokens in place of media."""
+        if not self.raw_prompt:
+            return key
         tokens = array_of(key)
-        if self.raw_prompt:
-            in_media = np.flatnonzero(tokens < 0)
-            tokens[in_media] = array_of(self.raw_prompt)[in_media]
-        return tokens
+        in_media = np.flatnonzero(tokens < 0)
+        tokens[in_media] = array_of(self.raw_prompt)[in_media + start]
+        return tokens.tobytes()
 
     def token_bytes(self) -> bytes:
         """Return the computed tokens as key bytes: the path's, then the unpublished tail's."""
