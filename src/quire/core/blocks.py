@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.core.tokens import IntArray
 from quire.errors import InvariantError
-
-BlockIds = npt.NDArray[np.int32]
-Ids = memoryview  # a view of int32 block ids
 
 
 class BlockPool:
@@ -33,7 +30,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_cached = 0
         self.shared: dict[int, int] = {}
-        self._stack: BlockIds = np.arange(num_blocks, dtype=np.int32)
+        self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
         self.ids: memoryview[int] = self._stack.data
         self._top = 0
         self._held = np.zeros(num_blocks, dtype=np.bool_) if debug else None
@@ -87,17 +84,17 @@ class BlockPool:
         else:
             self.shared[block_id] = left
 
-    def free_ids(self) -> BlockIds:
+    def free_ids(self) -> IntArray:
         """Return the free ids in the order in which they will be given out, as a copy."""
         return self._stack[self._top :].copy()
 
-    def _debug_take(self, ids: BlockIds) -> None:
+    def _debug_take(self, ids: IntArray) -> None:
         assert self._held is not None
         if self._held[ids].any():
             raise InvariantError(f"blocks {ids[self._held[ids]]} are on the free stack but held")
         self._held[ids] = True
 
-    def _debug_give(self, ids: BlockIds) -> None:
+    def _debug_give(self, ids: IntArray) -> None:
         assert self._held is not None
         outside = (ids < 0) | (ids >= self.num_blocks)
         if outside.any():

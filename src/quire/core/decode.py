@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from quire.core.blocks import BlockPool
 from quire.core.publish import Publisher
-from quire.core.sequence import IntArray, Rows, Sequence
-from quire.core.tokens import INT32, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.sequence import Rows, Sequence
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, TokenIds, check_sign, key_of
 from quire.errors import CommitError, SequenceError, TokensError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    IndexArray = npt.NDArray[np.intp]
 
 MIXED = -1
 """The room of a batch whose sequences have reserved different numbers of tokens."""
@@ -43,36 +48,39 @@ class DecodeBatch:
     It stays valid while all of them are open. From step to step it knows where each sequence
     stands, and looks again only when `Rows.version` says that another call changed one:
 
-    `in_tail`  int32 [n], tokens in the last block, 0 to block_size - 1
-    `at_edge`  indices of the sequences whose blocks are all full
-    `room`     tokens that every one of them has reserved, or MIXED
+    `next_token`  [n], where in the flat tails the next token goes
+    `tail_end`    [n], where in the flat tails the sequence's row ends
     `next_slot`   [n], where in the flat block tables the next block's id goes
+    `at_edge`     indices of the sequences whose blocks are all full
+    `room`        tokens that every one of them has reserved, or MIXED
     `max_blocks`  an upper bound of the blocks that one of them holds
     """
 
     __slots__ = (
         "all_rows",
         "at_edge",
-        "base",
-        "in_tail",
         "max_blocks",
         "next_slot",
+        "next_token",
         "room",
         "row_ids",
         "seqs",
+        "tail_end",
         "version",
     )
 
     def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, block_size: int) -> None:
         self.seqs = sequences
         self.row_ids = row_ids
-        self.base = row_ids * np.int32(block_size)
+        self.tail_end: IndexArray = (row_ids.astype(np.intp) + 1) * block_size
         first, n = int(row_ids[0]) if len(row_ids) else 0, len(row_ids)
         in_order = bool((row_ids == np.arange(first, first + n)).all())
         self.all_rows: slice | IntArray = slice(first, first + n) if in_order else row_ids
         self.version = -1
         self.room = MIXED
-        self.in_tail = self.at_edge = self.next_slot = row_ids
+        self.next_token: IndexArray = self.tail_end
+        self.next_slot: IndexArray = self.tail_end
+        self.at_edge: IndexArray = self.tail_end
         self.max_blocks = 0
 
     def __len__(self) -> int:
@@ -160,13 +168,13 @@ class DecodeSteps:
         if batch.room <= 0:
             self._commit_one_by_one(batch, key)
             return
-        in_tail = batch.in_tail
-        rows.flat_tails[batch.base + in_tail] = np.frombuffer(key, INT32)
+        next_token = batch.next_token
+        rows.flat_tails[next_token] = np.frombuffer(key, INT32)
         rows.computed_array[batch.all_rows] += 1
-        in_tail += 1
-        full = (in_tail == rows.block_size).nonzero()[0]
+        next_token += 1
+        full = (next_token == batch.tail_end).nonzero()[0]
         if len(full):
-            in_tail[full] = 0
+            next_token[full] -= rows.block_size
             indices: list[int] = full.tolist()
             publisher.publish_last_blocks([batch.seqs[index] for index in indices])
         publisher.count(len(batch))
@@ -184,10 +192,11 @@ class DecodeSteps:
                 raise SequenceError(f"{seq!r} left the batch; make a new one of those still open")
         computed = rows.computed_array[batch.all_rows]
         room = rows.capacity_array[batch.all_rows] - computed
-        batch.in_tail = computed % rows.block_size
-        batch.at_edge = (batch.in_tail == 0).nonzero()[0]
+        in_tail = computed % rows.block_size
+        batch.next_token = batch.tail_end - rows.block_size + in_tail
+        batch.at_edge = (in_tail == 0).nonzero()[0]
         num_blocks = -(-computed // rows.block_size)
-        batch.next_slot = batch.row_ids * np.int64(rows.width) + num_blocks
+        batch.next_slot = batch.row_ids.astype(np.intp) * rows.width + num_blocks
         batch.max_blocks = int(num_blocks.max()) if len(num_blocks) else 0
         batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
         batch.version = rows.version

@@ -126,23 +126,28 @@ class Publisher:
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""
         rows, events, tails = self._rows, self._events, self._rows.tail_bytes
-        flat, width, size = rows.flat, rows.width, self._tree.block_bytes
+        width, size = rows.width, self._tree.block_bytes
+        tables = list(enumerate(rows.flat))
+        extended = 0
         for seq in seqs:
             node, row = seq.node, seq.row
             key = tails[row * size : row * size + size]
             if node.locks != 1 or node.children or node.parent is None:
                 self.publish(seq, key, 1)
                 continue
-            at = row * width + node.end  # from here: `PrefixTree.extend` by one block, unrolled
-            node.key += key
-            for ids, table in zip(node.blocks, flat, strict=False):
-                ids.append(table[at])
-            node.end += 1
+            end = node.end  # from here: `PrefixTree.extend` by one block, unrolled
+            node_key = node.key
+            node_key += key
+            blocks = node.blocks
+            for group, table in tables:
+                blocks[group].append(table[row * width + end])
+            node.end = end + 1
             node.grown = True
             node.lost = None
-            self._counters.published_blocks += 1
+            extended += 1
             if events is not None:
                 events.stored(node, seq.scope, 1)
+        self._counters.published_blocks += extended
 
     @property
     def copies_waiting(self) -> bool:

@@ -15,14 +15,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
 from quire.core.policies import Entry, Policy
 from quire.core.scope import Scope
-from quire.core.tokens import INT32, TOKEN_BYTES, Key, common_prefix
+from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 
 MAX_LOST = 4096
 """How many evicted branches a node remembers, so that a later miss can say why."""
@@ -345,8 +343,3 @@ class PrefixTree:
             return []
         at = bisect_left(bucket, rest.tobytes())
         return bucket[max(at - 1, 0) : at + 1]
-
-
-def tokens_of(node: Node) -> npt.NDArray[np.int32]:
-    """Return the tokens from the root to the end of a node, int32, as a copy."""
-    return np.frombuffer(b"".join(each.key for each in node.path()), INT32).copy()

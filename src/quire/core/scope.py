@@ -7,9 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from quire.core.tokens import INT32, Key, check_sign
+from quire.core.tokens import INT32, IntArray, Key, check_sign
 from quire.errors import MediaError, ScopeError
 
 ScopePart: TypeAlias = "str | bytes | int | None"
@@ -81,7 +80,7 @@ class MediaTable:
     def encode(self, key: Key, media: Sequence[MediaItem]) -> Key:
         """Return a copy of a prompt's key with each media span replaced by its number."""
         check_sign(key)
-        tokens: npt.NDArray[np.int32] = np.frombuffer(key, INT32).copy()
+        tokens: IntArray = np.frombuffer(key, INT32).copy()
         for item in media:
             span = tokens[item.start : item.start + item.length]
             span[:] = self._numbered(item.digest, span.tobytes())
@@ -90,7 +89,7 @@ class MediaTable:
     def peek(self, key: Key, media: Sequence[MediaItem]) -> Key:
         """Return what `encode` would, without giving out numbers (unknown content gets 2**31's)."""
         check_sign(key)
-        tokens: npt.NDArray[np.int32] = np.frombuffer(key, INT32).copy()
+        tokens: IntArray = np.frombuffer(key, INT32).copy()
         for item in media:
             span = tokens[item.start : item.start + item.length]
             span[:] = self._number.get((item.digest, span.tobytes()), UNKNOWN_MEDIA)

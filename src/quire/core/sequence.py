@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from quire.core.radix import Node
 from quire.core.scope import Scope
-from quire.core.tokens import INT32, TOKEN_BYTES, array_of
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, array_of
 from quire.errors import ConfigError
-
-IntArray = npt.NDArray[np.int32]
 
 
 class Sequence(msgspec.Struct, gc=False, eq=False):

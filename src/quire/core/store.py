@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.events import Event, EventLog
@@ -23,8 +24,7 @@ from quire.errors import ConfigError, TokensError
 NO_SCOPE = Scope()
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """What a manager is made with; see `CacheManager`. Raises `ConfigError`."""
 
     groups: tuple[LayerGroup, ...]

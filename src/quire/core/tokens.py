@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.errors import TokensError
 
 if TYPE_CHECKING:
     from array import array
 
+    import numpy.typing as npt
+
 TokenIds: TypeAlias = "npt.NDArray[np.integer] | memoryview[int] | array[int] | Sequence[int]"
 """Token ids: 1-D, integers from 0 to 2**31 - 1. An int32 ndarray is taken without a copy."""
 
 Key: TypeAlias = "memoryview[int]"
 """Token ids as bytes: 1-D, format B, four bytes per token."""
+
+IntArray: TypeAlias = "npt.NDArray[np.int32]"
 
 TOKEN_BYTES = 4
 INT32 = np.dtype(np.int32)
@@ -48,13 +51,13 @@ def check_sign(key: Key) -> None:
     if not key:
         return
     short = len(key) <= 32 * TOKEN_BYTES  # below that, NumPy's call costs more than the loop
-    lowest = min(key.cast("i")) if short else int(np.frombuffer(key, INT32).min())
+    lowest = min(key.cast("i")) if short else int(np.minimum.reduce(np.frombuffer(key, INT32)))
     if lowest < 0:
         msg = f"token id {lowest} is negative; token ids run from 0 to {2**31 - 1}"
         raise TokensError(msg)
 
 
-def array_of(key: Key | bytes | bytearray) -> npt.NDArray[np.int32]:
+def array_of(key: Key | bytes | bytearray) -> IntArray:
     """Copy key bytes into a new int32 array of token ids."""
     return np.frombuffer(key, dtype=INT32).copy()
 
