@@ -1,1 +1,89 @@
-"""quire."""
+"""quire: the KV cache of LLM inference as a library.
+
+`CacheManager`   the control plane: which blocks hold which tokens (no torch)
+`PrefixCache`    a transformers model that never computes the same prefix twice
+`KVLayout`, `KVPool`   the tensors behind block ids (torch)
+
+Importing `quire` imports nothing else; each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from quire._version import __version__
+
+if TYPE_CHECKING:
+    from quire.core import (
+        BlockCopy,
+        CacheManager,
+        DecodeBatch,
+        Explanation,
+        Hit,
+        LayerGroup,
+        MediaItem,
+        Pin,
+        Scope,
+        Sequence,
+        Stats,
+        block_hashes,
+    )
+    from quire.engines.hf import PrefixCache
+    from quire.errors import QuireError
+    from quire.tensors import KVLayout, KVPool
+
+_HOME = {
+    "BlockCopy": "quire.core",
+    "CacheManager": "quire.core",
+    "DecodeBatch": "quire.core",
+    "Explanation": "quire.core",
+    "Hit": "quire.core",
+    "KVLayout": "quire.tensors",
+    "KVPool": "quire.tensors",
+    "LayerGroup": "quire.core",
+    "MediaItem": "quire.core",
+    "Pin": "quire.core",
+    "PrefixCache": "quire.engines.hf",
+    "QuireError": "quire.errors",
+    "Scope": "quire.core",
+    "Sequence": "quire.core",
+    "Stats": "quire.core",
+    "block_hashes": "quire.core",
+}
+
+__all__ = [
+    "BlockCopy",
+    "CacheManager",
+    "DecodeBatch",
+    "Explanation",
+    "Hit",
+    "KVLayout",
+    "KVPool",
+    "LayerGroup",
+    "MediaItem",
+    "Pin",
+    "PrefixCache",
+    "QuireError",
+    "Scope",
+    "Sequence",
+    "Stats",
+    "__version__",
+    "block_hashes",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module it lives in."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "transformers": "hf", "safetensors": "hf"}.get(error.name or "")
+        if extra is None:
+            raise
+        msg = f"quire.{name} needs {error.name}; install it with: pip install 'quire-kv[{extra}]'"
+        raise ModuleNotFoundError(msg, name=error.name) from error
+
+
+def __dir__() -> list[str]:
+    return __all__

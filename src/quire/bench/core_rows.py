@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from time import process_time_ns
 
 import numpy as np
@@ -19,8 +20,11 @@ Row = dict[str, float | str]
 Progress = Callable[[str], None]
 
 SIZE = load.BLOCK_SIZE
-MAX_RUNNING = 64
-"""Requests that serve loop B runs at once, where a step serves them all."""
+MAX_RUNNING = 16
+"""Requests that serve loop B runs at once: so many always fit its pool."""
+
+LOOKAHEAD = 64
+"""Requests that wait at a time in serve loop B: one for each live session."""
 
 
 def rows(names: list[str] | None = None, progress: Progress | None = None) -> list[Row]:
@@ -206,11 +210,7 @@ def _serve_a(*, events: bool) -> Row:
 
 
 def _serve_b() -> Row:
-    """Serve loop B with as many requests running at once as have different sessions and fit.
-
-    Requests are admitted in order; one whose session still runs, or that finds no room, waits
-    for the running ones to end. Each step decodes one token for all that run.
-    """
+    """Serve loop B with MAX_RUNNING requests at a time; a step decodes a token for all of them."""
     manager = _manager(load.SERVE_B.pool_tokens)
     watch = Stopwatch()
     for wave in _waves(load.SERVE_B.requests()):
@@ -228,15 +228,22 @@ def _serve_b() -> Row:
 
 
 def _waves(turns: Iterator[load.Turn]) -> Iterator[list[load.Turn]]:
-    """Group requests, in order, into runs of different sessions."""
-    wave: list[load.Turn] = []
-    for turn in turns:
-        if len(wave) == MAX_RUNNING or any(turn.session == other.session for other in wave):
-            yield wave
-            wave = []
-        wave.append(turn)
-    if wave:
+    """Group requests into waves of up to MAX_RUNNING different sessions.
+
+    A session has one request running at a time, and its requests keep their order; one whose
+    session is in the wave already waits for the next, up to LOOKAHEAD requests long.
+    """
+    waiting: list[load.Turn] = list(islice(turns, LOOKAHEAD))
+    while waiting:
+        wave: list[load.Turn] = []
+        left: list[load.Turn] = []
+        seen: set[int] = set()
+        for turn in waiting:
+            taken = len(wave) < MAX_RUNNING and turn.session not in seen
+            (wave if taken else left).append(turn)
+            seen.add(turn.session)
         yield wave
+        waiting = left + list(islice(turns, len(wave)))
 
 
 def _leaf_bytes() -> Row:

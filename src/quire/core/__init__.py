@@ -3,7 +3,7 @@
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from quire.core.groups import FullAttention, GroupKind, LayerGroup
+from quire.core.groups import FullAttention, LayerGroup
 from quire.core.hashing import block_hashes
 from quire.core.lookup import Explanation, Hit, Segment
 from quire.core.manager import CacheManager
@@ -25,7 +25,6 @@ __all__ = [
     "Event",
     "Explanation",
     "FullAttention",
-    "GroupKind",
     "Hit",
     "LayerGroup",
     "MediaItem",

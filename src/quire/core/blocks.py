@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.tokens import IntArray
-from quire.errors import InvariantError
+from quire.errors import InvariantError, OutOfBlocks
 
 
 class BlockPool:
@@ -47,6 +47,17 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks that an allocation can get: free now, or cached and thus evictable."""
         return self.num_blocks - self._top + self.num_cached
+
+    def shortage(
+        self, what: str, needed: int, mend: str, kind: type[OutOfBlocks] = OutOfBlocks
+    ) -> OutOfBlocks:
+        """Return the error that says what this pool cannot give, what it holds, and what to do."""
+        free, cached, active = self.num_free, self.num_cached, self.num_active
+        msg = (
+            f"{what}: {needed} blocks needed; of {self.num_blocks} blocks {free} are free, {cached} "
+            f"cached, {active} active; {mend}"
+        )
+        return kind(msg, needed=needed, free=free, cached=cached, active=active)
 
     def allocate(self, num_blocks: int) -> memoryview[int]:
         """Take free blocks; the returned view of ids is valid until the next call that frees.

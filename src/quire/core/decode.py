@@ -132,9 +132,10 @@ class DecodeSteps:
             self._look(batch)
         if batch.room > 0:
             return
-        if batch.room == MIXED or any(pool.shared for pool in self._pools):
-            self._reserve_one_by_one(batch)
-            return
+        for pool in self._pools:
+            if pool.shared or batch.room == MIXED:
+                self._reserve_one_by_one(batch)
+                return
         starved = batch.at_edge
         num_new = len(starved)
         if num_new:

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from quire.errors import ConfigError
 
 
-class GroupKind(Protocol):
-    """How the layers of a group look back, and so which cached lengths they accept."""
-
-    @property
-    def name(self) -> str: ...
-
-    def accepts(self, present: Sequence[bool], num_blocks: int) -> int:
-        """Return the largest hit, at most `num_blocks` long, that this group can serve.
-
-        `present[i]` says whether block i of the matched path is resident in this group.
-        """
-        ...
-
-
 class FullAttention(msgspec.Struct, frozen=True):
-    """Every token attends to all before it: a hit needs every block."""
-
-    @property
-    def name(self) -> str:
-        return "full"
-
-    def accepts(self, present: Sequence[bool], num_blocks: int) -> int:
-        for index in range(num_blocks):
-            if not present[index]:
-                return index
-        return num_blocks
+    """Every token attends to all before it: a hit needs every block of its length."""
 
 
 class LayerGroup(msgspec.Struct, frozen=True):
-    """A named group of layers with a block pool of its own."""
+    """A named group of layers with a block pool and block tables of its own.
+
+    `kind` says how its layers look back, and so which cached lengths the group accepts; a hit
+    is the largest length that all groups accept.
+    """
 
     name: str
     num_blocks: int

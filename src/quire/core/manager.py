@@ -21,7 +21,7 @@ from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Rows, Sequence, check_group
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.tokens import INT32, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
-from quire.errors import ConfigError, OutOfBlocks, SequenceError
+from quire.errors import ConfigError, SequenceError
 
 MAX_MEDIA = 4096
 
@@ -385,18 +385,8 @@ class CacheManager(BlockStore):
         needed = -(-num_tokens // self.block_size)
         for pool in self.groups if needed > self._smallest else ():
             if needed > pool.num_blocks:
-                msg = (
-                    f"a prompt of {num_tokens} tokens needs {needed} blocks, the pool has "
-                    f"{pool.num_blocks} ({pool.num_free} free, {pool.num_cached} cached, "
-                    f"{pool.num_active} active); enlarge the pool or shorten the prompt"
-                )
-                raise OutOfBlocks(
-                    msg,
-                    needed=needed,
-                    free=pool.num_free,
-                    cached=pool.num_cached,
-                    active=pool.num_active,
-                )
+                what = f"a prompt of {num_tokens} tokens is larger than the pool"
+                raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
 
     def _check_known(self, seq: Sequence) -> None:
         if id(seq) not in self.sequences:

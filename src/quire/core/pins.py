@@ -69,20 +69,12 @@ class PinBoard:
         self.release_expired()
         wanted = self.num_blocks + self._not_pinned_yet(found)
         if wanted > self.budget:
-            pool = self._tree.pools[0]
-            msg = (
-                f"{num_tokens} tokens to pin would make {wanted} pinned blocks, the budget is "
-                f"{self.budget}; {self.num_blocks} are pinned, {pool.num_free} blocks are free, "
-                f"{pool.num_cached} cached, {pool.num_active} active; close pins or raise "
-                "pin_budget"
+            what = (
+                f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
+                f"{self.budget} and {self.num_blocks} are pinned"
             )
-            raise PinBudgetExceeded(
-                msg,
-                needed=wanted,
-                free=pool.num_free,
-                cached=pool.num_cached,
-                active=pool.num_active,
-            )
+            mend = "close pins or raise pin_budget"
+            raise self._tree.pools[0].shortage(what, wanted, mend, PinBudgetExceeded)
         node = self._tree.cut(found)
         for each in node.path():
             self._tree.lock(each)

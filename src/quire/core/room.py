@@ -8,7 +8,6 @@ from quire.core.blocks import BlockPool
 from quire.core.events import EventLog, RemovalReason
 from quire.core.radix import Node, PrefixTree
 from quire.core.stats import Counters
-from quire.errors import OutOfBlocks
 
 
 class Room:
@@ -88,16 +87,5 @@ class Room:
     def _refuse_if_short(self, num_blocks: int) -> None:
         for pool in self._pools:
             if pool.num_available < num_blocks:
-                msg = (
-                    f"{num_blocks} blocks needed, {pool.num_available} can be had: "
-                    f"{pool.num_free} free, {pool.num_cached} cached, {pool.num_active} active of "
-                    f"{pool.num_blocks}; close or suspend sequences, release pins, or enlarge "
-                    "the pool"
-                )
-                raise OutOfBlocks(
-                    msg,
-                    needed=num_blocks,
-                    free=pool.num_free,
-                    cached=pool.num_cached,
-                    active=pool.num_active,
-                )
+                mend = "close or suspend sequences, release pins, or enlarge the pool"
+                raise pool.shortage("no room", num_blocks, mend)
