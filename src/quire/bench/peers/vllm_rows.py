@@ -203,7 +203,9 @@ def leaf_row(block_size: int) -> timing.Row:
             peer.store(leaf.tolist())
         return peer
 
-    fill(Peer(block_size, tokens), 100)  # what the first calls load is not the leaves'
+    fill(
+        Peer(block_size, 101 * work.LEAF_TOKENS), 100
+    )  # what the first calls load is not the leaves'
     peer, pool = timing.growth_bytes(lambda: Peer(block_size, tokens))
     _, grown = timing.growth_bytes(lambda: fill(peer))
     traced = timing.traced_bytes(lambda: fill(Peer(block_size, tokens)))
