@@ -114,7 +114,7 @@ class Lookup:
             if lost:
                 end = match.num_bytes // TOKEN_BYTES + lost * self._block_size
                 return "evicted", min(missed, max(end - cached, 1))
-        if not match.num_bytes and len(self._tree.roots) > 1:
+        if not match.num_bytes:
             elsewhere = self._elsewhere(root, key, MAX_SCOPES_ASKED)
             if elsewhere:
                 return "scope", min(missed, max(elsewhere[0][1] - cached, 1))

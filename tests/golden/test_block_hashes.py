@@ -1,0 +1,65 @@
+"""Block hashes are a published format: they never change."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import CacheManager, MediaItem, Scope, block_hashes
+from quire.core import BlockStored
+
+VECTORS = json.loads(Path(__file__).with_name("block_hashes.json").read_text(encoding="utf-8"))
+
+
+def media_of(vector):
+    return tuple(
+        MediaItem(bytes.fromhex(item["digest"]), item["start"], item["length"])
+        for item in vector["media"]
+    )
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_hashes_equal_the_published_vectors(vector):
+    digests = block_hashes(
+        vector["tokens"], vector["block_size"], Scope(**vector["scope"]), media_of(vector)
+    )
+    assert [digest.hex() for digest in digests] == vector["hashes"]
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_stored_events_carry_the_published_hashes(vector):
+    manager = CacheManager(64, vector["block_size"], events=True)
+    other = np.arange(1000, 1020)
+    for tokens, media in ((other, ()), (vector["tokens"], media_of(vector))):
+        seq = manager.open(tokens, Scope(**vector["scope"]), media=media)
+        manager.reserve(seq, len(tokens))
+        for token in tokens:  # one by one, so that blocks are published one by one
+            manager.commit(seq, [token])
+        manager.close(seq)
+    stored = [event for event in manager.take_events() if isinstance(event, BlockStored)]
+    digests = [digest.hex() for event in stored for digest in event.block_hashes]
+    assert digests[-len(vector["hashes"]) :] == vector["hashes"]
+
+
+def test_scope_parts_are_not_joined():
+    tokens = np.arange(16)
+    scopes = [
+        Scope(),
+        Scope(salt="ab"),
+        Scope(lora="ab"),
+        Scope(lora="a", salt="b"),
+        Scope(salt=b"ab"),
+        Scope(salt=""),
+        Scope(salt=1),
+        Scope(salt="1"),
+    ]
+    assert len({block_hashes(tokens, 16, scope)[0] for scope in scopes}) == len(scopes)
+
+
+def test_a_hash_names_the_whole_prefix_and_only_that():
+    one = block_hashes(np.arange(48), 16)
+    other = np.arange(48)
+    other[0] = 99
+    assert all(a != b for a, b in zip(one, block_hashes(other, 16), strict=True))
+    assert block_hashes(np.arange(40), 16) == one[:2]
