@@ -54,6 +54,9 @@ def demo(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16 or auto; equality is float32's.")
     ] = "float32",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")
+    ] = None,
     conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
     turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
@@ -80,7 +83,7 @@ def demo(
     parse_bytes(capacity)
     with progress(f"loading {model}", total=conversations * turns + 1) as say:
         started = time.perf_counter()
-        loaded, tokenizer = load(model, dtype)
+        loaded, tokenizer = load(model, dtype, threads)
         from quire.engines.hf import PrefixCache
 
         cache = PrefixCache(loaded, capacity, block_size)
@@ -101,7 +104,7 @@ def machine(name: str, model: Any) -> dict[str, Any]:
     """Say what ran the demo."""
     import torch
 
-    device = f"CPU, {torch.get_num_threads()} threads"
+    device = f"CPU, {torch.get_num_threads()} thread(s)"
     if model.device.type == "cuda":
         device = torch.cuda.get_device_name(model.device)
     return {

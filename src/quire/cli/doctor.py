@@ -29,7 +29,7 @@ class Extra(NamedTuple):
 EXTRAS = {
     "cli": Extra(("typer", "rich"), "this command line"),
     "torch": Extra(("torch",), "block pools in tensors"),
-    "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache; demo and generate"),
+    "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache, demo, generate"),
 }
 
 
@@ -55,16 +55,18 @@ def doctor(
     console.print(facts_table(_facts(found)))
     console.print()
     table = plain_table()
-    for name in ("extra", "gives", "needs", "get it"):
-        table.add_column(name, overflow="fold")
+    for name in ("extra", "gives", "needs", ""):
+        table.add_column(name)
     for name, extra in found["extras"].items():
-        needs = Text(", ").join(
-            Text(package, "red" if package in extra["missing"] else "green")
-            for package in extra["packages"]
+        missing = extra["missing"]
+        state = (
+            Text(f"missing: {', '.join(missing)}", "yellow") if missing else Text("there", "green")
         )
-        get = Text("installed", "green") if not extra["missing"] else Text(extra["install"], "bold")
-        table.add_row(name, extra["purpose"], needs, get)
+        table.add_row(name, extra["purpose"], ", ".join(extra["packages"]), state)
     console.print(table)
+    lacking = [extra for extra in found["extras"].values() if extra["missing"]]
+    for extra in lacking:
+        console.print(Text.assemble("to get it:  ", (extra["install"], "bold")))
 
 
 def examine() -> dict[str, Any]:

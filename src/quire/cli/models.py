@@ -12,17 +12,20 @@ HUB_TIMEOUT_S = 5
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
-def load(name: str = TINY, dtype: str = "float32") -> tuple[Any, Any]:
+def load(name: str = TINY, dtype: str = "float32", threads: int | None = None) -> tuple[Any, Any]:
     """Return model and tokenizer of `quire-tiny`, a local folder, or a hub id.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
-    transformers knows: "float32", "bfloat16", "auto". Raises `ConfigError`.
+    transformers knows: "float32", "bfloat16", "auto". `threads` is torch's, for this process.
+    Raises `ConfigError`.
     """
     check_installed()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     hush()
+    if threads is not None:
+        torch.set_num_threads(threads)
     source = _source(name)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")

@@ -1,0 +1,186 @@
+"""The commands that need no model: help, errors, doctor, inspect, bench."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from quire._version import __version__
+from quire.cli import bench, doctor, inspection
+from quire.cli.app import app
+from quire.cli.output import milliseconds, times
+from quire.cli.talks import MAX_TURNS, QUESTIONS, system_text
+from quire.core import CacheManager
+
+
+@pytest.fixture
+def run():
+    runner = CliRunner()
+    return lambda *words, **options: runner.invoke(app, [str(word) for word in words], **options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("demo",),
+        ("generate",),
+        ("inspect",),
+        ("doctor",),
+        ("bench",),
+        ("bench", "core"),
+        ("bench", "hf"),
+        ("bench", "peers"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_explains_itself(run, words):
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+    assert not words or "Example" in result.stdout
+
+
+def test_version_is_one_line(run):
+    assert run("--version").stdout == f"quire {__version__}\n"
+
+
+def test_help_imports_neither_numpy_nor_torch():
+    code = (
+        "import sys; sys.argv = ['quire', '--help']\n"
+        "from quire.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'numpy', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_doctor_prints_json_only(run):
+    found = json.loads(run("doctor", "--json").stdout)
+    assert found["quire"] == __version__
+    assert set(found["extras"]) == {"cli", "torch", "hf"}
+    assert found["cpu_cores"] >= 1
+    assert found["packages"]["numpy"]
+
+
+def test_doctor_says_how_to_get_what_is_missing(run, monkeypatch):
+    present = doctor._version
+    hidden = {"torch", "transformers"}
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in hidden else present(name))
+    found = json.loads(run("doctor", "--json").stdout)
+    assert found["extras"]["hf"]["missing"] == ["torch", "transformers"]
+    assert found["cuda"] == []
+    shown = run("doctor").stdout
+    assert "not installed" in shown
+    assert "pip install 'quire-kv[hf]'" in shown
+
+
+def test_inspect_draws_a_demonstration_without_a_file(run):
+    shown = run("inspect").stdout
+    for word in (
+        "active",
+        "cached",
+        "free",
+        "ref",
+        "careful librarian",
+        "scope: cached in another",
+    ):
+        assert word in shown
+
+
+def test_the_demonstration_has_something_of_everything():
+    state = inspection.demonstration()
+    stats = state["stats"]
+    assert all(stats[f"{kind}_blocks"] for kind in ("published", "copied", "evicted"))
+    assert {reason for reason, tokens in stats["missed"].items() if tokens} >= {"cold", "scope"}
+    assert len(state["sequences"]) == 2
+
+
+def test_inspect_reads_the_snapshot_of_a_manager(run, tmp_path):
+    manager = CacheManager(8, 4)
+    seq = manager.open(range(100, 109), priority=3)
+    manager.reserve(seq, 9)
+    manager.commit(seq, range(100, 109))
+    manager.close(seq)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(manager.snapshot()))
+    shown = run("inspect", file, env={"COLUMNS": "120"}).stdout
+    assert "2 blocks" in shown
+    assert "[100, 101, 102, 103, 104, 105, 106, 107]" in shown
+    assert "priority 3" in shown
+    assert json.loads(run("inspect", file, "--json").stdout) == manager.snapshot()
+
+
+def test_a_tree_is_drawn_below_80_columns(run):
+    shown = run("inspect", env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot read"),
+        ("no json", "no snapshot"),
+        ("[]", "no snapshot"),
+        ('{"block_size": 16}', "missing"),
+        (
+            '{"block_size":1,"policy":"lru","groups":[{}],"roots":[],"sequences":[],"stats":{}}',
+            "no snapshot",
+        ),
+    ],
+)
+def test_inspect_refuses_what_is_no_snapshot(run, tmp_path, content, reason):
+    file = tmp_path / "run.json"
+    if content is not None:
+        file.write_text(content)
+    result = run("inspect", file)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_debug_raises_where_it_stands_last(run, tmp_path):
+    result = run("inspect", tmp_path / "none.json", "--debug")
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_bench_core_prints_the_rows_asked_for(run):
+    found = json.loads(run("bench", "core", "--rows", "alloc_free_1", "--json").stdout)
+    assert [row["name"] for row in found["rows"]] == ["alloc_free_1"]
+    assert found["rows"][0]["median_us"] > 0
+
+
+@pytest.mark.parametrize("words", [("core", "--rows", "no_such"), ("peers", "--peer", "no_such")])
+def test_bench_refuses_unknown_names(run, words):
+    result = run("bench", *words)
+    assert result.exit_code == 2
+    assert "no_such" in result.stderr
+
+
+def test_peers_stand_beside_ours_with_a_ratio_to_the_best():
+    found = {
+        "quire": [{"name": "match", "median_us": 2.0}, {"name": "serve", "requests_per_s": 90.0}],
+        "one": [{"name": "match", "median_us": 8.0}, {"name": "serve", "requests_per_s": 30.0}],
+        "two": [{"name": "match", "median_us": 6.0}],
+        "three": [{"name": "not_installed", "reason": "not found"}],
+    }
+    table = bench.beside("quire", found)
+    assert [str(cell) for cell in table.columns[-1].cells] == ["3.0x", "3.0x"]
+    assert table.caption == "three: not found"
+
+
+def test_numbers_keep_the_digits_that_say_something():
+    assert [milliseconds(s) for s in (0.00421, 0.0421, 4.21)] == ["4.21", "42.1", "4,210"]
+    assert [times(factor) for factor in (0.5, 9.26, 24.4)] == ["0.50x", "9.3x", "24x"]
+
+
+def test_the_demo_has_text_of_any_length():
+    assert {len(asked) for asked in QUESTIONS} == {MAX_TURNS}
+    for wanted in (1, 300, 3000, 9000):
+        text = system_text(wanted, len)
+        assert wanted <= len(text) <= max(wanted, 200) + 400
+        assert text.endswith(".")

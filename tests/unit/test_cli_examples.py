@@ -1,0 +1,37 @@
+"""The examples run as they stand."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """One thread: the models are too small for two, and other work may need the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf_chat.py", "tokens cached"),
+        ("own_engine.py", "300 cached, 3 to do"),
+        ("parallel_samples.py", "anna again: 803 of 804 tokens cached"),
+    ],
+)
+def test_an_example_runs(name, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert said in capsys.readouterr().out
+
+
+def test_the_examples_are_short():
+    assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
