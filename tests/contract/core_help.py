@@ -1,0 +1,57 @@
+"""What the contract tests of the core share: whole requests in one call, and the state."""
+
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+
+def run(start, num_tokens):
+    """Return `num_tokens` token ids that no other `start` (a multiple of 1000) shares."""
+    return np.arange(start, start + num_tokens, dtype=np.int32)
+
+
+def prefill(manager, tokens, scope=None, **options):
+    """Open, reserve, copy and commit a whole prompt; return the open sequence."""
+    seq = manager.open(tokens, scope, **options)
+    rest = tokens[seq.num_cached :]
+    manager.reserve(seq, len(rest))
+    manager.take_copies()
+    manager.commit(seq, rest)
+    return seq
+
+
+def generate(manager, seq, ids):
+    """Reserve and commit generated tokens."""
+    manager.reserve(seq, len(ids))
+    manager.take_copies()
+    manager.commit(seq, ids)
+
+
+def serve(manager, tokens, scope=None, **options):
+    """Prefill a prompt and close it: its whole blocks are cached afterwards."""
+    manager.close(prefill(manager, tokens, scope, **options))
+
+
+def found(manager, tokens, scope=None, **options):
+    """Return how many tokens of `tokens` a longer prompt would find, in whole blocks."""
+    hit = manager.probe([*tokens, 2**31 - 1], scope, **options)
+    return hit.num_tokens - hit.partial_tokens
+
+
+def state(manager):
+    """Return everything the manager says about itself."""
+    return msgspec.msgpack.encode(manager.snapshot()), manager.dump()
+
+
+@contextmanager
+def rejected(manager, error, *mentions):
+    """Expect `error` with these texts in its message, and a state that did not change."""
+    before = state(manager)
+    with pytest.raises(error) as caught:
+        yield caught
+    assert state(manager) == before
+    manager.check()
+    for text in mentions:
+        assert str(text) in str(caught.value), f"{text!r} is not in {caught.value}"

@@ -1,0 +1,148 @@
+"""The event stream: who replays it knows exactly which blocks can be found."""
+
+import random
+
+import numpy as np
+import pytest
+from core_help import prefill, run, serve
+
+from quire.core import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheManager,
+    LayerGroup,
+    MediaItem,
+    Scope,
+    block_hashes,
+)
+
+BLOCK = 4
+SCOPES = (None, Scope(salt="x"))
+
+
+class Consumer:
+    """Knows the cache from its events alone; checks that they can be followed."""
+
+    def __init__(self):
+        self.parents = {}
+
+    def replay(self, events):
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self.parents.clear()
+            elif isinstance(event, BlockStored):
+                parent = event.parent_hash
+                assert parent is None or parent in self.parents, "stored below an unknown parent"
+                assert len(event.token_bytes) == 4 * len(event.block_hashes) * event.block_size
+                for block_hash in event.block_hashes:
+                    assert block_hash not in self.parents, "stored twice"
+                    self.parents[block_hash] = parent
+                    parent = block_hash
+            else:
+                assert isinstance(event, BlockRemoved)
+                for block_hash in event.block_hashes:
+                    del self.parents[block_hash]
+                    assert block_hash not in self.parents.values(), "a parent went first"
+
+
+def findable(manager, prompts):
+    """Return the hashes of all blocks that a lookup of one of `prompts` can find."""
+    hashes = set()
+    for tokens, scope, media in prompts:
+        whole = manager.probe([*tokens, 2**31 - 1], scope, media).num_blocks
+        hashes.update(block_hashes(tokens, BLOCK, scope, media)[:whole])
+    return hashes
+
+
+def test_events_are_off_by_default():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK)
+    serve(manager, run(0, 8))
+    assert manager.take_events() == []
+
+
+def test_a_commit_stores_and_an_eviction_removes():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    seq = prefill(manager, run(0, 10))
+    (stored,) = manager.take_events()
+    hashes = block_hashes(run(0, 10), BLOCK)
+    assert isinstance(stored, BlockStored)
+    assert list(stored.block_hashes) == hashes
+    assert np.frombuffer(stored.token_bytes, dtype="<i4").tolist() == list(range(8))
+    assert stored.parent_hash is None
+    manager.close(seq)
+    assert manager.take_events() == []
+    manager.reclaim(1)
+    (removed,) = manager.take_events()
+    assert list(removed.block_hashes) == hashes[1:]
+    assert removed.reason == "evicted"
+
+
+def test_a_continuation_names_its_parent():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    serve(manager, run(0, 8))
+    manager.take_events()
+    serve(manager, run(0, 12))
+    (stored,) = manager.take_events()
+    hashes = block_hashes(run(0, 12), BLOCK)
+    assert (stored.parent_hash, list(stored.block_hashes)) == (hashes[1], hashes[2:])
+
+
+def test_a_duplicate_stores_nothing():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    first, second = manager.open(run(0, 8)), manager.open(run(0, 8))
+    for seq in (first, second):
+        manager.reserve(seq, 8)
+        manager.commit(seq, run(0, 8))
+    assert len(manager.take_events()) == 1
+
+
+def test_a_cut_into_a_published_block_removes_it():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    seq = prefill(manager, run(0, 8))
+    consumer = Consumer()
+    manager.truncate(seq, 6)
+    consumer.replay(manager.take_events())
+    assert set(consumer.parents) == set(block_hashes(run(0, 4), BLOCK))
+
+
+def test_a_clear_leaves_what_is_active():
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    serve(manager, run(1000, 8))
+    prefill(manager, run(0, 8))
+    consumer = Consumer()
+    manager.clear()
+    consumer.replay(manager.take_events())
+    assert set(consumer.parents) == set(block_hashes(run(0, 8), BLOCK))
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
+def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
+    choose = random.Random(number)
+    where = (
+        {"num_blocks": 9} if number % 2 else {"groups": [LayerGroup("a", 9), LayerGroup("b", 7)]}
+    )
+    manager = CacheManager(block_size=BLOCK, policy=policy, events=True, **where)
+    consumer, prompts, running = Consumer(), [], []
+    for _ in range(150):
+        action = choose.random()
+        if action < 0.6:
+            tokens = [choose.randrange(2) for _ in range(choose.randrange(1, 21))]
+            scope = choose.choice(SCOPES)
+            media = (MediaItem(b"m", 1, 2),) if len(tokens) > 4 and choose.random() < 0.2 else ()
+            prompts.append((tokens, scope, media))
+            if running:
+                manager.close(running.pop())
+            running.append(prefill(manager, tokens, scope, media=media))
+        elif action < 0.8:
+            manager.reclaim(choose.randrange(1, 4))
+        elif action < 0.9 and prompts:
+            tokens, scope, media = choose.choice(prompts)
+            manager.evict(tokens, scope, media=media)
+        elif action < 0.95 and running and running[-1].computed > 5:
+            manager.truncate(running[-1], choose.randrange(4, running[-1].computed))
+        elif action > 0.98:
+            manager.clear()
+        consumer.replay(manager.take_events())
+        assert set(consumer.parents) == findable(manager, prompts)

@@ -1,0 +1,310 @@
+"""The life of a sequence: open, reserve, commit, fork, truncate, suspend, resume, close."""
+
+import numpy as np
+import pytest
+from core_help import found, generate, prefill, rejected, run, serve, state
+
+from quire import errors
+from quire.core import CacheManager, LayerGroup, MediaItem, Scope
+
+BLOCK = 4
+
+
+@pytest.fixture
+def manager():
+    return CacheManager(num_blocks=16, block_size=BLOCK)
+
+
+def counts(manager):
+    return manager.num_free, manager.num_active, manager.num_cached
+
+
+# -- lengths -------------------------------------------------------------------------------
+
+
+def test_a_new_sequence_computed_nothing(manager):
+    seq = manager.open(run(0, 6))
+    assert (seq.num_cached, seq.published, seq.computed, seq.capacity) == (0, 0, 0, 0)
+    assert (seq.prompt_len, seq.state, seq.tokens.tolist()) == (6, "open", [])
+    assert seq.block_ids().tolist() == []
+    assert counts(manager) == (16, 0, 0)
+
+
+def test_a_reservation_counts_from_computed_and_does_not_add_up(manager):
+    seq = manager.open(run(0, 6))
+    for num_tokens, capacity in ((6, 6), (6, 6), (3, 6), (7, 7)):
+        manager.reserve(seq, num_tokens)
+        assert seq.capacity == capacity
+    assert len(seq.block_ids()) == 2
+    manager.commit(seq, run(0, 2))
+    manager.reserve(seq, 7)
+    assert (seq.computed, seq.capacity) == (2, 9)
+
+
+def test_lengths_follow_a_commit_in_chunks(manager):
+    seq = manager.open(run(0, 10))
+    manager.reserve(seq, 10)
+    for chunk, published in ((3, 0), (1, 4), (5, 8), (1, 8)):
+        manager.commit(seq, run(seq.computed, chunk))
+        assert seq.published == published
+    assert seq.tokens.tolist() == list(range(10))
+    assert seq.tokens.dtype == np.int32
+
+
+def test_an_empty_commit_changes_no_length(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.commit(seq, [])
+    assert (seq.computed, seq.capacity) == (6, 6)
+
+
+def test_committed_tokens_may_go_beyond_the_prompt_in_one_call(manager):
+    seq = manager.open(run(0, 6))
+    manager.reserve(seq, 9)
+    manager.commit(seq, [*run(0, 6), 70, 71, 72])
+    assert seq.tokens.tolist() == [0, 1, 2, 3, 4, 5, 70, 71, 72]
+    manager.close(seq)
+    assert found(manager, [0, 1, 2, 3, 4, 5, 70, 71]) == 8
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_a_prompt_is_never_found_whole(manager, length):
+    serve(manager, run(0, 13))
+    hit = manager.probe(run(0, length))
+    assert hit.num_tokens == min(length - 1, 12)
+    seq = manager.open(run(0, length))
+    assert seq.num_cached == seq.computed == hit.num_tokens
+    assert seq.capacity >= seq.computed
+
+
+def test_a_hit_says_what_it_consists_of_and_why_it_ends(manager):
+    serve(manager, run(0, 12))
+
+    def hit(tokens, scope=None):
+        hit = manager.probe(tokens, scope)
+        return hit.num_tokens, hit.num_blocks, hit.partial_tokens, hit.reason
+
+    assert hit(run(0, 12)) == (11, 2, 3, "last_token")
+    assert hit([0, 1, 2, 3, 4, 5, 9, 9, 9]) == (6, 1, 2, "cold")
+    assert hit([*range(12), *range(90, 98)]) == (12, 3, 0, "cold")
+    assert hit([*range(12), 9, 9]) == (12, 3, 0, "partial_block")
+    assert hit(run(500, 9)) == (0, 0, 0, "cold")
+    manager.reclaim(1)
+    assert hit(run(0, 14)) == (8, 2, 0, "evicted")
+
+
+def test_a_miss_says_that_another_scope_has_the_prompt(manager):
+    serve(manager, run(0, 12))
+    assert manager.probe(run(0, 12), Scope(salt="x")).reason == "scope"
+
+
+def test_lookups_are_pure(manager):
+    serve(manager, run(0, 13))
+    before = state(manager)
+    for tokens in (run(0, 13), run(0, 6), [0, 1, 9, 9, 9], run(500, 3)):
+        manager.probe(tokens)
+        assert str(manager.explain(tokens))
+        assert (str(manager.stats), repr(manager)) == (str(manager.stats), repr(manager))
+    assert state(manager) == before
+
+
+def test_every_way_to_write_the_tokens_is_the_same_prompt(manager):
+    from array import array
+
+    serve(manager, run(0, 9))
+    same = [list(range(9)), tuple(range(9)), array("i", range(9)), array("q", range(9))]
+    same += [np.arange(9, dtype=kind) for kind in ("i4", "i8", "u2", "u8", ">i4")]
+    same += [np.arange(18, dtype=np.int32)[::2] // 2, memoryview(run(0, 9))]
+    assert [manager.probe(tokens).num_tokens for tokens in same] == [8] * len(same)
+
+
+# -- rollback and preemption ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_tokens", range(9, 12))
+def test_rejected_tokens_are_rolled_back(manager, num_tokens):
+    seq = prefill(manager, run(0, 9))
+    generate(manager, seq, [70, 71])
+    manager.reserve(seq, 20)
+    manager.truncate(seq, num_tokens)
+    assert (seq.computed, seq.capacity) == (num_tokens, num_tokens)
+    assert seq.tokens.tolist() == [*range(9), 70, 71][:num_tokens]
+    assert counts(manager) == (13, 3, 0)
+
+
+def test_a_cut_at_a_block_boundary_takes_back_what_nobody_else_used(manager):
+    seq = prefill(manager, run(0, 12))
+    manager.truncate(seq, 4)
+    assert counts(manager) == (15, 1, 0)
+    assert found(manager, run(0, 12)) == 4
+
+
+def test_a_cut_at_a_block_boundary_leaves_cached_blocks_of_others(manager):
+    serve(manager, run(0, 12))
+    seq = manager.open(run(0, 13))
+    manager.truncate(seq, 4)
+    assert counts(manager) == (13, 1, 2)
+    assert found(manager, run(0, 12)) == 12
+
+
+def test_a_cut_leaves_the_blocks_of_another_reader(manager):
+    seq = prefill(manager, run(0, 12))
+    reader = manager.open(run(0, 13))
+    manager.truncate(seq, 4)
+    assert reader.num_cached == 12
+    assert found(manager, run(0, 12)) == 12
+    manager.truncate(reader, 8)
+    manager.close(reader)
+    assert found(manager, run(0, 8)) == 8
+
+
+def test_a_cut_into_an_unshared_published_block_takes_it_back(manager):
+    seq = prefill(manager, run(0, 8))
+    manager.truncate(seq, 6)
+    assert (seq.published, seq.computed, seq.capacity) == (4, 6, 6)
+    assert manager.probe(run(0, 9)).num_tokens == 4
+    assert counts(manager) == (14, 2, 0)
+
+
+def test_a_cut_of_everything_leaves_an_empty_sequence(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.truncate(seq, 0)
+    assert (seq.published, seq.computed, seq.capacity) == (0, 0, 0)
+    generate(manager, seq, run(0, 6))
+    assert seq.tokens.tolist() == list(range(6))
+
+
+def test_a_cut_into_the_prompt_must_go_on_with_the_prompt(manager):
+    seq = prefill(manager, run(0, 7))
+    manager.truncate(seq, 5)
+    manager.reserve(seq, 2)
+    with rejected(manager, errors.CommitError):
+        manager.commit(seq, [5, 9])
+    manager.commit(seq, [5, 6])
+
+
+def test_a_cut_into_a_picture_goes_on_with_the_picture(manager):
+    cat = [MediaItem(b"c" * 32, 2, 4)]
+    seq = prefill(manager, [5] * 8, media=cat)
+    manager.truncate(seq, 4)
+    generate(manager, seq, [5, 5, 5, 5])
+    assert manager.probe([5] * 9).num_tokens == 2
+    assert manager.probe([5] * 9, media=cat).num_tokens == 8
+
+
+def test_a_resumed_sequence_must_go_on_with_what_it_had(manager):
+    seq = prefill(manager, run(0, 4))
+    generate(manager, seq, [70, 71, 72])
+    manager.suspend(seq)
+    assert manager.resume(seq) == 3
+    manager.reserve(seq, 3)
+    with rejected(manager, errors.CommitError):
+        manager.commit(seq, [70, 99])
+    manager.commit(seq, [70, 71, 72])
+    manager.truncate(seq, 5)
+    generate(manager, seq, [80])
+
+
+def test_a_suspended_sequence_holds_nothing(manager):
+    seq = prefill(manager, run(0, 10))
+    manager.suspend(seq)
+    assert seq.state == "suspended"
+    assert counts(manager) == (14, 0, 2)
+
+
+def test_a_resumed_sequence_finds_what_is_left(manager):
+    seq = prefill(manager, run(0, 10))
+    generate(manager, seq, [70, 71, 72])
+    manager.suspend(seq)
+    manager.reclaim(1)
+    assert manager.resume(seq) == 13 - 8
+    assert (seq.state, seq.computed, seq.tokens.tolist()) == ("open", 8, list(range(8)))
+    generate(manager, seq, [8, 9, 70, 71, 72])
+    assert seq.computed == 13
+
+
+def test_a_resume_after_everything_was_evicted_starts_anew(manager):
+    seq = prefill(manager, run(0, 10))
+    manager.suspend(seq)
+    manager.clear()
+    assert manager.resume(seq) == 10
+    assert seq.block_ids().tolist() == []
+
+
+def test_a_suspended_sequence_can_be_closed(manager):
+    seq = prefill(manager, run(0, 10))
+    manager.suspend(seq)
+    manager.close(seq)
+    assert seq.state == "closed"
+    assert counts(manager) == (14, 0, 2)
+
+
+def test_a_closed_sequence_leaves_published_blocks_cached_and_frees_the_rest(manager):
+    seq = prefill(manager, run(0, 10))
+    manager.reserve(seq, 20)
+    manager.close(seq)
+    assert seq.state == "closed"
+    assert counts(manager) == (14, 0, 2)
+
+
+def test_media_stay_with_a_resumed_and_a_forked_sequence(manager):
+    cat = [MediaItem(b"c" * 32, 1, 2)]
+    seq = prefill(manager, run(0, 6), media=cat)
+    manager.close(manager.fork(seq))
+    manager.suspend(seq)
+    assert manager.resume(seq) == 2
+    assert manager.probe(run(0, 6), media=cat).num_tokens == 4
+    assert manager.probe(run(0, 6)).num_tokens <= 1
+
+
+def test_the_tokens_of_a_sequence_are_those_given_also_under_media(manager):
+    seq = prefill(manager, run(0, 6), media=[MediaItem(b"c" * 32, 1, 2)])
+    assert seq.tokens.tolist() == list(range(6))
+
+
+def test_eviction_below_a_prefix_leaves_what_is_active(manager):
+    seq = prefill(manager, run(0, 8))
+    serve(manager, [*range(8), 1, 1, 1, 1])
+    serve(manager, run(1000, 8))
+    assert manager.evict(run(0, 8)) == 1
+    assert found(manager, run(0, 8)) == 8
+    assert found(manager, run(1000, 8)) == 8
+    manager.close(seq)
+
+
+def test_eviction_of_a_scope_leaves_other_scopes(manager):
+    serve(manager, run(0, 8))
+    serve(manager, run(0, 8), Scope(salt="x"))
+    assert manager.evict(scope=Scope(salt="x")) == 2
+    assert manager.probe(run(0, 9)).num_tokens == 8
+    assert manager.probe(run(0, 9), Scope(salt="x")).num_tokens == 0
+
+
+def test_eviction_counts_the_blocks_of_one_group():
+    groups = [LayerGroup("a", 8), LayerGroup("b", 8)]
+    manager = CacheManager(block_size=BLOCK, groups=groups)
+    serve(manager, run(0, 8))
+    assert manager.evict(run(0, 8)) == 2
+    serve(manager, run(0, 8))
+    assert manager.clear() == 2
+    assert [group.num_free for group in manager.groups] == [8, 8]
+
+
+# -- counting ------------------------------------------------------------------------------
+
+
+def test_the_hit_rate_is_counted_in_tokens_once_at_open(manager):
+    serve(manager, run(0, 8))
+    manager.probe(run(0, 8))
+    serve(manager, run(0, 12))
+    stats = manager.stats
+    assert (stats.num_requests, stats.prompt_tokens, stats.hit_tokens) == (2, 20, 8)
+    assert stats.hit_rate == pytest.approx(8 / 20)
+    assert sum(stats.missed.values()) == 12
+
+
+def test_stats_are_a_snapshot(manager):
+    stats = manager.stats
+    serve(manager, run(0, 8))
+    assert (stats.num_requests, manager.stats.num_requests) == (0, 1)
+    with pytest.raises((AttributeError, TypeError)):
+        stats.num_requests = 5

@@ -1,0 +1,117 @@
+"""Decode steps over a batch, and the tables an attention kernel reads."""
+
+import numpy as np
+import pytest
+from core_help import found, generate, prefill, run
+
+from quire.core import CacheManager, LayerGroup
+
+BLOCK = 4
+
+
+@pytest.fixture
+def manager():
+    return CacheManager(num_blocks=16, block_size=BLOCK)
+
+
+def counts(manager):
+    return manager.num_free, manager.num_active, manager.num_cached
+
+
+# -- the decode step -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_step_adds_one_token_to_each_sequence(manager, as_list):
+    seqs = [prefill(manager, run(1000 * i, 3 + i)) for i in range(3)]
+    batch = seqs if as_list else manager.batch(seqs)
+    for step in range(6):
+        manager.reserve_step(batch)
+        assert manager.take_copies() == []
+        manager.commit_step(batch, np.array([7, 8, 9]) + step)
+        assert [seq.computed for seq in seqs] == [4 + step, 5 + step, 6 + step]
+        manager.check()
+    assert seqs[1].tokens.tolist() == [1000, 1001, 1002, 1003, 8, 9, 10, 11, 12, 13]
+    assert [seq.published for seq in seqs] == [8, 8, 8]
+    assert found(manager, seqs[2].tokens) == 8
+
+
+def test_a_step_copies_blocks_that_forks_share(manager):
+    seq = prefill(manager, run(0, 6))
+    seqs = [seq, *(manager.fork(seq) for _ in range(3))]
+    batch = manager.batch(seqs)
+    manager.reserve_step(batch)
+    assert len(manager.take_copies()) == 3
+    assert len({int(seq.block_ids()[1]) for seq in seqs}) == 4
+    manager.commit_step(batch, [1, 2, 3, 4])
+
+
+def test_equal_continuations_in_one_step_end_as_one_block(manager):
+    seq = prefill(manager, run(0, 7))
+    batch = manager.batch([seq, manager.fork(seq), manager.fork(seq)])
+    manager.reserve_step(batch)
+    manager.take_copies()
+    manager.commit_step(batch, [5, 5, 5])
+    assert counts(manager) == (14, 2, 0)
+    manager.check()
+
+
+def test_a_batch_lives_on_while_its_sequences_change(manager):
+    left, right = prefill(manager, run(0, 6)), prefill(manager, run(1000, 7))
+    batch = manager.batch([left, right])
+    for turn in range(3):
+        manager.reserve_step(batch)
+        manager.take_copies()
+        manager.commit_step(batch, [70 + turn, 80 + turn])
+        manager.truncate(right, 7)
+        generate(manager, left, [60])
+    assert left.tokens.tolist() == [*range(6), 70, 60, 71, 60, 72, 60]
+    assert right.tokens.tolist() == list(range(1000, 1007))
+    manager.check()
+
+
+# -- tables --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pad", [0, -1])
+def test_tables_hold_the_same_blocks_padded_and_in_a_row(manager, pad):
+    seqs = [prefill(manager, run(1000 * i, length)) for i, length in enumerate((9, 4, 1, 6))]
+    manager.reserve(seqs[2], 7)
+    tables = manager.tables(seqs, pad=pad)
+    assert tables.padded.shape == (4, 3)
+    assert (tables.padded.dtype, tables.indptr.dtype) == (np.int32, np.int32)
+    assert tables.indices.dtype == np.int32
+    assert tables.num_blocks.tolist() == [3, 1, 2, 2]
+    assert tables.indptr.tolist() == [0, 3, 4, 6, 8]
+    assert tables.lengths.tolist() == [9, 4, 8, 6]
+    assert tables.last_block_len.tolist() == [1, 4, 4, 2]
+    for row, seq in enumerate(seqs):
+        ids = seq.block_ids().tolist()
+        assert tables.padded[row].tolist() == ids + [pad] * (3 - len(ids))
+        assert tables.indices[tables.indptr[row] : tables.indptr[row + 1]].tolist() == ids
+
+
+def test_tables_of_each_layer_group():
+    groups = [LayerGroup("a", 8), LayerGroup("b", 16)]
+    manager = CacheManager(block_size=BLOCK, groups=groups)
+    seq = prefill(manager, run(0, 9))
+    for group in (0, 1):
+        padded = manager.tables([seq], group=group).padded
+        assert padded.tolist() == [seq.block_ids(group).tolist()]
+
+
+def test_tables_are_the_callers_own(manager):
+    seq = prefill(manager, run(0, 9))
+    ids = seq.block_ids().tolist()
+    tables = manager.tables([seq])
+    tables.padded[:] = 99
+    tables.indices[:] = 99
+    seq.block_ids()[:] = 99
+    assert seq.block_ids().tolist() == ids
+    assert manager.tables([seq]).indices.tolist() == ids
+    manager.check()
+
+
+def test_tables_of_no_sequence_are_empty(manager):
+    tables = manager.tables([])
+    assert (tables.padded.shape[0], tables.indptr.tolist(), tables.indices.size) == (0, [0], 0)
