@@ -1,6 +1,5 @@
 """Prefix reuse for Hugging Face models."""
 
-import inspect
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,14 @@ import torch
 from quire.config import format_bytes, parse_bytes
 from quire.core import CacheManager, Explanation, Scope, Stats
 from quire.engines.hf.fingerprint import model_fingerprint
-from quire.engines.hf.inputs import Plan, Prompts, inferred_pad_id, read_plan, read_prompts
+from quire.engines.hf.inputs import (
+    Plan,
+    Prompts,
+    Signatures,
+    inferred_pad_id,
+    read_plan,
+    read_prompts,
+)
 from quire.engines.hf.probe import probe_layout
 from quire.engines.hf.recorder import Recorder
 from quire.engines.hf.report import CallReport
@@ -79,7 +85,7 @@ class PrefixCache:
         self._compute_dtype = computed.dtype
         self._clock = clock
         self._store = BlockStore(self.manager, self.pool)
-        self._takes_positions = "position_ids" in _forward_parameters(model)
+        self._signatures = Signatures.of(model)
 
     @property
     def stats(self) -> Stats:
@@ -114,16 +120,17 @@ class PrefixCache:
         """
         started = self._clock()
         prompts = self._prompts(input_ids, attention_mask, arguments)
-        plan = read_plan(self.model, prompts, arguments)
+        plan = read_plan(self.model, self._signatures, prompts, arguments)
         request = self._open(prompts, scope, priority, retain_s)
         try:
             columns = request.num_columns
-            if plan.assisted and not self._takes_positions:
+            if plan.assisted and "position_ids" not in self._signatures.forward:
                 columns = 0  # its loop feeds the whole prompt, and nothing would tell us so
-            past = request.working_cache(
-                columns, expand=plan.expand, room=plan.room, dtype=self._compute_dtype
-            )
-            with Recorder(self.model, past, self._clock) as recorder:
+            past = request.working_cache(columns, room=plan.room, dtype=self._compute_dtype)
+            if plan.expand > 1:
+                self._prefill(prompts, past)
+                past.batch_repeat_interleave(plan.expand)
+            with self._recorder(past) as recorder:
                 output = self.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
@@ -166,7 +173,7 @@ class PrefixCache:
         try:
             columns = request.num_columns
             past = request.working_cache(columns, dtype=self._compute_dtype)
-            recorder = Recorder(self.model, past, self._clock)
+            recorder = self._recorder(past)
             try:
                 with recorder:
                     yield past
@@ -209,6 +216,28 @@ class PrefixCache:
             inferred_pad_id(self.model, arguments),
         )
 
+    def _recorder(self, past: WorkingCache) -> Recorder:
+        return Recorder(self.model, past, self._clock, names=self._signatures.forward)
+
+    def _prefill(self, prompts: Prompts, past: WorkingCache) -> None:
+        """Compute each prompt once, but for its last token, before its rows multiply.
+
+        generate would compute it once per beam or return sequence.
+        """
+        done, end = past.get_seq_length(), prompts.ids.shape[1] - 1
+        arguments: dict[str, Any] = {"past_key_values": past, "use_cache": True}
+        if prompts.mask is not None:
+            if "position_ids" not in self._signatures.forward:
+                return
+            mask = prompts.mask[:, :end]
+            positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+            arguments |= {"attention_mask": mask, "position_ids": positions[:, done:]}
+        if "logits_to_keep" in self._signatures.forward:
+            arguments["logits_to_keep"] = 1
+        if done < end:
+            with self._recorder(past), torch.no_grad():
+                self.model(input_ids=prompts.ids[:, done:end], **arguments)
+
     def _open(
         self, prompts: Prompts, scope: Scope | None, priority: int, retain_s: float | None
     ) -> Request:
@@ -236,10 +265,6 @@ class PrefixCache:
             stored_tokens=stored,
             ttft_s=None if first is None else first - started,
         )
-
-
-def _forward_parameters(model: Any) -> set[str]:
-    return set(inspect.signature(model.forward).parameters)
 
 
 def _recorded(past: WorkingCache) -> Iterator[Kept]:

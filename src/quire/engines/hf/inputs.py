@@ -103,7 +103,24 @@ def read_prompts(
     return Prompts(input_ids, mask, pads, tokens)
 
 
-def read_plan(model: Any, prompts: Prompts, arguments: Mapping[str, Any]) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """What a model's methods take, read once: inspecting costs more than a small lookup."""
+
+    forward: tuple[str, ...]
+    generate: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Any) -> "Signatures":
+        """Inspect `model`."""
+        forward = inspect.signature(model.forward).parameters
+        generate = inspect.signature(model.generate).parameters
+        return cls(tuple(forward), frozenset(generate) - {"inputs", "kwargs"})
+
+
+def read_plan(
+    model: Any, signatures: Signatures, prompts: Prompts, arguments: Mapping[str, Any]
+) -> Plan:
     """Read from `arguments` of `generate`, and the model's defaults, what the cache must know.
 
     Raises `ConfigError` for arguments under which K and V are not a function of the tokens.
@@ -119,7 +136,10 @@ def read_plan(model: Any, prompts: Prompts, arguments: Mapping[str, Any]) -> Pla
     unknown = [
         name
         for name, value in arguments.items()
-        if value is not None and not settings.knows(name) and name not in _HARMLESS
+        if value is not None
+        and name not in signatures.generate
+        and name not in _HARMLESS
+        and not settings.knows(name)
     ]
     if unknown:
         raise ConfigError(
@@ -158,8 +178,6 @@ class _Settings:
         self._arguments = arguments
         self._given = arguments.get("generation_config")
         self._own = model.generation_config
-        named = inspect.signature(model.generate).parameters
-        self._named = set(named) - {"inputs", "kwargs"}
 
     def get(self, name: str) -> Any:
         """Return the value in force, None if there is none."""
@@ -169,8 +187,8 @@ class _Settings:
         return getattr(self._own, name, None) if value is None else value
 
     def knows(self, name: str) -> bool:
-        """Whether `name` is an argument of generate or a generation setting."""
-        return name in self._named or hasattr(self._own, name) or name in _DEFAULTS
+        """Whether `name` is a generation setting."""
+        return hasattr(self._own, name) or name in _DEFAULTS
 
 
 _DEFAULTS = frozenset(vars(GenerationConfig()))

@@ -72,6 +72,12 @@ def probe_layout(model: Any, block_size: int, dtype: torch.dtype | None) -> KVLa
 def _check_model(model: Any) -> None:
     check_cacheable(model.config)
     name = model_type(model.config)
+    if hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
+        raise UnsupportedModel(
+            f"{type(model).__name__} wraps the model that computes, and quire watches that one: "
+            "pass model.get_base_model() of an adapter (and name it in Scope.lora), or the model "
+            "from before torch.compile"
+        )
     if not hasattr(model, "generate") or not model.can_generate():
         raise UnsupportedModel(
             f"{type(model).__name__} cannot generate; load the model with a language model head, "

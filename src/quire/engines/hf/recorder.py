@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ class Recorder:
     although the cache holds its head (assisted decoding does, in transformers 5.23) has the
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
+
+    `names` are the parameters of `model.forward` in order; () has them looked up.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class Recorder:
         model: torch.nn.Module,
         cache: WorkingCache,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        names: Sequence[str] = (),
     ) -> None:
         self.first_token_at: float | None = None
         self.num_forwards = 0
@@ -37,7 +41,7 @@ class Recorder:
         self._cache = cache
         self._clock = clock
         self._fed: torch.Tensor | None = None
-        self._names = list(inspect.signature(model.forward).parameters)
+        self._names = list(names) or list(inspect.signature(model.forward).parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> Self:

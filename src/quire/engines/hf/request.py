@@ -60,10 +60,8 @@ class Request:
             for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
         )
 
-    def working_cache(
-        self, num_columns: int, *, expand: int = 1, room: int = 0, dtype: torch.dtype
-    ) -> WorkingCache:
-        """Make a working cache that holds the first `num_columns` columns, `expand` rows per prompt.
+    def working_cache(self, num_columns: int, *, room: int = 0, dtype: torch.dtype) -> WorkingCache:
+        """Make a working cache that holds the first `num_columns` columns of all prompts.
 
         `room`: columns to allocate from the start; `dtype`: what the model computes in.
         """
@@ -75,31 +73,24 @@ class Request:
             room=max(room, num_columns),
             debug_nan=pool.debug_nan,
         )
-        if expand > 1:
-            cache.ledger.repeat(expand)
         if num_columns == 0:
             return cache
-        shape = (len(prompts.tokens) * expand, pool.layout.kv_heads, num_columns)
+        shape = (len(prompts.tokens), pool.layout.kv_heads, num_columns)
         like_k = pool.k.new_empty((), dtype=dtype).expand(*shape, pool.layout.k_width)
         like_v = pool.v.new_empty((), dtype=dtype).expand(*shape, pool.layout.v_width)
         columns = [layer.extend(like_k, like_v) for layer in cache.working_layers]
-        for index, (pad, seq) in enumerate(zip(prompts.pads, self._sequences, strict=True)):
-            first = index * expand
+        for row, (pad, seq) in enumerate(zip(prompts.pads, self._sequences, strict=True)):
             num_tokens = max(num_columns - int(pad), 0)
             num_padding = num_columns - num_tokens
             out: list[KV] = []
             for k, v in columns:
                 # Padding is masked, but 0 * NaN is NaN: what is masked must be finite.
-                k[first, :, :num_padding] = 0
-                v[first, :, :num_padding] = 0
-                out.append((k[first, :, num_padding:], v[first, :, num_padding:]))
+                k[row, :, :num_padding] = 0
+                v[row, :, :num_padding] = 0
+                out.append((k[row, :, num_padding:], v[row, :, num_padding:]))
             if num_tokens:
                 self._store.load(seq, num_tokens, out)
-            for k, v in columns:
-                k[first + 1 : first + expand] = k[first]
-                v[first + 1 : first + expand] = v[first]
-        fed = prompts.ids[:, :num_columns]
-        cache.ledger.append(fed.repeat_interleave(expand, dim=0))
+        cache.ledger.append(prompts.ids[:, :num_columns])
         return cache
 
     def num_reused(self, num_columns: int) -> int:

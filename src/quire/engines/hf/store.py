@@ -61,7 +61,7 @@ class BlockStore:
                 fit = (error.free + error.cached) * size + -seq.computed % size
                 num_tokens = min(num_tokens - size, fit - (seq.computed + fit) % size)
                 continue
-            fresh = np.setdiff1d(seq.block_ids(), before)
+            fresh = np.setdiff1d(seq.block_ids(), before) if self.pool.debug_nan else ()
             apply_copies(self.pool, self.manager.take_copies(), fresh)
             return num_tokens
         return 0

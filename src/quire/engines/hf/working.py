@@ -113,6 +113,13 @@ class WorkingLayer(CacheLayerMixin):
         """Make row i what row `beam_idx[i]` was."""
         self.batch_select_indices(beam_idx)
 
+    def reorder_from(self, beam_idx: torch.Tensor, first: int) -> None:
+        """Make row i what row `beam_idx[i]` was, from column `first` on, in place."""
+        for states in (self.keys, self.values):
+            if states is not None and first < self.length:
+                columns = states[..., first:, :]
+                columns.copy_(columns.index_select(0, beam_idx.to(states.device)))
+
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
         if self._k is None or self._v is None:
@@ -170,26 +177,36 @@ class WorkingCache(Cache):
 
     `ledger` says which tokens the columns stand for. All layers have `ledger.length` columns
     but while a forward runs, or after one that failed; `drop_partial` mends the latter.
+
+    The first `shared` columns are equal, bit by bit, in all rows that descend from one prompt,
+    so that beams are reordered behind them only: 0 <= shared <= ledger.length.
     """
 
     def __init__(self, layers: Sequence[WorkingLayer], ledger: TokenLedger) -> None:
         super().__init__(layers=list(layers))
         self.working_layers = list(layers)
         self.ledger = ledger
+        self.shared = 0
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns, in all layers and in the ledger."""
         super().crop(tokens_to_remove)
-        self.ledger.crop(-tokens_to_remove)
+        self._forget(-tokens_to_remove)
 
     def reset(self) -> None:
         """Forget all columns, in all layers and in the ledger."""
         super().reset()
-        self.ledger.crop(self.ledger.length)
+        self._forget(self.ledger.length)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Make row i what row `beam_idx[i]` was: beam search."""
-        self._select(beam_idx)
+        origins = self.ledger.origins
+        if not np.array_equal(origins[beam_idx.cpu().numpy()], origins):
+            self._select(beam_idx)
+            return
+        for layer in self.working_layers:
+            layer.reorder_from(beam_idx, self.shared)
+        self.ledger.select(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
@@ -197,6 +214,8 @@ class WorkingCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Make `repeats` neighbouring rows out of each row."""
+        if len(set(self.ledger.origins.tolist())) == self.ledger.num_rows:
+            self.shared = self.ledger.length
         super().batch_repeat_interleave(repeats)
         self.ledger.repeat(repeats)
 
@@ -215,7 +234,7 @@ class WorkingCache(Cache):
         whole = min(min(lengths, default=0), self.ledger.length)
         for layer in self.working_layers:
             layer.crop(whole - layer.length)
-        self.ledger.crop(self.ledger.length - whole)
+        self._forget(self.ledger.length - whole)
 
     def row_kv(self, row: int, start: int, stop: int) -> list[KV]:
         """Return K and V per layer of tokens `start` to `stop` of a row, padding not counted."""
@@ -235,6 +254,12 @@ class WorkingCache(Cache):
                 f"layers of {sorted(lengths)} columns, a ledger of {self.ledger.length} columns "
                 f"and {self.ledger.num_rows} rows"
             )
+        if not 0 <= self.shared <= self.ledger.length:
+            raise InvariantError(f"{self.shared} of {self.ledger.length} columns are shared")
+
+    def _forget(self, num_columns: int) -> None:
+        self.ledger.crop(num_columns)
+        self.shared = min(self.shared, self.ledger.length)
 
     def _select(self, indices: torch.Tensor) -> None:
         for layer in self.working_layers:
