@@ -27,10 +27,7 @@ from quire.cli.output import (
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
-CAPTION = (
-    "without, with quire: milliseconds to the first new token; "
-    "same: the new text is the same, token by token"
-)
+CAPTION = "without, with quire: milliseconds to the first new token"
 
 
 def demo(
@@ -104,7 +101,8 @@ def machine(name: str, model: Any) -> dict[str, Any]:
     """Say what ran the demo."""
     import torch
 
-    device = f"CPU, {torch.get_num_threads()} thread(s)"
+    threads = torch.get_num_threads()
+    device = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
     if model.device.type == "cuda":
         device = torch.cuda.get_device_name(model.device)
     return {
@@ -127,9 +125,11 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
             "Each prompt is the whole conversation; all share one long system prompt.",
         )
     )
-    table = plain_table(caption=CAPTION, caption_justify="left")
+    table = plain_table(caption=CAPTION, caption_justify="left", collapse_padding=True)
     for name in ("turn", "prompt", "reused", "", "without", "with", "speed-up", "same"):
-        table.add_column(name, justify="left" if name in {"turn", "", "same"} else "right")
+        table.add_column(
+            name, justify="left" if name in {"turn", "", "same"} else "right", no_wrap=True
+        )
     for place, call in enumerate(found.calls):
         if place and call.turn != found.calls[place - 1].turn:
             table.add_section()
@@ -139,7 +139,7 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     console.print()
     asked = max(found.turns, key=lambda call: (call.conversation == "A", call.turn))
     console.print(Text.assemble(("asked  ", "bold"), asked.question))
-    console.print(Text.assemble(("reply  ", "bold"), (asked.replies[0].strip(), "italic")))
+    console.print(Text.assemble(("reply  ", "bold"), (f"{asked.replies[0].strip()} ...", "italic")))
     console.print()
 
 
@@ -171,7 +171,7 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
     computed = found.prompt_tokens - found.reused_tokens
     saved = (
         f"{found.reused_tokens:,} of {found.prompt_tokens:,} prompt tokens "
-        f"({figures['hit_rate']:.1%}) were reused; {computed:,} computed"
+        f"({figures['hit_rate']:.1%}); {computed:,} computed"
     )
     facts: list[tuple[str, Any]] = [
         (
@@ -188,9 +188,11 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
                     f"{milliseconds(figures['ttft_ms_cold_median'] / 1e3)} ms without, "
                     f"{milliseconds(figures['ttft_ms_warm_median'] / 1e3)} ms with quire: ",
                     (times(figures["ttft_speedup_median"]), "bold green"),
-                    f" (medians, {len(found.warm)} turns with {found.warm_tokens:,}+ cached)",
                 ),
             )
+        )
+        facts.append(
+            ("", f"medians over {len(found.warm)} turns with {found.warm_tokens:,}+ cached tokens")
         )
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]

@@ -1,0 +1,58 @@
+"""The rows of the transformers engine, on a model of no size."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from quire.bench import hf_rows
+from quire.bench.hf_models import random_llama
+from quire.cli.app import app
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(hf_rows, "MODELS", {"": lambda: random_llama(64, 2)})
+    monkeypatch.setattr(hf_rows, "PREFIXES", {"64": 64, "96": 96})
+    monkeypatch.setattr(hf_rows, "QUICK_PREFIXES", ("64",))
+    monkeypatch.setattr(hf_rows, "QUICK_ROUNDS", 2)
+    monkeypatch.setattr(hf_rows, "CAPACITY", "4MiB")
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_each_way_has_a_time_and_a_rate_and_ratios():
+    rows = {row["name"]: row for row in hf_rows.rows(quick=True)}
+    assert list(rows) == hf_rows.row_names(quick=True)
+    warm = rows["hf_ttft_warm_64"]
+    assert warm["median_ms"] > 0
+    assert warm["ratio_to_plain"] > 0
+    assert warm["ratio_to_hand"] > 0
+    assert warm["same_tokens"] == "yes"
+    assert rows["hf_decode_by_hand_64"]["tokens_per_s"] > 0
+    assert rows["hf_decode_by_hand_64"]["same_tokens"] == "yes"
+    assert "ratio_to_plain" not in rows["hf_ttft_plain_64"]
+
+
+def test_only_the_rows_asked_for_are_measured():
+    said = []
+    rows = hf_rows.rows(["hf_decode_plain_96", "hf_ttft_cold_96"], said.append, quick=True)
+    assert [row["name"] for row in rows] == ["hf_decode_plain_96", "hf_ttft_cold_96"]
+    assert len(said) == 1
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"no_such.*hf_ttft_warm_64"):
+        hf_rows.rows(["no_such"])
+
+
+def test_the_command_prints_a_table_or_json():
+    words = ["bench", "hf", "--quick", "--rows", "hf_ttft_warm_64"]
+    shown = CliRunner().invoke(app, words).stdout
+    assert "hf_ttft_warm_64" in shown
+    assert "ratio to hand" in shown
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert found["rows"][0]["name"] == "hf_ttft_warm_64"
