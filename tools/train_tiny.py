@@ -195,7 +195,8 @@ def train(minutes: float, steps: int, out: Path) -> str:
     muon = torch.optim.Muon(matrices, lr=1.5e-2, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(others, lr=5e-3, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = [(group, group["lr"]) for o in (muon, adam) for group in o.param_groups]
-    begin, saved, step, loss_average = time.monotonic(), time.monotonic(), 0, 0.0
+    begin = saved = time.monotonic()
+    step, seconds, loss_average = 0, 0.0, 0.0
     while (done := step / steps if steps else (time.monotonic() - begin) / (60 * minutes)) < 1:
         lengths = next(shares for until, shares in LENGTHS if done < until)
         rows = stream.batch(int(rng.choice(list(lengths), p=list(lengths.values()))))
