@@ -12,7 +12,7 @@ from time import process_time_ns
 import numpy as np
 
 from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Stopwatch, each_us, once_us, repeat_us, traced_bytes
+from quire.bench.peers.timing import Stopwatch, each_us, growth_bytes, once_us, repeat_us
 from quire.core import CacheManager, Sequence
 from quire.core.blocks import BlockPool
 
@@ -48,7 +48,7 @@ def rows(names: list[str] | None = None, progress: Progress | None = None) -> li
 
 def _makers() -> dict[str, Callable[[], Row]]:
     """Return every row's measurement by name, in the order of the table."""
-    makers: dict[str, Callable[[], Row]] = {}
+    makers: dict[str, Callable[[], Row]] = {"bytes_per_64_token_leaf": _leaf_bytes}
     for name, length in load.MATCH_LENGTHS.items():
         makers[name] = lambda length=length: _match(length)
     makers["match_32k_102_turns"] = _match_turns
@@ -64,7 +64,6 @@ def _makers() -> dict[str, Callable[[], Row]]:
     makers["serve_a"] = lambda: _serve_a(events=False)
     makers["serve_a_events"] = lambda: _serve_a(events=True)
     makers["serve_b"] = _serve_b
-    makers["bytes_per_64_token_leaf"] = _leaf_bytes
     makers["pool_1m"] = lambda: {
         "median_us": repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
     }
@@ -247,9 +246,9 @@ def _waves(turns: Iterator[load.Turn]) -> Iterator[list[load.Turn]]:
 
 
 def _leaf_bytes() -> Row:
-    empty = traced_bytes(lambda: _manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2))
-    full = traced_bytes(_leaf_manager)
-    return {"bytes": (full - empty) / load.NUM_LEAVES}
+    """Growth of the process per cached leaf, pool included."""
+    _, grown = growth_bytes(_leaf_manager)
+    return {"bytes": grown / load.NUM_LEAVES}
 
 
 def _import(module: str) -> Row:

@@ -18,7 +18,7 @@ import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
-from quire.core.policies import Entry, Policy
+from quire.core.policies import Entry
 from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 
@@ -66,7 +66,6 @@ class Node(Entry, gc=False, eq=False):
     grown: bool = True
     lost: dict[bytes, int] | None = None
     hashes: list[bytes] | None = None
-    policy: Policy | None = None
     priority: int = 0
     keep_until: float = 0.0
 

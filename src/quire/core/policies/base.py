@@ -16,7 +16,7 @@ Tick: TypeAlias = Callable[[], int]
 class Entry(msgspec.Struct, gc=False, eq=False):
     """A run of cached blocks, as a policy sees it.
 
-    These fields belong to the policy. A victim loses blocks from its tail, as many as are
+    `policy` is the one that holds the entry, or held it last; the other fields belong to it. A victim loses blocks from its tail, as many as are
     needed, and stays an entry while any are left.
     """
 
@@ -24,6 +24,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     newer: Entry | None = None
     rank: tuple[int, ...] = ()
     uses: int = 0
+    policy: Policy | None = None
 
     @property
     def evictable(self) -> bool:
@@ -82,7 +83,7 @@ class RankedPolicy(Policy):
     """A policy that evicts the evictable entry of the lowest rank, kept in a heap.
 
     The heap holds (rank, entry) pairs that may be out of date; a pair counts only if its
-    entry is evictable and still has that rank. Ranks are unique: their last part is a tick.
+    entry is evictable, still has that rank, and is still this policy's. Ranks are unique: their last part is a tick.
     Each entry that becomes a candidate costs one push; stale pairs are dropped when popped,
     and all at once when they outnumber the rest.
     """
@@ -113,7 +114,7 @@ class RankedPolicy(Policy):
         heap = self._heap
         while heap:
             rank, _, entry = heap[0]
-            if entry.evictable and entry.rank == rank:
+            if self._counts(entry, rank):
                 return entry
             heapq.heappop(heap)
         return None
@@ -121,14 +122,17 @@ class RankedPolicy(Policy):
     def order(self) -> Iterator[Entry]:
         seen: set[int] = set()
         for rank, _, entry in sorted(self._heap, key=lambda pair: pair[:2]):
-            if entry.evictable and entry.rank == rank and id(entry) not in seen:
+            if self._counts(entry, rank) and id(entry) not in seen:
                 seen.add(id(entry))
                 yield entry
+
+    def _counts(self, entry: Entry, rank: tuple[int, ...]) -> bool:
+        return entry.policy is self and entry.rank == rank and entry.evictable
 
     def _push(self, entry: Entry) -> None:
         heap = self._heap
         if len(heap) > 2 * self._num_cached + 64:
-            heap[:] = [pair for pair in heap if pair[2].evictable and pair[2].rank == pair[0]]
+            heap[:] = [pair for pair in heap if self._counts(pair[2], pair[0])]
             heapq.heapify(heap)
         heapq.heappush(heap, (entry.rank, self.tick(), entry))
 
