@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -202,6 +203,15 @@ def test_a_folder_without_a_model_is_named(run, tmp_path):
     result = run("generate", "--model", tmp_path, "hi")
     assert result.exit_code == 2
     assert "without config.json" in result.stderr
+
+
+def test_weights_that_cannot_be_read_are_one_line(run, folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    result = run("generate", "--model", broken, "hi")
+    assert result.exit_code == 2
+    assert "cannot be loaded" in result.stderr
 
 
 def test_a_model_that_the_hub_does_not_give_is_one_line(run, monkeypatch):

@@ -151,7 +151,8 @@ def _print(title: str, rows: list[Row], *, as_json: bool) -> None:
 
 def listed(title: str, rows: list[Row]) -> Table:
     """Return a table of rows: a column for every key that a row has."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    keys = dict.fromkeys(key for row in rows for key in row)
+    columns = sorted(keys, key=lambda key: ("ratio" in key) + 2 * (key == "same_tokens"))
     table = plain_table(title=Text(title, "bold"), title_justify="left")
     for key in columns:
         table.add_column(

@@ -35,7 +35,7 @@ def load(name: str = TINY, dtype: str = "float32", threads: int | None = None) -
     try:
         tokenizer = tokenizers.from_pretrained(source, local_files_only=local)
         model = models.from_pretrained(source, local_files_only=local, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ConfigError(_why_not(name, source, error)) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer

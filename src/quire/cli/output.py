@@ -51,7 +51,9 @@ def progress(what: str, total: int | None = None) -> Generator[Callable[[str], N
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=4
+    ) as bar:
         task = bar.add_task(what, total=total)
         begun = 0
 
