@@ -142,8 +142,9 @@ class Publisher:
             for group, table in tables:
                 blocks[group].append(table[row * width + end])
             node.end = end + 1
-            node.grown = True
-            node.lost = None
+            if not node.grown:
+                node.grown = True
+                node.lost = None
             extended += 1
             if events is not None:
                 events.stored(node, seq.scope, 1)

@@ -1,0 +1,29 @@
+"""What the README shows runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_readme_snippets_run(snippet, monkeypatch):
+    pytest.importorskip("transformers", reason="install it with: make setup")
+    monkeypatch.chdir(ROOT)
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_readme_has_snippets():
+    assert len(SNIPPETS) >= 2
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_links_to_files_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / target).exists(), f"{name} links to {target}"
