@@ -176,6 +176,16 @@ class PolicyContract:
 
         assert order(retain_s=10) == order()
 
+    def test_a_prompt_can_be_used_again_after_its_retention_ended(self):
+        clock = Clock()
+        manager = self.manager(clock=clock)
+        serve(manager, run(0, BLOCK), retain_s=10)
+        clock.now += 11
+        for length in (BLOCK + 1, 2 * BLOCK, BLOCK):
+            serve(manager, run(0, length))
+            manager.check()
+        assert manager.reclaim(INFINITE) == 2
+
     def test_the_retention_of_a_branch_covers_its_path_only(self):
         manager = self.manager(clock=Clock())
         trunk = list(range(BLOCK))

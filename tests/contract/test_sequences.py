@@ -97,6 +97,32 @@ def test_a_miss_says_that_another_scope_has_the_prompt(manager):
     assert manager.probe(run(0, 12), Scope(salt="x")).reason == "scope"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "scope"),
+    [
+        (range(12), None),
+        (range(5), None),
+        ([0, 1, 2, 3, 4, 5, 9, 9, 9], None),
+        ([0, 1, 2, 3, 4, 5, 9, 9, 9], Scope(salt="x")),
+        (range(500, 509), None),
+        (range(20), None),
+    ],
+)
+def test_an_explanation_covers_the_prompt_and_agrees_with_the_lookup(manager, tokens, scope):
+    serve(manager, run(0, 12))
+    tokens = list(tokens)
+    explanation, hit = manager.explain(tokens, scope), manager.probe(tokens, scope)
+    assert explanation.hit == hit
+    starts = [segment.start for segment in explanation.segments]
+    stops = [segment.stop for segment in explanation.segments]
+    assert [*starts, len(tokens)] == [0, *stops]
+    cached = [s.stop - s.start for s in explanation.segments if s.cached]
+    assert sum(cached) == hit.num_tokens
+    missed = [segment.why for segment in explanation.segments if not segment.cached]
+    assert missed[0] == hit.reason
+    assert str(explanation).startswith(f"{hit.num_tokens} of {len(tokens)} tokens cached")
+
+
 def test_lookups_are_pure(manager):
     serve(manager, run(0, 13))
     before = state(manager)
