@@ -234,3 +234,18 @@ def test_a_tokenizer_without_a_template_joins_the_messages(folder):
     assert prompt_ids(tokenizer, talk).tolist() == [list(b"ab\n\nc")]
     with pytest.raises(TokensError, match="empty"):
         prompt_ids(tokenizer, [])
+
+
+def test_the_number_of_threads_is_what_plain_generate_is_fastest_with(folder, monkeypatch):
+    torch.set_num_threads(2)
+    slow_threads = 2
+
+    def slow_on_two(generate, *args, **arguments):
+        made = timed(generate, *args, **arguments)
+        factor = 9 if torch.get_num_threads() == slow_threads else 1
+        return made._replace(total_s=made.total_s * factor)
+
+    monkeypatch.setattr(comparison, "timed", slow_on_two)
+    model, _ = load(str(folder))
+    assert comparison.settle_threads(model) == 1
+    assert torch.get_num_threads() == 1
