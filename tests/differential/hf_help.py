@@ -174,8 +174,8 @@ def check_stored(model, cache, tokens, scope=None):
         with torch.no_grad():
             model(tokens[None, : seq.num_cached], past_key_values=fresh, use_cache=True)
         for (k, v), layer in zip(held, fresh.layers, strict=True):
-            torch.testing.assert_close(k, layer.keys[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(v, layer.values[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(k, layer.keys[0], atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(v, layer.values[0], atol=1e-3, rtol=1e-3)
         return seq.num_cached
     finally:
         cache.manager.close(seq)

@@ -1,5 +1,7 @@
 """Requests: what is refused and leaves no trace, what is reported, who shares with whom."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -293,6 +295,13 @@ def test_the_fingerprint_tells_models_apart(model):
     assert make_cache(tiny_model("llama", seed=1)).fingerprint != again
     assert make_cache(model, block_size=4).fingerprint != again
     assert make_cache(tiny_model("qwen2")).fingerprint != again
+
+
+def test_a_change_of_one_projection_is_another_model(model):
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.model.layers[1].self_attn.k_proj.weight.mul_(1.001)
+    assert make_cache(changed).fingerprint != make_cache(model).fingerprint
 
 
 def test_a_pool_of_half_precision_takes_half_the_bytes_and_stays_close(model, ids):

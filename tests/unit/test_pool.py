@@ -69,9 +69,10 @@ def test_poison_does_nothing_outside_of_debug():
 
 
 BLOCKS = st.lists(st.integers(0, 23), min_size=1, max_size=12, unique=True)
+NEIGHBOURS = st.integers(0, 12).map(lambda first: list(range(first, first + 12)))
 
 
-@given(BLOCKS, st.data())
+@given(BLOCKS | NEIGHBOURS, st.data())
 def test_gather_reads_the_tokens_of_a_block_table(block_ids, data):
     pool, k, v = filled()
     num_tokens = data.draw(st.integers(0, 4 * len(block_ids)))
@@ -90,8 +91,8 @@ def test_gather_reads_long_runs_of_neighbours_as_slices(first, num_tokens):
         np.testing.assert_array_equal(k_out.numpy(), tokens_of(k, layer, ids, num_tokens))
 
 
-@settings(max_examples=60)
-@given(BLOCKS, st.data())
+@settings(max_examples=100)
+@given(BLOCKS | NEIGHBOURS, st.data())
 def test_scatter_writes_the_given_tokens_and_nothing_else(block_ids, data):
     start = data.draw(st.integers(0, 4 * len(block_ids)))
     stop = data.draw(st.integers(start, 4 * len(block_ids)))
@@ -154,7 +155,7 @@ def test_in_debug_the_uncopied_rest_and_fresh_blocks_become_nan_after_the_source
     [
         (lambda p: gather(p, [24], 1), "block id 24 is not in this pool of 24"),
         (lambda p: gather(p, [-1], 1), "block id -1"),
-        (lambda p: gather(p, [1, 2], 9), "9 tokens are not within the 8 tokens of 2 blocks"),
+        (lambda p: gather(p, [1, 2], 9), "tokens 0 to 9 are not within the 8 tokens of 2 blocks"),
         (lambda p: gather(p, [[1]], 1), "one-dimensional"),
         (
             lambda p: scatter(p, [1], 3, [(torch.zeros(3, 2, 4), torch.zeros(3, 2, 2))] * 2),

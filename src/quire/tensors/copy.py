@@ -9,7 +9,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.tensors.pool import KVPool
-from quire.tensors.slots import BlockIds, block_array, on_device, runs
+from quire.tensors.slots import BlockIds, block_array, block_slots, on_device, runs
 
 KV = tuple[torch.Tensor, torch.Tensor]
 """K `[kv_heads, tokens, k_width]` and V `[kv_heads, tokens, v_width]` of one layer."""
@@ -57,37 +57,42 @@ def gather(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> list[KV]:
 
 def gather_into(pool: KVPool, block_ids: BlockIds, num_tokens: int, out: Sequence[KV]) -> None:
     """As `gather`, into `out`, one pair per layer; any strides, dtype and device."""
-    layout = pool.layout
-    ids = _ids(pool, block_ids, num_tokens)
     _check_layers(pool, out)
-    parts = _parts(pool, ids, num_tokens)
-    for layer, (k_out, v_out) in enumerate(out):
-        k_slots, v_slots = pool.k_slots(layer), pool.v_slots(layer)
-        for part, start, stop in parts:
-            if isinstance(part, slice):
-                k, v = k_slots[part], v_slots[part]
-            else:
-                blocks = stop - start + -stop % layout.block_size
-                k = pool.k[layer].index_select(0, part).view(blocks, *k_slots.shape[1:])
-                v = pool.v[layer].index_select(0, part).view(blocks, *v_slots.shape[1:])
-                k, v = k[: stop - start], v[: stop - start]
-            k_out[:, start:stop].copy_(k.transpose(0, 1))
-            v_out[:, start:stop].copy_(v.transpose(0, 1))
+    ids, spans = _spans(pool, block_ids, 0, num_tokens)
+    index = None if spans else on_device(ids, pool.device)
+    for layer, pair in enumerate(out):
+        for states, target in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
+            if index is not None:
+                read = states.index_select(0, index).flatten(0, 1)[:num_tokens]
+                target.copy_(read.transpose(0, 1))
+                continue
+            slots = states.flatten(0, 1)
+            for slot, start, stop in spans:
+                read = slots[slot : slot + stop - start]
+                target[:, start:stop].copy_(read.transpose(0, 1))
 
 
 def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> None:
     """Write K and V of tokens from position `start` on into the blocks of a sequence.
 
     `block_ids` is the sequence's whole table; `kv` is one pair per layer, K
-    `[kv_heads, n, k_width]`, V `[kv_heads, n, v_width]`, of any strides and float dtype.
+    `[kv_heads, n, k_width]`, V `[kv_heads, n, v_width]`, of any strides, float dtype and device.
     Raises `ConfigError` when the blocks end before token `start + n`.
     """
     _check_layers(pool, kv)
-    num_tokens = int(kv[0][0].shape[1])
-    slots = pool.slots(block_ids, start, start + num_tokens)
-    for layer, (k, v) in enumerate(kv):
-        pool.k_slots(layer).index_copy_(0, slots, k.detach().transpose(0, 1).to(pool.k))
-        pool.v_slots(layer).index_copy_(0, slots, v.detach().transpose(0, 1).to(pool.v))
+    end = start + int(kv[0][0].shape[1])
+    ids, spans = _spans(pool, block_ids, start, end)
+    size = pool.layout.block_size
+    index = None if spans else on_device(block_slots(ids, start, end, size), pool.device)
+    for layer, pair in enumerate(kv):
+        for states, source in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
+            slots, written = states.flatten(0, 1), source.detach().transpose(0, 1)
+            if index is not None:
+                slots.index_copy_(0, index, written.to(states))
+                continue
+            for slot, first, last in spans:
+                target = slots[slot : slot + last - first]
+                target.copy_(written[first - start : last - start])
 
 
 def apply_copies(pool: KVPool, copies: Sequence[Copy], fresh: BlockIds = ()) -> None:
@@ -125,36 +130,32 @@ def apply_copies(pool: KVPool, copies: Sequence[Copy], fresh: BlockIds = ()) -> 
     v_slots.index_copy_(1, write, v)
 
 
-def _ids(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> npt.NDArray[np.int64]:
-    """Return the blocks that hold the first `num_tokens` tokens."""
-    ids = block_array(block_ids, pool.num_blocks)
-    block_size = pool.layout.block_size
-    if not 0 <= num_tokens <= ids.size * block_size:
-        raise ConfigError(
-            f"{num_tokens} tokens are not within the {ids.size * block_size} tokens of "
-            f"{ids.size} blocks of {block_size}"
-        )
-    return ids[: -(-num_tokens // block_size)]
+def _spans(
+    pool: KVPool, block_ids: BlockIds, start: int, stop: int
+) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
+    """Return the blocks up to token `stop`, and the tokens from `start` on as spans of slots.
 
-
-def _parts(
-    pool: KVPool, ids: npt.NDArray[np.int64], num_tokens: int
-) -> list[tuple[slice | torch.Tensor, int, int]]:
-    """Return how to read the blocks: slot slices for long runs of neighbours, else one block index.
-
-    Each part comes with the token positions it stands for.
+    A span is (slot of its first token, its first token, its last token + 1). There are none
+    where the blocks lie so scattered that one index over all is faster.
     """
-    block_size = pool.layout.block_size
-    neighbours = runs(ids)
-    if len(neighbours) * SLICE_RUN_BLOCKS > max(ids.size, SLICE_RUN_BLOCKS):
-        return [(on_device(ids, pool.device), 0, num_tokens)]
-    parts: list[tuple[slice | torch.Tensor, int, int]] = []
+    ids = block_array(block_ids, pool.num_blocks)
+    size = pool.layout.block_size
+    if not 0 <= start <= stop <= ids.size * size:
+        raise ConfigError(
+            f"tokens {start} to {stop} are not within the {ids.size * size} tokens of "
+            f"{ids.size} blocks of {size}"
+        )
+    ids = ids[: -(-stop // size)]
+    first_block = start // size
+    neighbours = runs(ids[first_block:])
+    if len(neighbours) * SLICE_RUN_BLOCKS > max(ids.size - first_block, SLICE_RUN_BLOCKS):
+        return ids, []
+    spans: list[tuple[int, int, int]] = []
     for index, length in neighbours:
-        start = index * block_size
-        stop = min(start + length * block_size, num_tokens)
-        first = int(ids[index]) * block_size
-        parts.append((slice(first, first + stop - start), start, stop))
-    return parts
+        block = first_block + index
+        begin, end = max(block * size, start), min((block + length) * size, stop)
+        spans.append((int(ids[block]) * size + begin - block * size, begin, end))
+    return ids, spans
 
 
 def _check_layers(pool: KVPool, kv: Sequence[KV]) -> None:

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-SAMPLED_WEIGHTS = 24
-SAMPLED_VALUES = 256
+SAMPLED_VALUES = 32
 
 
 def model_fingerprint(model: Any, layout: object) -> str:
-    """SHA-256 (hex) over the config, the KV layout and a sample of the weights.
+    """Return SHA-256 (hex) over the config, the KV layout and a sample of every weight.
 
-    The sample is the first values of evenly spaced parameters, by name: it tells checkpoints
-    and fine-tunes apart for microseconds, and is no proof of equal weights. Adapters that are
+    The sample is `SAMPLED_VALUES` evenly spaced values per parameter: it tells checkpoints and
+    fine-tunes apart in milliseconds, and is no proof of equal weights. Adapters that are
     switched on later are not seen: name them in `Scope.lora`.
     """
     digest = hashlib.sha256()
@@ -24,12 +23,16 @@ def model_fingerprint(model: Any, layout: object) -> str:
     _add(digest, json.dumps(config, sort_keys=True, default=str).encode())
     _add(digest, repr(layout).encode())
     named: list[tuple[str, torch.Tensor]] = sorted(model.named_parameters())
-    step = max(len(named) // SAMPLED_WEIGHTS, 1)
-    for name, weight in named[::step]:
+    for name, weight in named:
         _add(digest, f"{name}{list(weight.shape)}{weight.dtype}".encode())
-        values = weight.detach().flatten()[:SAMPLED_VALUES]
-        _add(digest, values.to("cpu", torch.float64).numpy().tobytes())
+    samples = torch.cat([_sample(weight) for _, weight in named])
+    _add(digest, samples.cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _sample(weight: torch.Tensor) -> torch.Tensor:
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(flat.numel() // SAMPLED_VALUES, 1)][:SAMPLED_VALUES].float()
 
 
 def _add(digest: Any, part: bytes) -> None:
