@@ -115,7 +115,7 @@ class Bench:
         kept = DynamicCache(config=self._model.config)
         with torch.inference_mode():
             self._model(prefix, past_key_values=kept, use_cache=True)
-        self._cache.generate(prefix, max_new_tokens=1, do_sample=False)
+        self._quire(prefix, Stamp())
         timings = Timings()
         for round_ in range(num_rounds + 1):
             prompt = torch.cat([prefix, self._draw(SUFFIX_TOKENS)], dim=1)
@@ -150,7 +150,7 @@ class Bench:
         return self._cache.generate(ids, **_arguments(ids, stamp))
 
     def _draw(self, num_tokens: int) -> torch.Tensor:
-        return torch.randint(0, 256, (1, num_tokens), generator=self._random)
+        return torch.randint(1, 256, (1, num_tokens), generator=self._random)
 
 
 class Stamp:

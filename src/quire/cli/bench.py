@@ -199,7 +199,7 @@ def _cell(key: str, value: Any) -> Text | str:
     if isinstance(value, str):
         return value
     if key.startswith("ratio"):
-        return Text(f"{value:.3g}", "bold")
+        return Text(f"{value:.2f}" if value >= 0.1 else f"{value:.3f}", "bold")
     if key.endswith("rate"):
         return f"{value:.1%}"
     digits = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 else 2
