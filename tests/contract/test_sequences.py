@@ -328,6 +328,22 @@ def test_the_hit_rate_is_counted_in_tokens_once_at_open(manager):
     assert sum(stats.missed.values()) == 12
 
 
+def test_every_missed_token_is_counted_under_its_reason(manager):
+    def missed(tokens, scope=None):
+        before = manager.stats.missed
+        serve(manager, tokens, scope)
+        after = manager.stats.missed
+        return {why: after[why] - before[why] for why in after if after[why] != before[why]}
+
+    assert missed(run(0, 8)) == {"last_token": 1, "cold": 7}
+    assert missed(run(0, 14)) == {"last_token": 1, "cold": 5}
+    assert missed(run(0, 14)) == {"last_token": 1, "partial_block": 1}
+    manager.reclaim(1)
+    assert missed(run(0, 18)) == {"last_token": 1, "evicted": 4, "cold": 5}
+    assert missed(run(0, 14), Scope(salt="x")) == {"last_token": 1, "scope": 12, "cold": 1}
+    assert missed(run(0, 17)) == {"last_token": 1}
+
+
 def test_stats_are_a_snapshot(manager):
     stats = manager.stats
     serve(manager, run(0, 8))

@@ -115,3 +115,12 @@ def test_tables_are_the_callers_own(manager):
 def test_tables_of_no_sequence_are_empty(manager):
     tables = manager.tables([])
     assert (tables.padded.shape[0], tables.indptr.tolist(), tables.indices.size) == (0, [0], 0)
+
+
+def test_blocks_filled_by_steps_are_counted_as_published(manager):
+    seqs = [prefill(manager, run(1000 * i, 3)) for i in range(3)]
+    for token in range(5):
+        manager.reserve_step(seqs)
+        manager.commit_step(seqs, [token, token, token])
+    stats = manager.stats
+    assert (stats.published_blocks, stats.computed_tokens) == (6, 24)

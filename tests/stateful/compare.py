@@ -152,6 +152,8 @@ class Comparison:
         for group, total in zip(manager.groups, self.settings.pools, strict=True):
             assert group.num_free + group.num_active + group.num_cached == total
         assert manager.num_free + manager.num_active + manager.num_cached == self.settings.pools[0]
+        stats = manager.stats
+        assert stats.hit_tokens + sum(stats.missed.values()) == stats.prompt_tokens
         for live in self.running:
             seq = live.seq
             assert 0 <= seq.published <= seq.computed <= seq.capacity
