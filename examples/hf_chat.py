@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import quire
-from quire.engines.hf import PrefixCache
+from quire import PrefixCache
 
 TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
 QUESTIONS = ("What is a list?", "How does it differ from a tuple?", "When is it copied?")

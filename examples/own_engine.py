@@ -10,7 +10,7 @@ a token are its id and its position, so that the loop can show it reads what it 
 
 import numpy as np
 
-from quire.core import CacheManager, Sequence
+from quire import CacheManager, Sequence
 
 BLOCK_SIZE = 16
 manager = CacheManager(num_blocks=256, block_size=BLOCK_SIZE)

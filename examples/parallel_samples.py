@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import quire
-from quire.core import Scope
-from quire.engines.hf import PrefixCache
+from quire import PrefixCache, Scope
 
 TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
 
