@@ -101,6 +101,7 @@ def test_a_bad_session_is_refused_and_changes_nothing(model, cache, name):
         ({"capacity": 100}, ConfigError, "holds no block: one block of 16 tokens takes 4096"),
         ({"block_size": 0}, ConfigError, "block_size is 0"),
         ({"block_size": 2.5}, ConfigError, "block_size is 2.5"),
+        ({"capacity": "4TiB"}, ConfigError, "no room"),
         ({"policy": "best"}, ConfigError, "best"),
         ({"dtype": torch.int8}, ConfigError, "int8"),
     ],
@@ -214,6 +215,23 @@ def test_generation_settings_mean_what_they_mean_without_quire(model, cache, ids
     assert cache.last.cached_tokens == 39
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_cache_works_inside_and_outside_of_inference_mode(model, ids, mode):
+    with mode():
+        cache = make_cache(model, block_size=8)
+        same(model, cache, ids[:, :20])
+    same(model, cache, ids)
+    with mode():
+        same(model, cache, torch.cat([ids, ids], dim=1))
+    assert cache.last.cached_tokens == 40
+
+
+def test_drafting_with_the_models_own_first_layers_gives_the_same_tokens(model, cache, ids):
+    for _ in range(2):
+        same(model, cache, ids, assistant_early_exit=1)
+    assert cache.last.cached_tokens == 39
+
+
 def test_int32_ids_and_the_name_inputs_are_fine(model, cache, ids):
     plain = model.generate(ids, max_new_tokens=5)
     assert torch.equal(cache.generate(inputs=ids, max_new_tokens=5), plain)
@@ -315,6 +333,21 @@ def test_a_pool_of_half_precision_takes_half_the_bytes_and_stays_close(model, id
     expected = model(ids).logits[:, -1].detach()
     distance = (out.logits[0] - expected).norm() / expected.norm()
     assert 0 < float(distance) < 0.05
+
+
+def test_sequences_that_part_inside_a_reused_block_keep_their_own_copy_of_it(model, ids):
+    cache = make_cache(model)
+    cache.generate(torch.cat([ids, ids], dim=1), max_new_tokens=1)
+    parted = torch.cat([ids[:, :37], (ids[:, 37:38] + 1) % 90 + 3], dim=1)
+    out = same(
+        model, cache, parted, do_sample=True, num_return_sequences=3, max_new_tokens=30,
+        min_new_tokens=30,
+    )  # fmt: skip
+    assert cache.last.cached_tokens == 37
+    assert cache.stats.copied_blocks == 3
+    for text in [*out, ids[0]]:
+        assert check_stored(model, cache, text) >= 32
+    assert [check_stored(model, cache, text) for text in out] == [64, 64, 64]
 
 
 # -- a full cache --------------------------------------------------------------------------

@@ -51,6 +51,18 @@ def test_a_pool_needs_a_block():
         KVPool(LAYOUT, 0)
 
 
+def test_a_pool_that_the_device_cannot_hold_says_so():
+    with pytest.raises(ConfigError, match="cpu has no room for a pool of"):
+        KVPool(LAYOUT, 1 << 44)
+
+
+def test_a_pool_made_in_inference_mode_can_be_written_outside_of_it():
+    with torch.inference_mode():
+        pool = KVPool(LAYOUT, 2)
+    scatter(pool, [1], 0, [(torch.ones(3, 4, 4), torch.ones(3, 4, 2))] * 2)
+    assert bool((pool.k[:, 1] == 1).all())
+
+
 def test_debug_memory_starts_as_nan_and_can_be_poisoned_again():
     pool = KVPool(LAYOUT, 4, debug_nan=True)
     assert bool(pool.k.isnan().all())

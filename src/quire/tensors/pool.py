@@ -41,8 +41,8 @@ class KVPool:
         self.num_blocks = num_blocks
         self.debug_nan = debug_nan
         self.device = torch.device(device)
-        shapes = layout.k_shape(num_blocks), layout.v_shape(num_blocks)
-        self.k, self.v = (torch.empty(s, dtype=layout.dtype, device=self.device) for s in shapes)
+        self.k = self._allocate(layout.k_shape(num_blocks))
+        self.v = self._allocate(layout.v_shape(num_blocks))
         if debug_nan:
             self.k.fill_(torch.nan)
             self.v.fill_(torch.nan)
@@ -58,6 +58,17 @@ class KVPool:
             index = on_device(block_array(block_ids, self.num_blocks), self.device)
             self.k.index_fill_(1, index, torch.nan)
             self.v.index_fill_(1, index, torch.nan)
+
+    def _allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
+        try:
+            # Tensors made in inference mode could never be written outside of it.
+            with torch.inference_mode(mode=False):
+                return torch.empty(shape, dtype=self.layout.dtype, device=self.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{self.device} has no room for a pool of {format_bytes(self.num_bytes)} "
+                f"({self.num_blocks} blocks); lower the capacity: {str(error).splitlines()[0]}"
+            ) from error
 
     def __repr__(self) -> str:
         layout = self.layout
