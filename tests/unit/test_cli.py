@@ -1,6 +1,7 @@
 """The commands that need no model: help, errors, doctor, inspect, bench."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -184,3 +185,11 @@ def test_the_demo_has_text_of_any_length():
         text = system_text(wanted, len)
         assert wanted <= len(text) <= max(wanted, 200) + 400
         assert text.endswith(".")
+
+
+def test_a_terminal_without_utf8_gets_ascii():
+    words = [sys.executable, "-m", "quire.cli", "inspect"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    done = subprocess.run(words, capture_output=True, env=env, check=True)
+    assert b"##" in done.stdout
+    assert done.stdout.isascii()

@@ -13,6 +13,7 @@ models         models and tokenizers, from a folder or the hub
 output         consoles, numbers and bars
 """
 
+import io
 import sys
 
 
@@ -24,4 +25,7 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit(f"quire: the command line needs {error.name}: pip install 'quire-kv[cli]'")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model says what an ASCII terminal cannot
     app(prog_name="quire")

@@ -199,7 +199,10 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
             )
         )
         facts.append(
-            ("", f"medians over {len(found.warm)} turns with {found.warm_tokens:,}+ cached tokens")
+            (
+                "",
+                f"medians over {len(found.warm)} turns with {_at_least(found.warm_tokens)} tokens cached",
+            )
         )
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]
@@ -212,6 +215,10 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
         ("", pool_counts(pool)),
     ]
     return facts
+
+
+def _at_least(num_tokens: int) -> str:
+    return f"{num_tokens:,}+" if num_tokens > 1 else "any"
 
 
 def _save(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:

@@ -133,13 +133,13 @@ def _questions(prompt: str | None, file: Path | None, turns: Path | None) -> lis
     if turns is not None:
         questions = _read_turns(turns)
     elif file is not None:
-        questions = [_read(file)]
+        questions = [_read(file).strip()]
     elif prompt is not None:
         questions = [prompt]
     elif sys.stdin.isatty():
         raise TokensError("there is no prompt; give an argument, --file, --turns or text on stdin")
     else:
-        questions = [sys.stdin.read()]
+        questions = [sys.stdin.read().strip()]
     if not questions or not all(question.strip() for question in questions):
         raise TokensError("the prompt is empty; give some text")
     return questions
