@@ -298,12 +298,21 @@ def test_clear_drops_everything(model, cache, ids):
     assert cache.last.cached_tokens == 0
 
 
-@pytest.mark.parametrize("other", [Scope(salt="b"), Scope(lora="a"), Scope(), None])
-def test_scopes_do_not_share(model, cache, ids, other):
-    same(model, cache, ids, scope=Scope(salt="a"))
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Scope(salt="a"), Scope(salt="b")),
+        (Scope(salt="a"), Scope(lora="a")),
+        (Scope(lora="a"), Scope(lora="b")),
+        (Scope(salt="a", lora="b"), Scope(salt="ab")),
+        (Scope(lora="a"), None),
+    ],
+)
+def test_scopes_do_not_share(model, cache, ids, one, other):
+    same(model, cache, ids, scope=one)
     same(model, cache, ids, scope=other)
     assert cache.last.cached_tokens == 0
-    same(model, cache, ids, scope=Scope(salt="a"))
+    same(model, cache, ids, scope=one)
     assert cache.last.cached_tokens == 39
 
 

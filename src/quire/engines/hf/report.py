@@ -11,7 +11,8 @@ class CallReport:
     not counted. Rows of a batch advance together: a row's cached head is reused up to the
     column that all rows have cached, so `cached_tokens` may be below what the manager found.
 
-    stored_tokens: tokens whose KV was added to the pool by this call.
+    stored_tokens: tokens written to the pool by this call, those included that another call
+    turned out to have written already.
     ttft_s: seconds from the call to the first new token, the lookup included; None when no
     forward finished.
     """
