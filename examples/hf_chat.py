@@ -3,8 +3,6 @@
 python examples/hf_chat.py [MODEL FOLDER OR HUB ID]
 """
 
-# ruff: noqa: T201 - an example prints
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ a token are its id and its position, so that the loop can show it reads what it 
     python examples/own_engine.py
 """
 
-# ruff: noqa: T201 - an example prints
-
 import numpy as np
 
 from quire import CacheManager, Sequence

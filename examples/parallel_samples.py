@@ -3,8 +3,6 @@
 python examples/parallel_samples.py
 """
 
-# ruff: noqa: T201 - an example prints
-
 from pathlib import Path
 
 import torch

@@ -196,6 +196,7 @@ def test_a_streamer_sees_the_same_tokens(model, cache, ids):
         {"do_sample": True, "num_beams": 2},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
         {"prefill_chunk_size": 7},
+        {"prefill_chunk_size": 7, "num_beams": 2},
         {"max_length": 55},
         {"min_new_tokens": 8},
         {"generation_config": transformers.GenerationConfig(num_beams=2, max_new_tokens=6)},
@@ -390,3 +391,24 @@ def test_the_kv_of_a_later_turn_is_kept_as_far_as_there_is_room(model, ids):
     assert cache.last.stored_tokens == 56
     assert cache.manager.num_cached == 7
     cache.manager.check()
+
+
+# -- beams and return sequences ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_a_prompt_is_computed_once_for_all_its_rows(model, ids, chunk):
+    fed = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    padded, mask = left_padded([ids[0], ids[0, :25]])
+    cache = make_cache(model, block_size=8)
+    fed.clear()
+    cache.generate(
+        padded, attention_mask=mask, num_beams=3, max_new_tokens=2, prefill_chunk_size=chunk
+    )
+    handle.remove()
+    prompt = [(2, 39)] if chunk is None else [(2, 16), (2, 16), (2, 7)]
+    assert fed == [*prompt, (6, 1), (6, 1)]

@@ -115,6 +115,16 @@ def test_generate_gives_the_tokens_of_the_plain_model(model, arguments):
     cache.manager.check()
 
 
+@pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}], ids=str)
+def test_ids_on_the_host_are_fine(model, arguments):
+    cache = PrefixCache(model, "4MiB", debug=True)
+    ids = torch.randint(3, 97, (1, 50))
+    plain = model.generate(ids, max_new_tokens=8, **arguments)
+    for _ in range(2):
+        assert torch.equal(cache.generate(ids, max_new_tokens=8, **arguments), plain)
+    assert cache.last.cached_tokens >= 48
+
+
 def test_a_ragged_batch_gives_the_tokens_of_the_plain_model(model):
     cache = PrefixCache(model, "4MiB", debug=True)
     ids = torch.randint(3, 97, (3, 60)).cuda()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -53,31 +53,38 @@ class DecodeBatch:
     `next_slot`   [n], where in the flat block tables the next block's id goes
     `at_edge`     indices of the sequences whose blocks are all full
     `room`        tokens that every one of them has reserved, or MIXED
+    `shares`      whether one of them must copy its last block before it writes
     `max_blocks`  an upper bound of the blocks that one of them holds
     """
 
     __slots__ = (
         "all_rows",
         "at_edge",
+        "epoch",
         "max_blocks",
         "next_slot",
         "next_token",
+        "owner",
         "room",
         "row_ids",
         "seqs",
+        "shares",
         "tail_end",
         "version",
     )
 
-    def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, block_size: int) -> None:
+    def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, owner: Rows) -> None:
+        block_size = owner.block_size
+        self.owner = owner
         self.seqs = sequences
         self.row_ids = row_ids
         self.tail_end: IndexArray = (row_ids.astype(np.intp) + 1) * block_size
         first, n = int(row_ids[0]) if len(row_ids) else 0, len(row_ids)
         in_order = bool((row_ids == np.arange(first, first + n)).all())
         self.all_rows: slice | IntArray = slice(first, first + n) if in_order else row_ids
-        self.version = -1
+        self.version = self.epoch = -1
         self.room = MIXED
+        self.shares = False
         self.next_token: IndexArray = self.tail_end
         self.next_slot: IndexArray = self.tail_end
         self.at_edge: IndexArray = self.tail_end
@@ -109,41 +116,42 @@ class DecodeSteps:
 
     def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
         """Make a batch of open sequences whose prompts are computed."""
-        sequences = tuple(seqs)
+        try:
+            sequences = tuple(seqs)
+        except TypeError:
+            raise SequenceError(f"a batch is made of sequences, got {seqs!r}") from None
         rows = self._rows
         for seq in sequences:
             if type(seq) is not Sequence or seq.rows is not rows or seq.state != "open":
                 raise SequenceError(f"{seq!r} is not an open sequence of this manager")
-            if seq.prompt_len > rows.computed[seq.row]:
-                msg = (
-                    f"{seq!r} has {seq.prompt_len - seq.computed} prompt tokens to compute; "
-                    "reserve and commit them before it decodes"
-                )
-                raise SequenceError(msg)
+            if seq.known:
+                self._refuse_prefill(seq)
         row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
         if len(np.unique(row_ids)) != len(row_ids):
             raise SequenceError("a sequence stands twice in the batch")
-        return DecodeBatch(sequences, row_ids, rows.block_size)
+        return DecodeBatch(sequences, row_ids, rows)
 
     def reserve(self, batch: DecodeBatch) -> None:
         """Room for one more token in each, all or nothing."""
         rows = self._rows
-        if batch.version != rows.version:
+        if batch.owner is not rows or batch.version != rows.version:
             self._look(batch)
         if batch.room > 0:
             return
-        for pool in self._pools:
-            if pool.shared or batch.room == MIXED:
-                self._reserve_one_by_one(batch)
-                return
+        if batch.room == MIXED or batch.shares:
+            self._reserve_one_by_one(batch)
+            return
         starved = batch.at_edge
         num_new = len(starved)
         if num_new:
             self._make_room(num_new)
             batch.max_blocks += 1
             if batch.max_blocks > rows.width:
-                rows.widen(batch.max_blocks)
+                self._look(batch)  # the bound drifts upwards: count anew
+                needed = batch.max_blocks + 1
+                rows.widen(needed)
                 self._look(batch)
+                batch.max_blocks = needed
             slots = batch.next_slot[starved]
             for table, pool in zip(rows.flat_tables, self._pools, strict=True):
                 table[slots] = pool.allocate(num_new)
@@ -156,7 +164,7 @@ class DecodeSteps:
     def commit(self, batch: DecodeBatch, token_ids: TokenIds) -> None:
         """One token of KV in each; blocks that filled up are published."""
         rows, publisher = self._rows, self._publisher
-        if batch.version != rows.version:
+        if batch.owner is not rows or batch.version != rows.version:
             self._look(batch)
         key = key_of(token_ids)
         if len(key) != len(batch) * TOKEN_BYTES:
@@ -187,20 +195,47 @@ class DecodeSteps:
     def _look(self, batch: DecodeBatch) -> None:
         """Read where the sequences stand; raise `SequenceError` if one has left."""
         rows = self._rows
-        row_ids: list[int] = batch.row_ids.tolist()
-        for seq, row in zip(batch.seqs, row_ids, strict=True):
-            if seq.state != "open" or seq.row != row:
-                raise SequenceError(f"{seq!r} left the batch; make a new one of those still open")
+        if batch.owner is not rows:
+            raise SequenceError(f"{batch!r} belongs to another manager")
+        if batch.epoch != rows.epoch:
+            row_ids: list[int] = batch.row_ids.tolist()
+            for seq, row in zip(batch.seqs, row_ids, strict=True):
+                if seq.state != "open" or seq.row != row:
+                    msg = f"{seq!r} left the batch; make a new one of those still open"
+                    raise SequenceError(msg)
+                if seq.known:
+                    self._refuse_prefill(seq)
+            batch.epoch = rows.epoch
         computed = rows.computed_array[batch.all_rows]
-        room = rows.capacity_array[batch.all_rows] - computed
+        capacity = rows.capacity_array[batch.all_rows]
+        room = capacity - computed
         in_tail = computed % rows.block_size
         batch.next_token = batch.tail_end - rows.block_size + in_tail
         batch.at_edge = (in_tail == 0).nonzero()[0]
-        num_blocks = -(-computed // rows.block_size)
+        num_blocks = -(-capacity // rows.block_size)
         batch.next_slot = batch.row_ids.astype(np.intp) * rows.width + num_blocks
         batch.max_blocks = int(num_blocks.max()) if len(num_blocks) else 0
+        batch.shares = any(pool.shared for pool in self._pools) and any(
+            map(self._shares, batch.seqs)
+        )
         batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
         batch.version = rows.version
+
+    def _refuse_prefill(self, seq: Sequence) -> NoReturn:
+        msg = (
+            f"{seq!r} has {seq.known_end - seq.computed} tokens of its prompt, or from before "
+            "a suspend, to compute; reserve and commit them before it decodes"
+        )
+        raise SequenceError(msg)
+
+    def _shares(self, seq: Sequence) -> bool:
+        """Whether the last block of a sequence is partly filled and has other holders."""
+        computed = seq.computed
+        tail = computed // self._rows.block_size
+        return computed % self._rows.block_size > 0 and any(
+            self._rows.slots(group, seq.row, tail, tail + 1)[0] in pool.shared
+            for group, pool in enumerate(self._pools)
+        )
 
     def _reserve_one_by_one(self, batch: DecodeBatch) -> None:
         """Reserve where sequences differ or share blocks that must be copied first."""

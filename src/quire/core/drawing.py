@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.radix import Node
+from quire.core.tokens import array_of
 
 if TYPE_CHECKING:
     from quire.core.manager import CacheManager
@@ -18,6 +19,7 @@ BAR = 40
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on; two managers with equal data act alike."""
     order = {id(node): place for place, node in enumerate(manager.tree.evictor.order())}
+    children = _tree(list(manager.tree.roots.values()), order)
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
     return {
         "block_size": manager.block_size,
@@ -35,7 +37,7 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
             for spec, pool in zip(manager.settings.groups, manager.groups, strict=True)
         ],
         "roots": [
-            {"scope": repr(scope), "children": [_node(n, order) for n in root.children.values()]}
+            {"scope": repr(scope), "children": children[id(root)]}
             for scope, root in manager.tree.roots.items()
         ],
         "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
@@ -63,7 +65,7 @@ def draw(state: dict[str, Any]) -> str:
     for root in state["roots"]:
         if root["children"]:
             lines.append(root["scope"])
-            _draw_children(root["children"], "", state["block_size"], lines)
+            _draw_children(root["children"], state["block_size"], lines)
     lines.extend(
         f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
         f"{seq['computed']} computed <= {seq['capacity']} capacity"
@@ -77,11 +79,11 @@ def draw(state: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _draw_children(nodes: list[dict[str, Any]], indent: str, size: int, lines: list[str]) -> None:
-    for index, node in enumerate(nodes):
-        last = index == len(nodes) - 1
-        held = f"{node['locks']} ref" if node["locks"] else "cached"
-        notes = [held]
+def _draw_children(nodes: list[dict[str, Any]], size: int, lines: list[str]) -> None:
+    waiting = [("", index == 0, node) for index, node in enumerate(reversed(nodes))]
+    while waiting:
+        indent, last, node = waiting.pop()
+        notes = [f"{node['locks']} ref" if node["locks"] else "cached"]
         if node["pins"]:
             notes.append("pinned")
         if node["priority"]:
@@ -89,10 +91,25 @@ def _draw_children(nodes: list[dict[str, Any]], indent: str, size: int, lines: l
         head = ", ".join(str(token) for token in node["tokens"][:6])
         run = len(node["blocks"][0])
         lines.append(
-            f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens {node['end'] * size - run * size}"
-            f"-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
+            f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens "
+            f"{(node['end'] - run) * size}-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
         )
-        _draw_children(node["children"], indent + ("    " if last else "│   "), size, lines)
+        below = indent + ("    " if last else "│   ")
+        waiting += [(below, at == 0, child) for at, child in enumerate(reversed(node["children"]))]
+
+
+def _tree(roots: list[Node], order: dict[int, int]) -> dict[int, list[dict[str, Any]]]:
+    """Return the children of every root as data, without recursion: trees can be deep."""
+    children: dict[int, list[dict[str, Any]]] = {id(root): [] for root in roots}
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        for child in node.children.values():
+            data = _node(child, order)
+            children[id(node)].append(data)
+            children[id(child)] = data["children"]
+            waiting.append(child)
+    return children
 
 
 def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
@@ -107,7 +124,7 @@ def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
         "eviction_order": order.get(id(node)),
         "rank": list(node.rank),
         "uses": node.uses,
-        "children": [_node(child, order) for child in node.children.values()],
+        "children": [],
     }
 
 
@@ -127,6 +144,8 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
             for group in range(len(seq.rows.tables))
         ],
         "tokens": seq.tokens.tolist(),
+        "known": array_of(seq.known).tolist(),
+        "keep_for": seq.keep_for,
     }
 
 

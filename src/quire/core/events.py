@@ -47,7 +47,7 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
 
 Event: TypeAlias = "BlockStored | BlockRemoved | AllBlocksCleared"
 
-MAX_EVENTS = 100_000
+MAX_EVENTS = 10_000
 
 
 class EventLog:
@@ -69,12 +69,7 @@ class EventLog:
         """The last `num_blocks` of this node became findable."""
         digests = self.digests(node, scope)
         first = len(digests) - num_blocks
-        if first:
-            parent = digests[first - 1]
-        elif node.parent is not None and node.parent.parent is not None:
-            parent = self.digests(node.parent, scope)[-1]
-        else:
-            parent = None
+        parent = digests[first - 1] if first else self._parent(node)
         tokens = bytes(node.key[first * self._block_bytes :])
         block_size = self._block_bytes // TOKEN_BYTES
         self._add(BlockStored(digests[first:], parent, tokens, block_size, scope))
@@ -96,20 +91,22 @@ class EventLog:
         return events
 
     def digests(self, node: Node, scope: Scope) -> list[bytes]:
-        """Return the digests of a node's blocks, computing those that are missing."""
+        """Return the digests of a node's blocks, computing those that are missing.
+
+        The nodes above were published before, so their digests are there.
+        """
         known = node.hashes
         if known is None:
             known = node.hashes = []
         done = len(known) * self._block_bytes
         if done < len(node.key):
-            if known:
-                before = known[-1]
-            elif node.parent is not None and node.parent.parent is not None:
-                before = self.digests(node.parent, scope)[-1]
-            else:
-                before = root_digest(scope)
+            before = known[-1] if known else self._parent(node) or root_digest(scope)
             known += chain(before, node.key[done:], self._block_bytes, self._media)
         return known
+
+    def _parent(self, node: Node) -> bytes | None:
+        above = node.parent
+        return above.hashes[-1] if above is not None and above.hashes else None
 
     def _add(self, event: Event) -> None:
         if len(self._events) >= MAX_EVENTS:

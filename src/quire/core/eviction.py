@@ -30,18 +30,20 @@ class Evictor:
         self._factory = factory
         self._clock = clock
         self._tick = count().__next__
+        self._latest = 0.0
         self._classes: dict[tuple[bool, int], Policy] = {}
         self._order: list[Policy] = []
         self._deadlines: list[tuple[float, int, Node]] = []
         self._plain = self._class(retained=False, priority=0)
 
-    def added(self, node: Node) -> None:
-        """A node that is new, or has a longer tail than before, is about to be released."""
-        (node.policy or self._plain).added(node)
-
     def touched(self, node: Node) -> None:
         """A request found this node and references it."""
         (node.policy or self._plain).touched(node)
+
+    def extendable(self, node: Node, priority: int, keep_for: float) -> bool:
+        """Whether a request of this priority and retention may lengthen a node it found cached."""
+        alike = node.priority == priority and (keep_for > 0 or not node.keep_until)
+        return alike and (node.policy is None or node.policy.extendable(node))
 
     def released(self, node: Node) -> None:
         """The node is cached now: it joins its class."""
@@ -50,7 +52,10 @@ class Evictor:
             retained = node.keep_until > 0 and node.keep_until > self.now()
             policy = self._class(retained=retained, priority=node.priority)
             if retained:
-                heapq.heappush(self._deadlines, (node.keep_until, self._tick(), node))
+                self._remind(node)
+        if node.grown or node.policy is not policy:
+            policy.added(node)
+            node.grown = False
         node.policy = policy
         policy.released(node)
 
@@ -75,7 +80,7 @@ class Evictor:
             assert lower.policy is not None
             lower.policy.split(upper, lower)
             if upper.keep_until:
-                heapq.heappush(self._deadlines, (upper.keep_until, self._tick(), upper))
+                self._remind(upper)
 
     def victim(self) -> Node | None:
         """Return the node to take blocks from next, or None when nothing is cached."""
@@ -89,12 +94,16 @@ class Evictor:
 
     def order(self) -> Iterator[Node]:
         """Iterate over the cached nodes that policies hold, class by class, coldest first."""
+        if self._deadlines:
+            self._expire()
         for policy in self._order:
             yield from policy.order()  # pyright: ignore[reportReturnType]
 
     def now(self) -> float:
-        """Return the injected clock's time in seconds; 0 without a clock."""
-        return self._clock() if self._clock is not None else 0.0
+        """Return the injected clock's time in seconds, never falling; 0 without a clock."""
+        if self._clock is not None:
+            self._latest = max(self._latest, self._clock())
+        return self._latest
 
     def _class(self, *, retained: bool, priority: int) -> Policy:
         key = (retained, priority)
@@ -104,13 +113,22 @@ class Evictor:
             self._order = [self._classes[each] for each in sorted(self._classes)]
         return policy
 
+    def _remind(self, node: Node) -> None:
+        """Look at a node again when its retention, as it is now, runs out."""
+        if not node.has_deadline:
+            node.has_deadline = True
+            heapq.heappush(self._deadlines, (node.keep_until, self._tick(), node))
+
     def _expire(self) -> None:
         now = self.now()
         while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, _, node = heapq.heappop(self._deadlines)
-            if node.locks or node.parent is None or node.keep_until != deadline:
+            _, _, node = heapq.heappop(self._deadlines)
+            node.has_deadline = False
+            if node.locks or node.parent is None:
                 continue
-            if node.policy is self._classes[True, node.priority]:
+            if node.keep_until > now:
+                self._remind(node)
+            elif node.policy is self._classes.get((True, node.priority)):
                 self.referenced(node)
                 node.keep_until = 0.0
                 node.policy = self._class(retained=False, priority=node.priority)

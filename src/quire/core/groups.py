@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
+from typing import SupportsIndex
 
 import msgspec
 
@@ -29,6 +31,9 @@ def check_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
     """Return the groups as a tuple; raise `ConfigError` if one cannot work."""
     if not groups:
         raise ConfigError("groups is empty; a cache needs at least one layer group")
+    for group in groups:
+        if not isinstance(group, LayerGroup) or not isinstance(group.kind, FullAttention):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"groups are LayerGroup objects of kind FullAttention, got {group!r}")
     names = [group.name for group in groups]
     if len(set(names)) != len(names):
         raise ConfigError(f"layer groups must have distinct names, got {names}")
@@ -39,8 +44,15 @@ def check_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
 
 def check_count(name: str, value: object, *, limit: int = 2**31 - 1) -> int:
     """Return a positive integer setting; raise `ConfigError` if it is none."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if type(value) is not int:
+        value = _as_int(name, value)
     if not 1 <= value <= limit:
         raise ConfigError(f"{name} must be from 1 to {limit}, got {value}")
     return value
+
+
+def _as_int(name: str, value: object) -> int:
+    """Return an integer of another type (NumPy's, say) as an int."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    return index(value)

@@ -21,8 +21,9 @@ from hashlib import sha256
 
 import numpy as np
 
+from quire.core.groups import check_count
 from quire.core.scope import MediaItem, MediaTable, Scope, ScopePart, check_media, check_scope
-from quire.core.tokens import INT32, Key, TokenIds, key_of
+from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 
@@ -39,7 +40,9 @@ def block_hashes(
     scope from the start of the prompt. Raises as `CacheManager.open` does.
     """
     key = key_of(tokens)
-    check_scope(scope := scope or Scope())
+    check_sign(key)
+    check_count("block_size", block_size)
+    check_scope(scope := scope if scope is not None else Scope())
     table = MediaTable()
     if media:
         check_media(media, len(key) // 4)
@@ -57,7 +60,9 @@ def root_digest(scope: Scope) -> bytes:
 def chain(parent: bytes, key: Key | bytearray, block_bytes: int, media: MediaTable) -> list[bytes]:
     """Hash the whole blocks of a key, each over the digest before it."""
     digests: list[bytes] = []
-    if len(media):
+    if not key:
+        return digests
+    if len(media) and int(np.frombuffer(key, INT32).min()) < 0:
         tokens = np.frombuffer(key, INT32)
         per_block = block_bytes // 4
         for start in range(0, len(tokens) - per_block + 1, per_block):

@@ -153,7 +153,7 @@ class Lookup:
         first = key[: self._block_bytes].tobytes()
         found: list[tuple[Scope, int]] = []
         for asked, (scope, other) in enumerate(self._tree.roots.items()):
-            if asked > limit:
+            if asked >= limit:
                 break
             if other is not root and first in other.children:
                 match = self._tree.match(other, key, len(key) - len(key) % self._block_bytes)

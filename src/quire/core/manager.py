@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from quire.core import checks, drawing
 from quire.core.copies import BlockCopy, CopyPlan
@@ -18,12 +17,15 @@ from quire.core.policies import PolicyFactory
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Rows, Sequence, check_group
+from quire.core.sequence import Rows, Sequence, check_group, media_numbers
 from quire.core.store import NO_SCOPE, BlockStore, Settings
-from quire.core.tokens import INT32, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError
 
 MAX_MEDIA = 4096
+"""Beyond so many media contents, those that no block holds any more are forgotten."""
+
+MAX_PRIORITY = 100
 
 
 class CacheManager(BlockStore):
@@ -64,7 +66,7 @@ class CacheManager(BlockStore):
         )
         self.sequences: dict[int, Sequence] = {}
         self.copies = CopyPlan()
-        self.rows = Rows(block_size, len(self.groups))
+        self.rows = Rows(block_size, len(self.groups), self.tree)
         tree, log = self.tree, self.event_log
         self._publisher = Publisher(tree, self.rows, self.copies, self.counters, log)
         self._rollback = Rollback(tree, self.rows, self.copies, log)
@@ -90,8 +92,9 @@ class CacheManager(BlockStore):
         nothing else is left. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError`
         and, for a prompt that no empty pool could hold, `OutOfBlocks`.
         """
-        if type(priority) is not int:
-            raise ConfigError(f"priority must be an integer, higher is kept longer: {priority!r}")
+        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+            msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise ConfigError(f"{msg}, got {priority!r}")
         keep_for = self.check_duration("retain_s", retain_s)
         key = key_of(tokens)
         num_tokens = len(key) // TOKEN_BYTES
@@ -180,6 +183,7 @@ class CacheManager(BlockStore):
         self._check_open(seq)
         self._rollback.truncate(seq, num_tokens)
         self.rows.version += 1
+        self.rows.epoch += 1
 
     def fork(self, seq: Sequence) -> Sequence:
         """Start another sequence at the same tokens, sharing all blocks.
@@ -276,9 +280,12 @@ class CacheManager(BlockStore):
 
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = 0) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies."""
+        seqs = list(seqs)
         for seq in seqs:
             self._check_open(seq)
         check_group(group, len(self.groups))
+        if type(pad) is not int or not -(2**31) <= pad < 2**31:
+            raise ConfigError(f"pad must be an int32, got {pad!r}")
         return block_tables(self.rows, seqs, group, pad)
 
     def take_copies(self) -> list[BlockCopy]:
@@ -369,15 +376,7 @@ class CacheManager(BlockStore):
     def _store_media(self, tokens: TokenIds, media: Items[MediaItem]) -> Key:
         """Encode a prompt's media, forgetting contents that no block holds any more."""
         if len(self.media) >= self._max_media:
-            live: set[int] = set()
-            keys: list[bytes | bytearray] = [node.key for node in self.tree.nodes()]
-            for seq in self.sequences.values():
-                tail = seq.token_bytes() if seq.state == "open" else seq.resume_key
-                keys += [seq.known, tail]
-            for key in keys:
-                ids = np.frombuffer(key, INT32)
-                live.update(np.unique(ids[ids < 0]).tolist())
-            self.media.keep(live)
+            self.media.keep(media_numbers(self.tree, self.sequences.values()))
             self._max_media = max(MAX_MEDIA, 2 * len(self.media))
         return self.media.encode(key_of(tokens), media)
 

@@ -85,6 +85,9 @@ class PinBoard:
         self.held[id(pin)] = pin
         if deadline:
             self._count += 1
+            if len(self._deadlines) > 2 * len(self.held) + 64:
+                self._deadlines = [each for each in self._deadlines if each[2].open]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (deadline, self._count, pin))
         return pin
 

@@ -44,7 +44,7 @@ class Publisher:
             raise CommitError(msg)
         if len(self._copies):
             self.check_copies(seq)
-        if computed >= seq.known_end:
+        if not seq.known:
             check_sign(key)
             return key
         start = (computed - seq.known_start) * TOKEN_BYTES
@@ -63,7 +63,10 @@ class Publisher:
         in_tail = computed - seq.node.end * size
         num_tokens = len(key) // TOKEN_BYTES
         num_blocks = (in_tail + num_tokens) // size
-        rows.computed[row] = computed + num_tokens
+        rows.computed[row] = computed = computed + num_tokens
+        if seq.known and computed >= seq.known_end:
+            seq.known = b""
+            seq.known_start = computed
         self.count(num_tokens)
         if num_blocks:
             used = (num_blocks * size - in_tail) * TOKEN_BYTES
@@ -93,7 +96,11 @@ class Publisher:
                 return
         start, stop = node.end, node.end + num_blocks
         ids = tuple(rows.slots(g, row, start, stop) for g in range(len(rows.flat)))
-        if node.locks == 1 and not node.children and node.parent is not None:
+        if node.grown or tree.evictor.extendable(node, seq.priority, seq.keep_for):
+            extend = node.locks == 1 and not node.children and node.parent is not None
+        else:
+            extend = False
+        if extend:
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
@@ -132,7 +139,7 @@ class Publisher:
         for seq in seqs:
             node, row = seq.node, seq.row
             key = tails[row * size : row * size + size]
-            if node.locks != 1 or node.children or node.parent is None:
+            if not node.grown or node.locks != 1 or node.children or node.parent is None:
                 self.publish(seq, key, 1)
                 continue
             end = node.end  # from here: `PrefixTree.extend` by one block, unrolled
@@ -142,9 +149,6 @@ class Publisher:
             for group, table in tables:
                 blocks[group].append(table[row * width + end])
             node.end = end + 1
-            if not node.grown:
-                node.grown = True
-                node.lost = None
             extended += 1
             if events is not None:
                 events.stored(node, seq.scope, 1)

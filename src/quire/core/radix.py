@@ -22,7 +22,7 @@ from quire.core.policies import Entry
 from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 
-MAX_LOST = 4096
+MAX_LOST = 1024
 """How many evicted branches a node remembers, so that a later miss can say why."""
 
 SCAN_CHILDREN = 8
@@ -68,6 +68,7 @@ class Node(Entry, gc=False, eq=False):
     hashes: list[bytes] | None = None
     priority: int = 0
     keep_until: float = 0.0
+    has_deadline: bool = False
 
     @property
     def evictable(self) -> bool:
@@ -212,9 +213,6 @@ class PrefixTree:
         if not node.locks:
             for pool, ids in zip(self.pools, node.blocks, strict=True):
                 pool.num_cached += len(ids)
-            if node.grown:
-                node.grown = False
-                self.evictor.added(node)
             self.evictor.released(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:

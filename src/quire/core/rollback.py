@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from operator import index
+from typing import SupportsIndex
 
 from quire.core.copies import CopyPlan
 from quire.core.events import EventLog
@@ -38,9 +40,10 @@ class Rollback:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
         rows, row, size = self._rows, seq.row, self._rows.block_size
         computed = rows.computed[row]
-        if type(num_tokens) is not int or not 0 <= num_tokens <= computed:
-            msg = f"truncate to {num_tokens} tokens, but the sequence has 0 to {computed}"
+        if not isinstance(num_tokens, SupportsIndex) or not 0 <= index(num_tokens) <= computed:  # pyright: ignore[reportUnnecessaryIsInstance]
+            msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
             raise TruncateError(msg)
+        num_tokens = index(num_tokens)
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
         taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
@@ -53,14 +56,14 @@ class Rollback:
 
     def _head(self, seq: Sequence, keep: int, in_tail: int) -> bytes:
         """Return the first tokens of published block `keep`, which must be the sequence's alone."""
-        node, below = seq.node, None
+        node, num_below = seq.node, 0
         alone = True
         while True:
-            alone &= node.locks == 1 and list(node.children.values()) == ([below] if below else [])
+            alone &= node.locks == 1 and len(node.children) == num_below
             if node.start <= keep:
                 break
             assert node.parent is not None
-            node, below = node.parent, node
+            node, num_below = node.parent, 1
         if not alone:
             size = self._rows.block_size
             msg = (

@@ -58,7 +58,7 @@ class Room:
             below.extend(each.children.values())
         dropped = 0
         for each in reversed(below[1:]):
-            dropped += self._invalidate(each)
+            dropped += self.invalidate_node(each)
         return dropped
 
     def invalidate_path(self, node: Node) -> int:
@@ -67,11 +67,12 @@ class Room:
         while node.evictable:
             parent = node.parent
             assert parent is not None
-            dropped += self._invalidate(node)
+            dropped += self.invalidate_node(node)
             node = parent
         return dropped
 
-    def _invalidate(self, node: Node) -> int:
+    def invalidate_node(self, node: Node) -> int:
+        """Drop a whole node, unless something references it or hangs below it."""
         if not node.evictable:
             return 0
         num_blocks = len(node.blocks[0])

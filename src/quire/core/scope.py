@@ -29,11 +29,14 @@ class Scope(msgspec.Struct, frozen=True, order=False):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             part: object = getattr(self, name)
-            if part is not None and (
-                not isinstance(part, str | bytes | int) or isinstance(part, bool)
-            ):
-                msg = f"scope {name} must be str, bytes, int or None, got {part!r}"
-                raise ScopeError(msg)
+            if part is not None and type(part) not in (str, bytes, int):
+                raise ScopeError(f"scope {name} must be str, bytes, int or None, got {part!r}")
+            if isinstance(part, str) and not part.isascii():
+                try:
+                    part.encode()
+                except UnicodeEncodeError:
+                    msg = f"scope {name} {part!r} cannot be written as UTF-8; use bytes for it"
+                    raise ScopeError(msg) from None
 
     def __repr__(self) -> str:
         parts = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -131,6 +134,8 @@ def check_scope(scope: object) -> None:
 
 def check_media(media: Sequence[MediaItem], num_tokens: int) -> None:
     """Raise `MediaError` unless the items lie inside the prompt, in order, without overlap."""
+    if not isinstance(media, tuple | list):
+        raise MediaError(f"media must be a list or tuple of quire.MediaItem, got {media!r}")
     end = 0
     for item in media:
         if not isinstance(item, MediaItem):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
-from quire.core.radix import Node
+from quire.core.radix import Node, PrefixTree
 from quire.core.scope import Scope
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, array_of
 from quire.errors import ConfigError
@@ -20,8 +22,9 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
     `prompt_len`   tokens of the prompt given at open
-    `known`        key bytes of tokens from `known_start` on that commits must repeat: what of
-                   the prompt was not cached; after `resume` also what was computed before
+    `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
+                   once they are computed: what of the prompt was not cached, and after `resume`
+                   what was computed before
     `state`        "open", "suspended" or "closed"
     """
 
@@ -108,12 +111,14 @@ class Rows:
     `computed`, `capacity`  int32 [rows], tokens
     `tables[group]`         int32 [rows, width], block ids; `flat[group]` the same, 1-D
     `tails`                 int32 [rows, block_size], tokens computed but not published
-    `version`               counts the calls that changed a length, for `DecodeBatch`
+    `version`, `epoch`      count the calls that changed a length, and those that took a
+                            sequence away or back, so that a `DecodeBatch` knows when to look
     """
 
-    def __init__(self, block_size: int, num_groups: int) -> None:
+    def __init__(self, block_size: int, num_groups: int, tree: PrefixTree) -> None:
+        self.tree = tree  # kept alive: sequences read their tokens from it
         self.block_size = block_size
-        self.version = 0
+        self.version = self.epoch = 0
         self.width = 64
         self.num_rows = 64
         self.unused = list(range(self.num_rows - 1, -1, -1))
@@ -134,6 +139,7 @@ class Rows:
         self.computed[row] = self.capacity[row] = 0
         self.unused.append(row)
         self.version += 1
+        self.epoch += 1
 
     def widen(self, num_blocks: int) -> None:
         """Make every row long enough for so many blocks."""
@@ -159,14 +165,13 @@ class Rows:
         self.tail_bytes[base : base + len(key)] = key
 
     def _resize(self, num_rows: int, width: int) -> None:
-        old_rows, old_width = self.num_rows, self.width
-        self.unused[:0] = range(num_rows - 1, old_rows - 1, -1)
-        grow = (0, num_rows - old_rows)
-        self.computed_array = np.pad(self.computed_array, grow)
-        self.capacity_array = np.pad(self.capacity_array, grow)
-        self.tails = np.pad(self.tails, (grow, (0, 0)))
-        self.tables = [np.pad(table, (grow, (0, width - old_width))) for table in self.tables]
+        self.unused[:0] = range(num_rows - 1, self.num_rows - 1, -1)
+        self.computed_array = _grown(self.computed_array, num_rows)
+        self.capacity_array = _grown(self.capacity_array, num_rows)
+        self.tails = _grown(self.tails, num_rows, self.block_size)
+        self.tables = [_grown(table, num_rows, width) for table in self.tables]
         self.num_rows, self.width = num_rows, width
+        self.version += 1
         self._view()
 
     def _view(self) -> None:
@@ -178,7 +183,26 @@ class Rows:
         self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]
 
 
+def _grown(array: IntArray, *shape: int) -> IntArray:
+    """Return a larger copy, zero where it is new (and untouched, so that it costs no memory)."""
+    grown = np.zeros(shape, dtype=INT32)
+    grown[tuple(slice(size) for size in array.shape)] = array
+    return grown
+
+
 def check_group(group: int, num_groups: int) -> None:
     """Raise `ConfigError` unless a layer group of this index exists."""
-    if not 0 <= group < num_groups:
+    if type(group) is not int or not 0 <= group < num_groups:
         raise ConfigError(f"layer group {group} does not exist; there are 0 to {num_groups - 1}")
+
+
+def media_numbers(tree: PrefixTree, sequences: Iterable[Sequence]) -> set[int]:
+    """Return the media numbers that stand in the keys of blocks and sequences."""
+    keys: list[bytes | bytearray] = [node.key for node in tree.nodes()]
+    for seq in sequences:
+        keys += [seq.known, seq.token_bytes() if seq.state == "open" else seq.resume_key]
+    live: set[int] = set()
+    for key in keys:
+        tokens = np.frombuffer(key, INT32)
+        live.update(np.unique(tokens[tokens < 0]).tolist())
+    return live

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
 
 import msgspec
@@ -23,6 +22,9 @@ from quire.errors import ConfigError, TokensError
 
 NO_SCOPE = Scope()
 
+MAX_SECONDS = 1e9
+"""The longest retention or time to live: about 31 years."""
+
 
 class Settings(msgspec.Struct, frozen=True):
     """What a manager is made with; see `CacheManager`. Raises `ConfigError`."""
@@ -40,13 +42,17 @@ class Settings(msgspec.Struct, frozen=True):
         check_groups(self.groups)
         check_count("block_size", self.block_size, limit=2**20)
         _factory(self.policy)
+        if self.clock is not None and not callable(self.clock):
+            raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
         if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
             raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
 
     @property
     def policy_name(self) -> str:
         """The policy's name, for people."""
-        return self.policy if isinstance(self.policy, str) else self.policy.__name__
+        if isinstance(self.policy, str):
+            return self.policy
+        return getattr(self.policy, "__name__", type(self.policy).__name__)
 
 
 class BlockStore:
@@ -157,11 +163,17 @@ class BlockStore:
         whole = len(key) - len(key) % self.tree.block_bytes
         self.pins.release_expired()
         found = self.tree.match(root, key, whole)
-        if not found.num_bytes:
-            return 0
-        node = self.tree.cut(found)
-        dropped = self.room.invalidate_below(node) if found.num_bytes == whole else 0
-        return dropped + self.room.invalidate_path(node)
+        covered = found.num_bytes == whole
+        rest = key[whole:]
+        if found.edge is not None and found.into:
+            if not covered or not found.edge.key.startswith(rest, found.into):
+                return 0
+            return self.room.invalidate_below(found.edge) + self.room.invalidate_path(found.edge)
+        dropped = 0
+        for child in list(found.node.children.values()) if covered else ():
+            if child.key.startswith(rest):
+                dropped += self.room.invalidate_below(child) + self.room.invalidate_node(child)
+        return dropped + self.room.invalidate_path(found.node)
 
     def reclaim(self, num_blocks: int) -> int:
         """Evict up to `num_blocks` cached blocks by policy; return how many per group."""
@@ -178,16 +190,24 @@ class BlockStore:
         return dropped
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call; empty unless made with `events=True`."""
+        """Return the events since the last call; empty unless made with `events=True`.
+
+        The oldest are dropped, and counted in `num_dropped_events`, beyond 10,000.
+        """
         return self.event_log.take() if self.event_log is not None else []
+
+    @property
+    def num_dropped_events(self) -> int:
+        """Events that were dropped because `take_events` was not called in time."""
+        return self.event_log.num_dropped if self.event_log is not None else 0
 
     def check_duration(self, name: str, seconds: float | None) -> float:
         """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
         if seconds is None:
             return 0.0
-        number = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not (number and math.isfinite(seconds) and seconds > 0):
-            raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
+        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
+            msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+            raise ConfigError(f"{msg}, got {seconds!r}")
         if self.clock is None:
             msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
             raise ConfigError(msg)
@@ -211,7 +231,7 @@ class BlockStore:
 def _factory(policy: str | PolicyFactory) -> PolicyFactory:
     if callable(policy):
         return policy
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:  # pyright: ignore[reportUnnecessaryIsInstance]
         msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"
         raise ConfigError(msg)
     return POLICIES[policy]

@@ -66,6 +66,10 @@ class Policy(ABC):
     def exposed(self, entry: Entry) -> None:
         """The last entry below this cached one went away: it may be a victim now."""
 
+    def extendable(self, entry: Entry) -> bool:  # noqa: ARG002 - most policies need not look
+        """Whether blocks that are stored now may join this entry's tail, sharing its history."""
+        return True
+
     @abstractmethod
     def split(self, upper: Entry, lower: Entry) -> None:
         """A new cached entry took over the head of `lower`, with its rank and uses."""
@@ -132,7 +136,8 @@ class RankedPolicy(Policy):
     def _push(self, entry: Entry) -> None:
         heap = self._heap
         if len(heap) > 2 * self._num_cached + 64:
-            heap[:] = [pair for pair in heap if self._counts(pair[2], pair[0])]
+            current = {id(pair[2]): pair for pair in heap if self._counts(pair[2], pair[0])}
+            heap[:] = current.values()
             heapq.heapify(heap)
         heapq.heappush(heap, (entry.rank, self.tick(), entry))
 

@@ -18,6 +18,9 @@ class Lfu(RankedPolicy):
         entry.uses = max(entry.uses, 1)
         entry.rank = (entry.uses, self.tick())
 
+    def extendable(self, entry: Entry) -> bool:
+        return entry.uses <= 1
+
     def touched(self, entry: Entry) -> None:
         entry.uses += 1
         entry.rank = (entry.uses, self.tick())

@@ -22,6 +22,7 @@ class Lru(Policy):
         super().__init__(tick)
         self._ends = Entry()
         self._ends.older = self._ends.newer = self._ends
+        self._returned = self._ends  # where the last entry came back: the next is near
 
     def added(self, entry: Entry) -> None:
         pass
@@ -40,15 +41,18 @@ class Lru(Policy):
         entry.uses = self.tick()
 
     def returned(self, entry: Entry) -> None:
-        newer = self._ends.newer
+        hint = self._returned
+        start = hint if hint.policy is self and hint.newer is not None else self._ends
+        newer = (start if start.uses <= entry.uses else self._ends).newer
         assert newer is not None
-        while newer is not self._ends and newer.uses < entry.uses:
+        while newer is not self._ends and newer.uses <= entry.uses:
             newer = newer.newer
             assert newer is not None
         older = newer.older
         assert older is not None
         entry.older, entry.newer = older, newer
         older.newer = newer.older = entry
+        self._returned = entry
 
     def referenced(self, entry: Entry) -> None:
         older, newer = entry.older, entry.newer

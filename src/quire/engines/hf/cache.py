@@ -128,7 +128,7 @@ class PrefixCache:
                 columns = 0  # its loop feeds the whole prompt, and nothing would tell us so
             past = request.working_cache(columns, room=plan.room, dtype=self._compute_dtype)
             if plan.expand > 1:
-                self._prefill(prompts, past)
+                self._prefill(prompts, past, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
             with self._recorder(past) as recorder:
                 output = self.model.generate(
@@ -219,24 +219,27 @@ class PrefixCache:
     def _recorder(self, past: WorkingCache) -> Recorder:
         return Recorder(self.model, past, self._clock, names=self._signatures.forward)
 
-    def _prefill(self, prompts: Prompts, past: WorkingCache) -> None:
+    def _prefill(self, prompts: Prompts, past: WorkingCache, chunk: int | None) -> None:
         """Compute each prompt once, but for its last token, before its rows multiply.
 
         generate would compute it once per beam or return sequence.
         """
-        done, end = past.get_seq_length(), prompts.ids.shape[1] - 1
-        arguments: dict[str, Any] = {"past_key_values": past, "use_cache": True}
-        if prompts.mask is not None:
-            if "position_ids" not in self._signatures.forward:
-                return
-            mask = prompts.mask[:, :end]
-            positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
-            arguments |= {"attention_mask": mask, "position_ids": positions[:, done:]}
-        if "logits_to_keep" in self._signatures.forward:
-            arguments["logits_to_keep"] = 1
-        if done < end:
-            with self._recorder(past), torch.no_grad():
-                self.model(input_ids=prompts.ids[:, done:end], **arguments)
+        names, device = self._signatures.forward, self.model.device
+        ids, mask = prompts.ids[:, :-1].to(device), prompts.mask
+        if mask is not None and "position_ids" not in names:
+            return
+        fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
+        if "logits_to_keep" in names:
+            fixed["logits_to_keep"] = 1
+        with self._recorder(past), torch.no_grad():
+            for start in range(past.get_seq_length(), ids.shape[1], chunk or ids.shape[1]):
+                end = min(start + (chunk or ids.shape[1]), ids.shape[1])
+                padded: dict[str, Any] = {}
+                if mask is not None:
+                    seen = mask[:, :end].to(device)
+                    positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
+                    padded = {"attention_mask": seen, "position_ids": positions[:, start:]}
+                self.model(input_ids=ids[:, start:end], **fixed, **padded)
 
     def _open(
         self, prompts: Prompts, scope: Scope | None, priority: int, retain_s: float | None

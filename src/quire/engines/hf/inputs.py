@@ -56,6 +56,7 @@ class Plan:
     room: columns to expect at the end
     eos: ids after which a row is finished
     assisted: whether a draft is verified several tokens at a time
+    chunk: tokens that one forward of a prompt may have, None for all
     extra: arguments to add for generate to use the cache
     """
 
@@ -63,6 +64,7 @@ class Plan:
     room: int
     eos: tuple[int, ...]
     assisted: bool
+    chunk: int | None
     extra: dict[str, Any]
 
 
@@ -159,6 +161,7 @@ def read_plan(
         assisted=arguments.get("assistant_model") is not None
         or settings.get("prompt_lookup_num_tokens") is not None
         or settings.get("assistant_early_exit") is not None,
+        chunk=settings.get("prefill_chunk_size"),
         # Some configs on the Hub turn the cache off by default.
         extra={"use_cache": True} if settings.get("use_cache") is False else {},
     )

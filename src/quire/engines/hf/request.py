@@ -68,7 +68,7 @@ class Request:
         prompts, pool = self.prompts, self._store.pool
         cache = empty_cache(
             pool.layout.num_layers,
-            prompts.ids,
+            prompts.ids[:, :0].to(pool.device),  # beside the states: no transfer per token
             prompts.pads,
             room=max(room, num_columns),
             debug_nan=pool.debug_nan,

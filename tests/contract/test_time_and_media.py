@@ -1,0 +1,122 @@
+"""Retention, priorities and media where they meet splits, extensions and odd input."""
+
+import pytest
+from core_help import rejected, serve
+
+from quire import CacheManager, MediaItem, Scope, errors
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def hit(manager, tokens):
+    return manager.probe([*tokens, 0]).num_tokens
+
+
+def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
+    manager = CacheManager(64, 4, clock=clock, debug=True)
+    prompt = list(range(1, 25))
+    serve(manager, prompt, retain_s=10)
+    manager.close(manager.open([*prompt[:12], 99]))
+    clock.now = 20
+    for left in (20, 16, 12, 8, 4, 0):
+        manager.reclaim(1)
+        manager.check()
+        assert hit(manager, prompt) == left
+
+
+def test_a_priority_that_rises_while_retention_runs_out_is_harmless(clock):
+    manager = CacheManager(64, 4, clock=clock)
+    prompt = list(range(1, 25))
+    serve(manager, prompt, retain_s=10)
+    seq = manager.open(prompt, priority=5)
+    clock.now = 20
+    manager.close(seq)
+    assert manager.reclaim(1) == 1
+    manager.check()
+
+
+def test_a_clock_that_steps_back_is_held(clock):
+    manager = CacheManager(64, 4, clock=clock)
+    first = manager.open([1] * 8)
+    manager.reserve(first, 8)
+    manager.commit(first, [1] * 8)
+    serve(manager, [1] * 8 + [2] * 4, retain_s=10)
+    clock.now = 11
+    manager.close(first)
+    clock.now = 9
+    manager.reclaim(1)
+    manager.check()
+
+
+def test_reminders_of_retention_do_not_pile_up(clock):
+    manager = CacheManager(64, 4, clock=clock)
+    for _ in range(200):
+        clock.now += 1
+        serve(manager, [1] * 8, retain_s=60)
+    assert len(manager.tree.evictor._deadlines) <= 4
+
+
+@pytest.mark.parametrize("policy", ["fifo", "lfu"])
+def test_a_policy_does_not_grow_with_use(policy):
+    manager = CacheManager(64, 4, policy=policy)
+    for _ in range(500):
+        serve(manager, [1] * 8)
+    assert len(manager.tree.evictor._plain._heap) < 200
+
+
+def test_text_behind_an_important_prompt_is_not_important_itself():
+    manager = CacheManager(64, 4)
+    system = [1] * 8
+    serve(manager, system, priority=10)
+    serve(manager, [5] * 8, priority=5)
+    serve(manager, [*system, *[7] * 8], priority=0)
+    manager.reclaim(2)
+    assert hit(manager, [5] * 8) == 8
+    assert hit(manager, [*system, *[7] * 8]) == 8
+
+
+def test_evict_drops_what_starts_with_the_tokens_and_nothing_else():
+    manager = CacheManager(64, 4)
+    system = [1, 2, 3, 4] * 4
+    for user in range(5):
+        serve(manager, [*system, *[50 + user] * 4])
+    assert manager.evict([*system, 50]) == 1
+    assert [hit(manager, [*system, *[50 + user] * 4]) for user in range(5)] == [16] + [20] * 4
+    assert manager.evict([9]) == 0
+    assert manager.evict([1, 2]) == 8
+
+
+def test_media_must_be_a_list_so_that_it_is_read_twice():
+    manager = CacheManager(64, 4)
+    picture = MediaItem(b"a" * 32, 0, 8)
+    with rejected(manager, errors.MediaError, "list or tuple"):
+        manager.open([7] * 9, media=(item for item in [picture]))
+
+
+def test_media_contents_that_no_block_holds_are_forgotten(monkeypatch):
+    monkeypatch.setattr("quire.core.manager.MAX_MEDIA", 4)
+    manager = CacheManager(8, 4)
+    for number in range(50):
+        serve(manager, [7] * 8, media=[MediaItem(bytes([number] * 32), 0, 8)])
+        manager.check()
+    assert len(manager.media) <= 16
+    again = manager.probe([7] * 8 + [1], media=[MediaItem(bytes([49] * 32), 0, 8)])
+    assert again.num_tokens == 8
+
+
+def test_a_scope_that_cannot_be_written_down_is_refused_at_once():
+    with pytest.raises(errors.ScopeError, match="UTF-8"):
+        Scope(salt="\ud800")
+    with pytest.raises(errors.ScopeError, match="salt"):
+        Scope(salt=True)
