@@ -231,9 +231,10 @@ class PrefixCache:
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
         if "logits_to_keep" in names:
             fixed["logits_to_keep"] = 1
+        step = chunk or max(ids.shape[1], 1)
         with self._recorder(past), torch.no_grad():
-            for start in range(past.get_seq_length(), ids.shape[1], chunk or ids.shape[1]):
-                end = min(start + (chunk or ids.shape[1]), ids.shape[1])
+            for start in range(past.get_seq_length(), ids.shape[1], step):
+                end = min(start + step, ids.shape[1])
                 padded: dict[str, Any] = {}
                 if mask is not None:
                     seen = mask[:, :end].to(device)
