@@ -33,6 +33,7 @@ class Evictor:
         self._latest = 0.0
         self._classes: dict[tuple[bool, int], Policy] = {}
         self._order: list[Policy] = []
+        self._max_deadlines = 64
         self._deadlines: list[tuple[float, int, Node]] = []
         self._plain = self._class(retained=False, priority=0)
 
@@ -43,7 +44,7 @@ class Evictor:
     def extendable(self, node: Node, priority: int, keep_for: float) -> bool:
         """Whether a request of this priority and retention may lengthen a node it found cached."""
         alike = node.priority == priority and (keep_for > 0 or not node.keep_until)
-        return alike and (node.policy is None or node.policy.extendable(node))
+        return alike and (node.grown or node.policy is None or node.policy.extendable(node))
 
     def released(self, node: Node) -> None:
         """The node is cached now: it joins its class."""
@@ -117,10 +118,15 @@ class Evictor:
         """Look at a node again when its retention, as it is now, runs out."""
         if not node.has_deadline:
             node.has_deadline = True
+            if len(self._deadlines) >= self._max_deadlines:
+                self._deadlines = [each for each in self._deadlines if each[2].parent is not None]
+                heapq.heapify(self._deadlines)
+                self._max_deadlines = max(64, 2 * len(self._deadlines))
             heapq.heappush(self._deadlines, (node.keep_until, self._tick(), node))
 
     def _expire(self) -> None:
         now = self.now()
+        due: list[Node] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, node = heapq.heappop(self._deadlines)
             node.has_deadline = False
@@ -129,7 +135,10 @@ class Evictor:
             if node.keep_until > now:
                 self._remind(node)
             elif node.policy is self._classes.get((True, node.priority)):
-                self.referenced(node)
-                node.keep_until = 0.0
-                node.policy = self._class(retained=False, priority=node.priority)
-                node.policy.returned(node)
+                due.append(node)
+        due.sort(key=lambda node: node.uses)
+        for node in due:
+            self.referenced(node)
+            node.keep_until = 0.0
+            node.policy = self._class(retained=False, priority=node.priority)
+            node.policy.returned(node)

@@ -200,7 +200,7 @@ class CacheManager(BlockStore):
         if copy_now:
             self._make_room(1)
         row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row)
+        twin = msgspec.structs.replace(seq, row=row, leaf=None)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for g, pool in enumerate(self.groups):

@@ -96,15 +96,17 @@ class Publisher:
                 return
         start, stop = node.end, node.end + num_blocks
         ids = tuple(rows.slots(g, row, start, stop) for g in range(len(rows.flat)))
-        if node.grown or tree.evictor.extendable(node, seq.priority, seq.keep_for):
-            extend = node.locks == 1 and not node.children and node.parent is not None
-        else:
-            extend = False
-        if extend:
+        if (
+            node.locks == 1
+            and not node.children
+            and node.parent is not None
+            and tree.evictor.extendable(node, seq.priority, seq.keep_for)
+        ):
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
             node = seq.node = tree.add(node, key, blocks, seq.priority)
+        seq.leaf = node
         self._counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
@@ -139,7 +141,7 @@ class Publisher:
         for seq in seqs:
             node, row = seq.node, seq.row
             key = tails[row * size : row * size + size]
-            if not node.grown or node.locks != 1 or node.children or node.parent is None:
+            if seq.leaf is not node or node.locks != 1 or node.children or node.keep_until:
                 self.publish(seq, key, 1)
                 continue
             end = node.end  # from here: `PrefixTree.extend` by one block, unrolled

@@ -35,6 +35,7 @@ class Rollback:
             node = node.parent
         self._rows.give_back(seq.row)
         seq.node = seq.root
+        seq.leaf = None
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""

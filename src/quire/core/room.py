@@ -8,6 +8,7 @@ from quire.core.blocks import BlockPool
 from quire.core.events import EventLog, RemovalReason
 from quire.core.radix import Node, PrefixTree
 from quire.core.stats import Counters
+from quire.errors import InvariantError
 
 
 class Room:
@@ -45,6 +46,8 @@ class Room:
             node = victim()
             if node is None:
                 break
+            if not node.evictable:
+                raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
             take = min(len(node.blocks[0]), num_blocks - done)
             self._drop(node, take, "evicted")
             done += take

@@ -31,6 +31,10 @@ class Scope(msgspec.Struct, frozen=True, order=False):
             part: object = getattr(self, name)
             if part is not None and type(part) not in (str, bytes, int):
                 raise ScopeError(f"scope {name} must be str, bytes, int or None, got {part!r}")
+            if isinstance(part, int) and not -(2**63) <= part < 2**63:
+                raise ScopeError(
+                    f"scope {name} must fit 64 bits, this one has {part.bit_length()} bits; use a str"
+                )
             if isinstance(part, str) and not part.isascii():
                 try:
                     part.encode()

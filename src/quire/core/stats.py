@@ -11,7 +11,7 @@ MISS_REASONS = ("last_token", "partial_block", "evicted", "scope", "cold")
 
 last_token     the last token of every prompt is computed: it gives the next one
 partial_block  all whole blocks before it were found; it stands in the last, incomplete one
-evicted        its block was cached and was evicted since
+evicted        its block was cached and was evicted or dropped since
 scope          it is cached in another scope, which does not share
 cold           it was never stored
 """
