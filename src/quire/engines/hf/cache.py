@@ -38,8 +38,9 @@ class PrefixCache:
         cache = PrefixCache(model, "2GiB")
         output = cache.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=50)
 
-    `generate` returns what `model.generate` returns: greedy tokens are equal, logits differ by
-    rounding only, since a suffix is computed in other matrix shapes than a whole prompt.
+    `generate` returns what `model.generate` returns. Logits differ by rounding, since a suffix is
+    computed in other matrix shapes than a whole prompt (1e-6 in float32, more in half precision);
+    greedy tokens are equal unless two logits are closer than that.
 
     model       a decoder of transformers whose layers are all full attention, in eval mode,
                 on one device
