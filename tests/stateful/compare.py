@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def decoding(self):
-        return [live for live in self.running if len(live.tokens) >= len(live.prompt)]
+        return [live for live in self.running if len(live.tokens) >= len(live.known)]
 
     @property
     def groups(self):

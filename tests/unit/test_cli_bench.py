@@ -55,4 +55,4 @@ def test_the_command_prints_a_table_or_json():
     assert "hf_ttft_warm_64" in shown
     assert "ratio to hand" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert found["rows"][0]["name"] == "hf_ttft_warm_64"
+    assert found[0]["name"] == "hf_ttft_warm_64"

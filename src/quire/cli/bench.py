@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 
 Row = dict[str, float | str]
 
-UNITS = {"median_us": "us", "requests_per_s": "req/s", "bytes": "bytes", "seconds": "s"}
+UNITS = {"median_us": "us", "requests_per_s": "req/s", "bytes": "bytes"}
 """The figure of a row, by the key it stands under, with its unit; the first that a row has."""
 
 QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_256", "import_core")
@@ -144,7 +144,7 @@ def _measured(measure: Callable[[], Any]) -> Any:
 
 def _print(title: str, rows: list[Row], *, as_json: bool) -> None:
     if as_json:
-        print_json({"title": title, "rows": rows})
+        print_json(rows)
     else:
         stdout().print(listed(title, rows))
 

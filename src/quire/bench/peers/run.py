@@ -1,7 +1,7 @@
 """Run the peers' adapters beside quire's own rows, in one schedule.
 
 Every adapter is a script that runs in the peers' environment and prints a JSON array of rows. A row
-is a dict with `name` and numbers: `median_us`, `requests_per_s`, `hit_rate`, `bytes`, `seconds`. A
+is a dict with `name` and numbers: `median_us`, `requests_per_s`, `hit_rate`, `bytes`. A
 peer that could not be measured has one row, `not_installed` or `failed`, with the `reason`.
 """
 

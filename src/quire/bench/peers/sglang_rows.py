@@ -177,7 +177,7 @@ def pool_rows(core: str) -> Iterator[timing.Row]:
     pool = Peer(core, work.LARGE_POOL_BLOCKS * PAGE).pool
     yield {
         "name": "pool_1m",
-        "seconds": timing.repeat_us(pool.clear) / 1e6,
+        "median_us": timing.repeat_us(pool.clear),
         "bytes": pool.free_pages.nbytes / work.LARGE_POOL_BLOCKS,
     }
 
