@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from time import process_time_ns
 
 import numpy as np
 
@@ -173,19 +172,22 @@ def _decode(batch_size: int) -> Row:
     running = [_prefill(manager, prompt) for prompt in load.decode_prompts(batch_size)]
     batch = manager.batch(running)
     tokens = load.draw_tokens(np.random.default_rng(batch_size), batch_size)
-    whole: list[float] = []
-    reserve_only: list[float] = []
-    for _ in range(load.DECODE_WARMUP + load.DECODE_STEPS):
-        start = process_time_ns()
+
+    def reserve() -> None:
         manager.reserve_step(batch)
-        reserved = process_time_ns()
+
+    def step() -> None:
+        manager.reserve_step(batch)
         manager.commit_step(batch, tokens)
-        whole.append((process_time_ns() - start) / 1e3)
-        reserve_only.append((reserved - start) / 1e3)
-    return {
-        "median_us": statistics.median(whole[load.DECODE_WARMUP :]),
-        "reserve_only_us": statistics.median(reserve_only[load.DECODE_WARMUP :]),
-    }
+
+    for _ in range(load.DECODE_WARMUP):
+        step()
+    whole = statistics.median(once_us(step) for _ in range(load.DECODE_STEPS))
+    reserve_only: list[float] = []
+    for _ in range(load.DECODE_STEPS):
+        reserve_only.append(once_us(reserve))
+        manager.commit_step(batch, tokens)
+    return {"median_us": whole, "reserve_only_us": statistics.median(reserve_only)}
 
 
 def _prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:

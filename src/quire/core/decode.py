@@ -167,11 +167,11 @@ class DecodeSteps:
         if batch.owner is not rows or batch.version != rows.version:
             self._look(batch)
         key = key_of(token_ids)
-        if len(key) != len(batch) * TOKEN_BYTES:
+        if len(key) != len(batch.seqs) * TOKEN_BYTES:
             msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
             raise TokensError(msg)
         check_sign(key)
-        if publisher.copies_waiting:
+        if publisher.copies.sources:
             for seq in batch.seqs:
                 publisher.check_copies(seq)
         if batch.room <= 0:
@@ -186,7 +186,7 @@ class DecodeSteps:
             next_token[full] -= rows.block_size
             indices: list[int] = full.tolist()
             publisher.publish_last_blocks([batch.seqs[index] for index in indices])
-        publisher.count(len(batch))
+        publisher.counters.computed_tokens += len(batch.seqs)
         batch.at_edge = full
         batch.room -= 1
         rows.version += 1

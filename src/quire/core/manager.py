@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from quire.core import checks, drawing
 from quire.core.copies import BlockCopy, CopyPlan
 from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
 from quire.core.eviction import Clock
@@ -200,7 +199,7 @@ class CacheManager(BlockStore):
         if copy_now:
             self._make_room(1)
         row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row, leaf=None)
+        twin = msgspec.structs.replace(seq, row=row)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for g, pool in enumerate(self.groups):
@@ -298,21 +297,25 @@ class CacheManager(BlockStore):
         self.counters.copied_blocks += len(plan)
         return plan
 
-    # -- looking inside --------------------------------------------------------------------
-
     def check(self) -> None:
         """Verify every invariant of pools, tree, policies and sequences.
 
         O(blocks + tokens); raises `InvariantError` with what is broken.
         """
+        from quire.core import checks  # noqa: PLC0415 - engines never load it
+
         checks.check(self)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain data (JSON can hold it): equal states, equal data."""
+        from quire.core import drawing  # noqa: PLC0415 - engines never load it
+
         return drawing.snapshot(self)
 
     def dump(self) -> str:
         """Draw the pools, the tree and the sequences for a person."""
+        from quire.core import drawing  # noqa: PLC0415 - engines never load it
+
         return drawing.draw(self.snapshot())
 
     def __repr__(self) -> str:
@@ -323,8 +326,6 @@ class CacheManager(BlockStore):
             f"{pool.num_cached} cached; {len(self.sequences)} sequences, "
             f"hit rate {self.stats.hit_rate:.1%}>"
         )
-
-    # -- helpers ---------------------------------------------------------------------------
 
     def _attach(self, seq: Sequence, key: Key, found: Found) -> None:
         """Reference what was found, fill the row, and leave the rest as the prompt to compute."""

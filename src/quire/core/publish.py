@@ -28,8 +28,8 @@ class Publisher:
     ) -> None:
         self._tree = tree
         self._rows = rows
-        self._copies = copies
-        self._counters = counters
+        self.copies = copies
+        self.counters = counters
         self._events = events
 
     def checked(self, seq: Sequence, key: Key) -> Key:
@@ -42,7 +42,7 @@ class Publisher:
                 f"the {computed} computed; reserve first"
             )
             raise CommitError(msg)
-        if len(self._copies):
+        if self.copies.sources:
             self.check_copies(seq)
         if not seq.known:
             check_sign(key)
@@ -67,7 +67,7 @@ class Publisher:
         if seq.known and computed >= seq.known_end:
             seq.known = b""
             seq.known_start = computed
-        self.count(num_tokens)
+        self.counters.computed_tokens += num_tokens
         if num_blocks:
             used = (num_blocks * size - in_tail) * TOKEN_BYTES
             full = key[:used]
@@ -106,14 +106,10 @@ class Publisher:
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
             node = seq.node = tree.add(node, key, blocks, seq.priority)
-        seq.leaf = node
-        self._counters.published_blocks += num_blocks
+        node.writer = seq
+        self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
-
-    def count(self, num_tokens: int) -> None:
-        """Count tokens whose KV was computed."""
-        self._counters.computed_tokens += num_tokens
 
     def _rebase(self, seq: Sequence, node: Node) -> None:
         """Use the tree's blocks down to `node` in place of the sequence's own, and free those."""
@@ -130,36 +126,30 @@ class Publisher:
                 slots[:] = memoryview(each.blocks[g])
             each = each.parent
         seq.node = node
-        self._counters.deduplicated_blocks += node.end - start
+        self.counters.deduplicated_blocks += node.end - start
 
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""
-        rows, events, tails = self._rows, self._events, self._rows.tail_bytes
-        width, size = rows.width, self._tree.block_bytes
-        tables = list(enumerate(rows.flat))
+        rows, tails, size = self._rows, self._rows.tail_bytes, self._tree.block_bytes
+        width, first, others = rows.width, rows.flat[0], rows.flat[1:]
+        in_place = self._events is None
         extended = 0
         for seq in seqs:
             node, row = seq.node, seq.row
             key = tails[row * size : row * size + size]
-            if seq.leaf is not node or node.locks != 1 or node.children or node.keep_until:
+            if not in_place or node.writer is not seq:
                 self.publish(seq, key, 1)
                 continue
-            end = node.end  # from here: `PrefixTree.extend` by one block, unrolled
-            node_key = node.key
-            node_key += key
-            blocks = node.blocks
-            for group, table in tables:
-                blocks[group].append(table[row * width + end])
+            node_key, blocks, end = node.key, node.blocks, node.end
+            node_key += key  # from here: `PrefixTree.extend` by one block, unrolled
+            at = row * width + end
+            blocks[0].append(first[at])
+            if others:
+                for group, table in enumerate(others, 1):
+                    blocks[group].append(table[at])
             node.end = end + 1
             extended += 1
-            if events is not None:
-                events.stored(node, seq.scope, 1)
-        self._counters.published_blocks += extended
-
-    @property
-    def copies_waiting(self) -> bool:
-        """Whether any planned copy was not taken yet."""
-        return len(self._copies) > 0
+        self.counters.published_blocks += extended
 
     def check_copies(self, seq: Sequence) -> None:
         """Raise `CopyError` if the next token's block waits for a planned copy."""
@@ -169,7 +159,7 @@ class Publisher:
             return
         for group in range(len(self._rows.flat)):
             block = self._rows.slots(group, seq.row, tail, tail + 1)[0]
-            if self._copies.pending(group, block):
+            if self.copies.pending(group, block):
                 msg = (
                     f"block {block} of group {group} waits for a planned copy; call take_copies() "
                     "and do them before the forward whose tokens are committed"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,9 @@ from quire.core.eviction import Evictor
 from quire.core.policies import Entry
 from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
+
+if TYPE_CHECKING:
+    from quire.core.sequence import Sequence
 
 MAX_LOST = 1024
 """How many evicted branches a node remembers, so that a later miss can say why."""
@@ -45,6 +49,8 @@ class Node(Entry, gc=False, eq=False):
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `pins`       how many of them are pins
     `grown`      whether blocks were stored here since it was last cached
+    `writer`     the sequence that may lengthen this leaf without asking: the only reference is
+                 its own, nothing hangs below, and the blocks are kept on its terms
     `lost`       evicted continuations: first block's bytes -> number of blocks
     `hashes`     digests of the first blocks, as far as they were computed
 
@@ -69,6 +75,7 @@ class Node(Entry, gc=False, eq=False):
     priority: int = 0
     keep_until: float = 0.0
     has_deadline: bool = False
+    writer: Sequence | None = None
 
     @property
     def evictable(self) -> bool:
@@ -201,6 +208,7 @@ class PrefixTree:
             self.evictor.referenced(node)
             for pool, ids in zip(self.pools, node.blocks, strict=True):
                 pool.num_cached -= len(ids)
+        node.writer = None
         node.locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -210,6 +218,7 @@ class PrefixTree:
         more recently used one.
         """
         node.locks -= 1
+        node.writer = None
         if not node.locks:
             for pool, ids in zip(self.pools, node.blocks, strict=True):
                 pool.num_cached += len(ids)
@@ -221,6 +230,7 @@ class PrefixTree:
         node = Node(key=bytearray(key), blocks=blocks, end=end, parent=parent, locks=1)
         node.priority = priority
         first = key[: self.block_bytes].tobytes()
+        parent.writer = None
         if parent.children is NO_CHILDREN:
             parent.children = {first: node}
         else:
@@ -288,7 +298,7 @@ class PrefixTree:
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
         for node in [*self.roots.values(), *self.nodes()]:
-            node.parent = node.older = node.newer = None
+            node.parent = node.older = node.newer = node.writer = None
             node.children = NO_CHILDREN
 
     def nodes(self) -> Iterator[Node]:

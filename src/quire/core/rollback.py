@@ -35,7 +35,6 @@ class Rollback:
             node = node.parent
         self._rows.give_back(seq.row)
         seq.node = seq.root
-        seq.leaf = None
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
@@ -127,7 +126,7 @@ class Rollback:
             return
         for g, pool in enumerate(self._tree.pools):
             slots = self._rows.slots(g, seq.row, start, stop)
-            if len(self._copies) or pool.shared:
+            if self._copies.sources or pool.shared:
                 slots = self._unshared(g, slots)
             pool.free(slots)
 

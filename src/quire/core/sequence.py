@@ -25,7 +25,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
                    what was computed before
-    `leaf`         the node that it last published to, which it may lengthen in place
     `state`        "open", "suspended" or "closed"
     """
 
@@ -42,7 +41,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     known_start: int = 0
     resume_key: bytes = b""
     raw_prompt: bytes = b""
-    leaf: Node | None = None
     state: str = "open"
 
     @property
