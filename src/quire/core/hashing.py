@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 import sys
-from hashlib import sha256
 
 import numpy as np
 
@@ -52,13 +51,14 @@ def block_hashes(
 
 def root_digest(scope: Scope) -> bytes:
     """Return the digest that stands for the empty prefix of a scope."""
-    return sha256(
-        b"quire-scope-1" + _part(scope.salt) + _part(scope.lora) + _part(scope.model)
-    ).digest()
+    parts = (scope.salt, scope.lora, scope.model)
+    return _digest(b"quire-scope-1" + b"".join(map(_part, parts)))
 
 
 def chain(parent: bytes, key: Key | bytearray, block_bytes: int, media: MediaTable) -> list[bytes]:
     """Hash the whole blocks of a key, each over the digest before it."""
+    from hashlib import sha256  # noqa: PLC0415 - OpenSSL is loaded when something is hashed
+
     digests: list[bytes] = []
     if not key:
         return digests
@@ -90,6 +90,12 @@ def _part(part: ScopePart) -> bytes:
     return struct.pack("<BQ", kind, len(data)) + data
 
 
+def _digest(data: bytes) -> bytes:
+    from hashlib import sha256  # noqa: PLC0415 - see `chain`
+
+    return sha256(data).digest()
+
+
 def _encode_block(block: np.ndarray[tuple[int], np.dtype[np.int32]], media: MediaTable) -> bytes:
     tokens = np.maximum(block, -1)
     parts = [tokens.astype("<i4").tobytes()]
@@ -99,5 +105,5 @@ def _encode_block(block: np.ndarray[tuple[int], np.dtype[np.int32]], media: Medi
         if number < 0:
             digest, placeholders = media.content(number)
             item = struct.pack("<Q", len(digest)) + digest + placeholders
-            parts.append(struct.pack("<II", run[0], len(run)) + sha256(item).digest())
+            parts.append(struct.pack("<II", run[0], len(run)) + _digest(item))
     return b"".join(parts)
