@@ -144,7 +144,9 @@ class DecodeSteps:
         starved = batch.at_edge
         num_new = len(starved)
         if num_new:
-            self._make_room(num_new)
+            for pool in self._pools:
+                if pool.num_free < num_new:
+                    self._make_room(num_new)
             batch.max_blocks += 1
             if batch.max_blocks > rows.width:
                 self._look(batch)  # the bound drifts upwards: count anew

@@ -117,7 +117,7 @@ class PrefixTree:
 
     A lookup compares tokens at memcmp speed and changes nothing. Blocks change between
     active and cached in `lock` and `unlock`, become shared in `add` and `extend`, and free
-    in `drop_tail`; nowhere else.
+    in `drop_tail`; nowhere else, but that `Publisher.publish_last_blocks` unrolls `extend`.
     """
 
     def __init__(self, block_size: int, pools: tuple[BlockPool, ...], evictor: Evictor) -> None:

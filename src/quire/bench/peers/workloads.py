@@ -62,10 +62,9 @@ ALLOC_POOL_BLOCKS = 16_384
 """Blocks in the pool of the `alloc_free_*` rows, all free at the start."""
 LARGE_POOL_BLOCKS = 1_000_000
 DECODE_BATCHES = (256, 4_096)
-DECODE_STEPS = 48
+DECODE_STEPS = 36
 """Consecutive decode steps that are timed, after `DECODE_WARMUP` that are not."""
-DECODE_WARMUP = 64
-"""Steps until every sequence has filled four blocks and its structures have grown to speed."""
+DECODE_WARMUP = 4
 
 
 class Turn(NamedTuple):
