@@ -165,15 +165,15 @@ def test_a_scope_part_must_be_none_text_bytes_or_an_integer(manager, part, value
 @pytest.mark.parametrize(
     "items",
     [
-        [(b"d", 6, 3)],
-        [(b"d", 8, 1)],
-        [(b"d", -1, 2)],
-        [(b"d", 2, 0)],
-        [(b"d", 2, -1)],
-        [(b"a", 0, 3), (b"b", 2, 2)],
-        [(b"a", 4, 2), (b"b", 0, 2)],
+        [(b"d" * 16, 6, 3)],
+        [(b"d" * 16, 8, 1)],
+        [(b"d" * 16, -1, 2)],
+        [(b"d" * 16, 2, 0)],
+        [(b"d" * 16, 2, -1)],
+        [(b"a" * 16, 0, 3), (b"b" * 16, 2, 2)],
+        [(b"a" * 16, 4, 2), (b"b" * 16, 0, 2)],
         [("text", 0, 2)],
-        [(b"a", 0.5, 2)],
+        [(b"a" * 16, 0.5, 2)],
         ["no item"],
     ],
 )
@@ -184,9 +184,16 @@ def test_media_must_lie_in_the_prompt_in_order_without_overlap(manager, method, 
         getattr(manager, method)(run(1000, 8), None, media=media)
 
 
+@pytest.mark.parametrize("num_bytes", [0, 15, 65])
+def test_a_content_digest_has_16_to_64_bytes(num_bytes):
+    with pytest.raises(errors.MediaError, match=f"16 to 64 bytes, this one has {num_bytes}"):
+        MediaItem(b"d" * num_bytes, 0, 4)
+    assert MediaItem(b"d" * 16, 0, 4) != MediaItem(b"d" * 64, 0, 4)
+
+
 def test_a_media_error_names_the_span_and_the_length(manager):
     with rejected(manager, errors.MediaError, 6, 9, 8):
-        manager.open(run(1000, 8), media=[MediaItem(b"d", 6, 3)])
+        manager.open(run(1000, 8), media=[MediaItem(b"d" * 16, 6, 3)])
 
 
 # -- pins, eviction, time ------------------------------------------------------------------

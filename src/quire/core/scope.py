@@ -13,6 +13,9 @@ from quire.errors import MediaError, ScopeError
 
 ScopePart: TypeAlias = "str | bytes | int | None"
 
+MIN_DIGEST_BYTES, MAX_DIGEST_BYTES = 16, 64
+"""So short that two contents do not meet by chance; so long as the longest digest in use, SHA-512's."""
+
 
 class Scope(msgspec.Struct, frozen=True, order=False):
     """The structured key under which prefixes are shared: equal parts share, others never do.
@@ -52,6 +55,7 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     `digest` is any content digest (16 to 64 bytes; SHA-256 of the processed pixels is a good
     one), `start` the index of its first token in the prompt, `length` its number of tokens.
+    Raises `MediaError` for parts of other types, and for a digest of another length.
     """
 
     digest: bytes
@@ -60,10 +64,16 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         numbers = type(self.start) is int and type(self.length) is int
-        if type(self.digest) is not bytes or not self.digest or not numbers:
+        if type(self.digest) is not bytes or not numbers:
             msg = (
                 "a media item is a content digest in bytes, an integer start and an integer "
                 f"length, got digest {self.digest!r}, start {self.start!r}, length {self.length!r}"
+            )
+            raise MediaError(msg)
+        if not MIN_DIGEST_BYTES <= len(self.digest) <= MAX_DIGEST_BYTES:
+            msg = (
+                f"a content digest has {MIN_DIGEST_BYTES} to {MAX_DIGEST_BYTES} bytes, this one has "
+                f"{len(self.digest)}: a shorter one may name two contents; use hashlib.sha256(...).digest()"
             )
             raise MediaError(msg)
 
