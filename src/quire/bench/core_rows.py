@@ -11,11 +11,11 @@ from itertools import islice
 import numpy as np
 
 from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Stopwatch, each_us, growth_bytes, once_us, repeat_us
+from quire.bench.peers.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
+from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, prefill, store
 from quire.core import CacheManager, Sequence
 from quire.core.blocks import BlockPool
 
-Row = dict[str, float | str]
 Progress = Callable[[str], None]
 
 SIZE = load.BLOCK_SIZE
@@ -63,22 +63,13 @@ def _makers() -> dict[str, Callable[[], Row]]:
     makers["serve_a"] = lambda: _serve_a(events=False)
     makers["serve_a_events"] = lambda: _serve_a(events=True)
     makers["serve_b"] = _serve_b
+    makers["fork_16_of_100k"] = lambda: fork_row(_manager(2 * FORKED_TOKENS))
     makers["pool_1m"] = lambda: {
         "median_us": repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
     }
     makers["import_core"] = lambda: _import("quire.core")
     makers["import_quire"] = lambda: _import("quire")
     return makers
-
-
-def _store(manager: CacheManager, prompt: load.Tokens) -> None:
-    """Serve one request without output: what is not cached is computed and stays cached."""
-    seq = manager.open(prompt)
-    manager.take_copies()
-    cached = seq.num_cached
-    manager.reserve(seq, len(prompt) - cached)
-    manager.commit(seq, prompt[cached:])
-    manager.close(seq)
 
 
 def _manager(num_tokens: int, *, events: bool = False) -> CacheManager:
@@ -89,7 +80,7 @@ def _match(num_tokens: int) -> Row:
     """Probe a prompt of which all but the last token lies on one cached edge."""
     manager = _manager(2 * num_tokens)
     prompt = load.prompt(num_tokens + 1)
-    _store(manager, prompt)
+    store(manager, prompt)
     assert manager.probe(prompt).num_tokens == num_tokens
     return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
 
@@ -104,7 +95,7 @@ def _match_turns() -> Row:
     manager = _manager(65_536)
     prompt = load.prompt(32_769)
     for length in load.turn_lengths():
-        _store(manager, prompt[: length + 1])
+        store(manager, prompt[: length + 1])
     edges = sum(1 for _ in manager.tree.nodes())
     median = repeat_us(lambda: manager.probe(prompt))
     return {"median_us": median, "floor_us": _floor(prompt[:-1]), "edges": edges}
@@ -113,9 +104,9 @@ def _match_turns() -> Row:
 def _match_branches() -> Row:
     manager = _manager(65_536)
     prompt = load.prompt(load.SHARED_PREFIX + 1)
-    _store(manager, prompt)
+    store(manager, prompt)
     for other in load.branching_prompts(prompt[:-1]):
-        _store(manager, other)
+        store(manager, other)
     return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
 
 
@@ -124,7 +115,7 @@ def _insert(*, events: bool) -> Row:
     count = 400
     manager = _manager(load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX, events=events)
     prefix = load.prompt(load.SHARED_PREFIX)
-    _store(manager, np.append(prefix, np.int32(1)))
+    store(manager, np.append(prefix, np.int32(1)))
     opened: list[tuple[Sequence, load.Tokens]] = []
     for prompt in load.suffixed_prompts(prefix, count, seed=7):
         seq = manager.open(prompt)
@@ -152,7 +143,7 @@ def _alloc_free(num_blocks: int) -> Row:
 def _leaf_manager() -> CacheManager:
     manager = _manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2)
     for leaf in load.leaves():
-        _store(manager, leaf)
+        store(manager, leaf)
     return manager
 
 
@@ -167,35 +158,7 @@ def _evict_all() -> Row:
 
 
 def _decode(batch_size: int) -> Row:
-    """One token for every sequence: reserve, commit, publish the blocks that filled up."""
-    manager = _manager(batch_size * 512)
-    running = [_prefill(manager, prompt) for prompt in load.decode_prompts(batch_size)]
-    batch = manager.batch(running)
-    tokens = load.draw_tokens(np.random.default_rng(batch_size), batch_size)
-
-    def reserve() -> None:
-        manager.reserve_step(batch)
-
-    def step() -> None:
-        manager.reserve_step(batch)
-        manager.commit_step(batch, tokens)
-
-    for _ in range(load.DECODE_WARMUP):
-        step()
-    whole = statistics.median(once_us(step) for _ in range(load.DECODE_STEPS))
-    reserve_only: list[float] = []
-    for _ in range(load.DECODE_STEPS):
-        reserve_only.append(once_us(reserve))
-        manager.commit_step(batch, tokens)
-    return {"median_us": whole, "reserve_only_us": statistics.median(reserve_only)}
-
-
-def _prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
-    seq = manager.open(prompt)
-    manager.take_copies()
-    manager.reserve(seq, len(prompt) - seq.num_cached)
-    manager.commit(seq, prompt[seq.computed :])
-    return seq
+    return decode_row(_manager(batch_size * 512), load.decode_prompts(batch_size))
 
 
 def _serve_a(*, events: bool) -> Row:
@@ -203,7 +166,7 @@ def _serve_a(*, events: bool) -> Row:
     watch = Stopwatch()
     for _, prompt, _ in load.SERVE_A.requests():
         with watch:
-            _store(manager, prompt)
+            store(manager, prompt)
             if events:
                 manager.take_events()
     rate = load.SERVE_A.num_requests * 1e9 / watch.total_ns
@@ -216,7 +179,7 @@ def _serve_b() -> Row:
     watch = Stopwatch()
     for wave in _waves(load.SERVE_B.requests()):
         with watch:
-            running = [_prefill(manager, turn.prompt) for turn in wave]
+            running = [prefill(manager, turn.prompt) for turn in wave]
             batch = manager.batch(running)
             outputs = np.stack([turn.output for turn in wave], axis=1)
             for tokens in outputs:

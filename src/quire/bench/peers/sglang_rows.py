@@ -1,12 +1,8 @@
 # pyright: basic, reportMissingImports=false
 # (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-# ruff: noqa: PLC0415
-# (what importing a peer costs is one of the rows, so a peer is imported where that is measured)
 """Rows of one of SGLang's prefix trees: `python sglang_rows.py legacy|unified|rust`.
 
-Runs inside the peers' environment, without quire, and prints one JSON array. The trees stand on
-SGLang's paged allocator with page size 16 on the CPU, keys are `array('q')` as in its scheduler.
-SGLang has no decode step that publishes blocks, so it has no `decode_*` and no `serve_b` row.
+Runs inside the peers' environment, without quire, and prints one JSON array. SGLang has no decode step that publishes blocks, so it has no `decode_*` and no `serve_b` row.
 """
 
 from __future__ import annotations
@@ -19,107 +15,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import engine_stubs
+import sglang_hybrid
 import timing
 import workloads as work
+from sglang_peer import PAGE, Peer, load
 
 CORES = ("legacy", "unified", "rust")
-BACKENDS = {"unified": "python", "rust": "rust"}
-PAGE = work.BLOCK_SIZE
-
-
-def load(core: str) -> None:
-    """Import what a user of `core` imports."""
-    engine_stubs.install()
-    import torch
-
-    torch.set_num_threads(1)  # as SGLang's model runner does on a CPU
-    if core == "legacy":
-        import sglang.srt.mem_cache.radix_cache
-    else:
-        import sglang.srt.mem_cache.unified_radix_cache
-    if core == "rust":
-        import sglang.srt.mem_cache.rust_tree_core.adapter  # noqa: F401
-
-
-class Peer:
-    """A tree of kind `core` over an allocator of `pool_tokens`; the calls the rows are made of."""
-
-    def __init__(self, core: str, pool_tokens: int, *, events: bool = False) -> None:
-        import torch
-        from sglang.srt.mem_cache import base_prefix_cache as base
-        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
-        from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-
-        self.torch, self.base, self.new_key = torch, base, RadixKey
-        self.pool: Any = PagedTokenToKVPoolAllocator(
-            pool_tokens, PAGE, torch.float16, "cpu", None, need_sort=False
-        )
-        params = CacheInitParams(
-            disable=False,
-            req_to_token_pool=None,
-            token_to_kv_pool_allocator=self.pool,
-            page_size=PAGE,
-            enable_kv_cache_events=events,
-            tree_components=(ComponentType.FULL,),
-            tree_core_backend=BACKENDS.get(core),
-        )
-        if core == "legacy":
-            self.tree: Any = RadixCache(params)
-            self.take_events = self.tree.kv_events.take
-        else:
-            from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-            self.tree = UnifiedRadixCache(params)
-            self.take_events = self.tree.take_events
-
-    def key(self, tokens: work.Tokens) -> array[int]:
-        """Return `tokens` as SGLang's requests hold them."""
-        return array("q", tokens.astype("int64").tobytes())
-
-    def match(self, key: array[int]) -> Any:
-        """Look `key` up."""
-        return self.tree.match_prefix(self.base.MatchPrefixParams(key=self.new_key(key)))
-
-    def insert(self, key: array[int], value: Any, shared: int = 0) -> None:
-        """Insert `key`, whose first `shared` tokens were matched before."""
-        self.tree.insert(
-            self.base.InsertParams(key=self.new_key(key), value=value, prev_prefix_len=shared)
-        )
-
-    def evict(self, tokens: int) -> None:
-        """Evict at least `tokens` tokens."""
-        self.tree.evict(self.base.EvictParams(num_tokens=tokens))
-
-    def allocate(self, tokens: int) -> Any:
-        """Return slots for `tokens` tokens, evicting when the pool is short."""
-        short = tokens - self.pool.available_size()
-        if short > 0:
-            self.evict(short)
-        return self.pool.alloc(tokens)
-
-    def store(self, tokens: work.Tokens) -> array[int]:
-        """Match, allocate and insert one prompt, as a finished request does; return its key."""
-        key = self.key(tokens)
-        found = self.match(key)
-        cached = found.device_prefix_len
-        new = self.allocate(len(key) // PAGE * PAGE - cached)
-        path = self.tree.path_device_indices(found.last_device_node)
-        self.insert(key, self.torch.cat((path, new)), cached)
-        return key
-
-    def serve(self, key: array[int]) -> int:
-        """Do what one request of a serve loop does; return how many tokens were cached."""
-        found = self.match(key)
-        cached = found.device_prefix_len
-        lock = self.tree.lock(found.last_device_node)
-        new = self.allocate(len(key) // PAGE * PAGE - cached)
-        path = self.tree.path_device_indices(found.last_device_node)
-        self.insert(key, self.torch.cat((path, new)), cached)
-        self.tree.unlock(lock)
-        return cached
 
 
 def match_rows(core: str) -> Iterator[timing.Row]:
@@ -245,6 +146,8 @@ def rows(core: str) -> Iterator[timing.Row]:
     yield from pool_rows(core)
     yield serve_row(core, events=False)
     yield serve_row(core, events=True)
+    if core != "legacy":  # which has no sliding window
+        yield from sglang_hybrid.rows(core)
     yield timing.import_row([__file__, core, "--import-only"])
 
 

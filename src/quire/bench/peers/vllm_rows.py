@@ -1,13 +1,10 @@
 # pyright: basic, reportMissingImports=false
 # (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-# ruff: noqa: PLC0415
-# (what importing a peer costs is one of the rows, so a peer is imported where that is measured)
 """Rows of vLLM's KVCacheManager: `python vllm_rows.py 16|64`, the argument is the block size.
 
 Runs inside the peers' environment, without quire, and prints one JSON array. One full-attention
-group on the CPU, prefix caching on, vLLM's default block hash (SHA-256). Prompts are lists of ints,
-as its requests hold them. vLLM evicts blocks as they are allocated again and has no tree, so it has
-no `evict_*` row.
+group, in the `hybrid_*` rows one of sliding layers beside it. vLLM evicts blocks as they are
+allocated again and has no tree, so it has no `evict_*` row.
 """
 
 from __future__ import annotations
@@ -16,82 +13,12 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
-from functools import partial
-from itertools import count
 from typing import Any
 
 import timing
+import vllm_hybrid
 import workloads as work
-
-
-def load() -> None:
-    """Import what a user of the cache manager imports."""
-    import vllm.v1.core.kv_cache_manager  # noqa: F401
-
-
-class Peer:
-    """A cache manager over `pool_tokens` tokens and the calls the rows are made of."""
-
-    def __init__(self, block_size: int, pool_tokens: int, *, events: bool = False) -> None:
-        import torch
-        from vllm.sampling_params import SamplingParams
-        from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_manager import KVCacheManager
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-        from vllm.v1.request import Request
-
-        init_none_hash(sha256)
-        spec = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float16
-        )
-        config = KVCacheConfig(
-            num_blocks=pool_tokens // block_size,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        )
-        self.manager: Any = KVCacheManager(
-            config,
-            max_model_len=1 << 20,
-            scheduler_block_size=block_size,
-            hash_block_size=block_size,
-            enable_kv_cache_events=events,
-        )
-        self.hasher = get_request_block_hasher(block_size, sha256)
-        self._request, self._names = Request, count()
-        self._sampling = SamplingParams(max_tokens=1 << 20)
-
-    def request(self, prompt: list[int], *, hashed: bool = True) -> Any:
-        """Return a new request; making it hashes its prompt, unless `hashed` is false."""
-        hasher = self.hasher if hashed else None
-        name = str(next(self._names))
-        return self._request(name, prompt, self._sampling, None, block_hasher=hasher)
-
-    def find(self, prompt: list[int]) -> tuple[Any, Any, int]:
-        """Return a new request, its cached blocks and how many tokens they hold."""
-        request = self.request(prompt)
-        blocks, cached, _ = self.manager.get_computed_blocks(request)
-        return request, blocks, cached
-
-    def admit(self, prompt: list[int]) -> tuple[Any, int]:
-        """Allocate and cache the whole prompt; return the running request and its cached tokens."""
-        request, blocks, cached = self.find(prompt)
-        fresh = request.num_tokens - cached
-        if self.manager.allocate_slots(request, fresh, cached, blocks) is None:
-            raise MemoryError(f"no room for {fresh} tokens")
-        request.num_computed_tokens = request.num_tokens
-        return request, cached
-
-    def decode(self, request: Any, token: int) -> None:
-        """Give `request` one output token and the slot for it."""
-        request.append_output_token_ids(token)
-        if self.manager.allocate_slots(request, 1) is None:
-            raise MemoryError("no room for one token")
-        request.num_computed_tokens += 1
-
-    def store(self, prompt: list[int]) -> None:
-        """Cache `prompt` and let its request finish."""
-        self.manager.free(self.admit(prompt)[0])
+from vllm_peer import Peer, decode_row, load, lookup_row
 
 
 def match_rows(block_size: int) -> Iterator[timing.Row]:
@@ -111,18 +38,6 @@ def match_rows(block_size: int) -> Iterator[timing.Row]:
     for branch in [path, *work.branching_prompts(path)]:
         peer.store(branch.tolist())
     yield lookup_row("match_8k_26_branches", peer, path.tolist())
-
-
-def lookup_row(name: str, peer: Peer, prompt: list[int]) -> timing.Row:
-    """Return the row of finding `prompt`; vLLM always leaves its last block to compute."""
-    request, _, cached = peer.find(prompt)
-    assert cached >= len(prompt) - 64
-    lookup = partial(peer.manager.get_computed_blocks, request)
-    return {
-        "name": name,
-        "median_us": timing.repeat_us(lambda: peer.find(prompt)),
-        "lookup_only_us": timing.repeat_us(lookup),
-    }
 
 
 def insert_row(block_size: int, *, events: bool) -> timing.Row:
@@ -221,28 +136,7 @@ def decode_rows(block_size: int) -> Iterator[timing.Row]:
     """Yield the rows of decode steps over staggered sequences."""
     for batch in work.DECODE_BATCHES:
         peer = Peer(block_size, (batch + 1) * 512)
-        running = [peer.admit(prompt.tolist())[0] for prompt in work.decode_prompts(batch)]
-        steps: list[float] = []
-        reserves: list[float] = []
-        for step in range(work.DECODE_WARMUP + work.DECODE_STEPS):
-            append, reserve = timing.Stopwatch(), timing.Stopwatch()
-            allocate = peer.manager.allocate_slots
-            with append:
-                for request in running:
-                    request.append_output_token_ids(step)
-            with reserve:
-                for request in running:
-                    allocate(request, 1)
-            with append:
-                for request in running:
-                    request.num_computed_tokens += 1
-            steps.append((append.total_ns + reserve.total_ns) / 1_000)
-            reserves.append(reserve.total_ns / 1_000)
-        yield {
-            "name": f"decode_{batch}",
-            "median_us": statistics.median(steps[work.DECODE_WARMUP :]),
-            "reserve_only_us": statistics.median(reserves[work.DECODE_WARMUP :]),
-        }
+        yield decode_row(f"decode_{batch}", peer, work.decode_prompts(batch))
 
 
 def serve_row(name: str, loop: work.ServeLoop, block_size: int, *, events: bool) -> timing.Row:
@@ -279,6 +173,7 @@ def rows(block_size: int) -> Iterator[timing.Row]:
     yield serve_row("serve_a", work.SERVE_A, block_size, events=False)
     yield serve_row("serve_a_events", work.SERVE_A, block_size, events=True)
     yield serve_row("serve_b", work.SERVE_B, block_size, events=False)
+    yield from vllm_hybrid.rows(block_size)
     yield large_pool_row(block_size)
     yield timing.import_row([__file__, str(block_size), "--import-only"])
 

@@ -65,6 +65,14 @@ DECODE_BATCHES = (256, 4_096)
 DECODE_STEPS = 36
 """Consecutive decode steps that are timed, after `DECODE_WARMUP` that are not."""
 DECODE_WARMUP = 4
+WINDOW = 1_024
+"""Tokens that the sliding layers of the `hybrid_*` rows attend to; beside them is full attention."""
+NUM_CONVERSATIONS = 8
+"""Conversations that grow side by side in the rows of one turn: a sample is a turn of each."""
+EVICTED_TOKENS = 16_384
+"""Tokens that the `hybrid_evict_*` rows make room for in the pool of the sliding layers."""
+EVICT_ROUNDS = 5
+"""Fresh states that the `hybrid_evict_*` rows are measured on, after one that is not counted."""
 
 
 class Turn(NamedTuple):
@@ -137,6 +145,13 @@ def turn_lengths(num_tokens: int = 32_768, turns: int = NUM_TURNS) -> list[int]:
     return [num_tokens * turn // turns for turn in range(1, turns + 1)]
 
 
+def growing_conversations() -> Iterator[list[Tokens]]:
+    """Yield the prompts of `NUM_CONVERSATIONS` conversations after each of `NUM_TURNS` turns."""
+    texts = [prompt(32_768, 100 + number) for number in range(NUM_CONVERSATIONS)]
+    for length in turn_lengths():
+        yield [text[:length] for text in texts]
+
+
 def branching_prompts(path: Tokens, branches: int = NUM_BRANCHES) -> list[Tokens]:
     """Return prompts that leave `path` at `branches` evenly spaced block boundaries.
 
@@ -161,11 +176,11 @@ def leaves(count: int = NUM_LEAVES, seed: int = 3) -> Iterator[Tokens]:
         yield draw_tokens(source, LEAF_TOKENS)
 
 
-def decode_prompts(batch: int) -> list[Tokens]:
-    """Return the prompts of `batch` running sequences, 128 to 191 tokens long.
+def decode_prompts(batch: int, shortest: int = 128) -> list[Tokens]:
+    """Return the prompts of `batch` running sequences, `shortest` to `shortest + 63` tokens long.
 
     The lengths are random, so in one decode step a sixteenth of the sequences (block size 16), or
     a sixty-fourth (block size 64), fills its last block.
     """
     source = np.random.default_rng([batch, 4])
-    return [draw_tokens(source, 128 + int(extra)) for extra in source.integers(0, 64, batch)]
+    return [draw_tokens(source, shortest + int(extra)) for extra in source.integers(0, 64, batch)]
