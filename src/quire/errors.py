@@ -12,6 +12,9 @@
     ├── PinError                      a pin closed twice
     ├── OutOfBlocks                   the pool cannot give what was asked, even after eviction
     │   └── PinBudgetExceeded         pins would hold more than their share
+    ├── SlotError                     an unknown or busy slot; a handle that is closed or foreign
+    │   └── StaleSlot                 a slot whose content is not what it was
+    ├── OutOfSlots                    every slot is busy or pinned
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
 
@@ -76,6 +79,27 @@ class OutOfBlocks(QuireError):  # noqa: N818 - the field's name for it
 
 class PinBudgetExceeded(OutOfBlocks):
     """A pin that would hold more blocks than the budget for pins allows."""
+
+
+class SlotError(QuireError):
+    """An unknown or busy slot, or a handle that is closed or another cache's."""
+
+
+class StaleSlot(SlotError):  # noqa: N818 - reads as what it says
+    """A slot whose content was overwritten or cut since its generation was read."""
+
+
+class OutOfSlots(QuireError):  # noqa: N818 - as OutOfBlocks
+    """No slot can be given away: all are busy or pinned.
+
+    Attributes: `num_slots`, `busy` (held by requests), `pinned` (free, but kept by pins).
+    """
+
+    def __init__(self, message: str, *, num_slots: int, busy: int, pinned: int) -> None:
+        super().__init__(message)
+        self.num_slots = num_slots
+        self.busy = busy
+        self.pinned = pinned
 
 
 class UnsupportedModel(QuireError):  # noqa: N818 - reads as what it says

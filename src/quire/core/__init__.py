@@ -11,6 +11,9 @@ from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
+from quire.core.slot_copies import SlotCopy
+from quire.core.slot_handles import SlotHandle, SlotMatch, SlotPin, SlotStats
+from quire.core.slots import SlotCache
 from quire.core.stats import Stats
 
 __all__ = [
@@ -34,6 +37,12 @@ __all__ = [
     "Scope",
     "Segment",
     "Sequence",
+    "SlotCache",
+    "SlotCopy",
+    "SlotHandle",
+    "SlotMatch",
+    "SlotPin",
+    "SlotStats",
     "Stats",
     "block_hashes",
 ]

@@ -1,0 +1,279 @@
+"""Prefix reuse for engines whose cache is contiguous: a slot per running request.
+
+Why not the prefix tree of `radix.py`: a tree of blocks holds every prefix once, and whoever
+shares it points there. Slots cannot point: a prefix that two running requests share stands in
+both their slots, a content ends at any token, and a free slot's content is overwritten in
+place. So the index (`slot_index.py`) is a radix tree over whole contents that may hold the same
+prefix many times and answers with all slots that do.
+
+slot_index      who starts as a prompt does
+slot_contents   what slots hold, and their generations
+slot_order      which free slot is given away next
+slot_copies     planned copies between slots
+slot_handles    what callers get: matches, handles, pins, counts
+slot_store      all of the above, without requests
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+from quire.core.groups import check_count
+from quire.core.scope import MediaItem, Scope, check_scope
+from quire.core.slot_checks import check_slots, draw_slots, slots_snapshot
+from quire.core.slot_contents import NO_SCOPE
+from quire.core.slot_handles import SlotHandle
+from quire.core.slot_store import SlotStore
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, array_of, check_sign, key_of
+from quire.errors import (
+    CommitError,
+    CopyError,
+    SlotError,
+    StaleSlot,
+    TokensError,
+    TruncateError,
+)
+
+
+class SlotCache(SlotStore):
+    """`num_slots` slots of `max_tokens` positions each, and what every position holds.
+
+        handle = cache.open(prompt)               # handle.num_cached tokens are there already
+        for copy in cache.take_copies(): ...      # do these before the next forward
+        ...                                       # the model computes the rest into handle.slot
+        cache.commit(handle, prompt[handle.num_cached:])   # their KV exists now
+        cache.close(handle)                       # the slot is free, its content findable
+
+    A prompt finds the longest prefix of it that any slot holds, at any token. If a free slot
+    holds it, the request takes that slot over and nothing is copied; what the slot held beyond
+    is overwritten. If only busy or pinned slots hold it, or if the free slot's rest is worth
+    keeping, it is copied into the slot whose content is worth least (see `SlotOrder`).
+
+    copy_ratio  how many tokens can be copied in the time that computing one takes. The rest of
+                a free slot is worth keeping if computing it again takes longer than the copy
+
+    Content is compared token by token, within one scope; a prompt keeps at least one token to
+    compute; only computed tokens can be found. An operation that raises changes nothing.
+    Raises `ConfigError` for settings that are not positive integers.
+    """
+
+    def __init__(self, num_slots: int, max_tokens: int, *, copy_ratio: int = 256) -> None:
+        super().__init__(
+            check_count("num_slots", num_slots, limit=2**20),
+            check_count("max_tokens", max_tokens),
+            check_count("copy_ratio", copy_ratio),
+        )
+        self.holders: list[SlotHandle | None] = [None] * self.num_slots
+
+    def open(
+        self, tokens: TokenIds, scope: Scope | None = None, *, media: Items[MediaItem] = ()
+    ) -> SlotHandle:
+        """Give a request a slot, with as much of its prompt as any slot holds.
+
+        `take_copies` afterwards. Raises `OutOfSlots` when all slots are busy or pinned,
+        `TokensError` for an empty prompt or one of more than `max_tokens` tokens, `ScopeError`,
+        `MediaError`.
+        """
+        key, where = self.read(tokens, scope, media)
+        prompt_len = len(key) // TOKEN_BYTES
+        if prompt_len > self.max_tokens:
+            raise TokensError(
+                f"a prompt of {prompt_len} tokens does not fit a slot of {self.max_tokens}; "
+                "shorten it or make the slots larger"
+            )
+        found = self.contents.find(where, key[:-TOKEN_BYTES])
+        num_cached = found.num_tokens
+        slot = self.choose(found, where, key)
+        raw = b""
+        if media:
+            raw = key_of(tokens).tobytes()
+            known = [holder.known for holder in self.holders if holder is not None]
+            key = self.store_media(memoryview(raw), media, known)
+        self.count_open(num_cached, where, key)
+        if slot in found.slots:
+            self.reoccupy(slot, num_cached)
+            self.counters.reoccupied_slots += 1
+        elif num_cached:
+            self.copy(found.slots[0], slot, num_cached)
+        else:
+            self.empty(slot, where)
+        return self._hold(slot, num_cached, prompt_len, key[num_cached * TOKEN_BYTES :], raw)
+
+    def allocate(self, scope: Scope | None = None) -> SlotHandle:
+        """Give away the slot whose content is worth least, emptied.
+
+        Raises `OutOfSlots`, `ScopeError`.
+        """
+        if scope is not None:
+            check_scope(scope)
+        slot = self.victim("allocate")
+        self.empty(slot, scope or NO_SCOPE)
+        return self._hold(slot)
+
+    def occupy(self, slot: int, generation: int | None = None) -> SlotHandle:
+        """Take a free slot with all that it holds, for instance one that `find` named.
+
+        With a generation, only if the content is still what it was. `truncate` says how much of
+        it counts. Raises `SlotError` for an unknown or busy slot, `StaleSlot`.
+        """
+        if not self.is_free(slot):
+            raise SlotError(
+                f"slot {slot} is busy: {self.holders[slot]!r}; close that first, or take another"
+            )
+        current = self.contents.generations[slot]
+        if generation is not None and generation != current:
+            raise StaleSlot(
+                f"slot {slot} is of generation {current}, not {generation!r}: its content was "
+                "overwritten or cut since; look it up again"
+            )
+        return self._hold(slot, self.contents.length(slot))
+
+    def commit(self, handle: SlotHandle, token_ids: TokenIds) -> None:
+        """Add tokens whose KV exists now in the slot; they can be found from here on.
+
+        Raises `CommitError` beyond `max_tokens` and for other tokens than the prompt's,
+        `CopyError` when a planned copy of the slot was not taken, `SlotError` for a handle
+        that is closed, `TokensError`.
+        """
+        slot = self._held(handle)
+        key = key_of(token_ids)
+        computed = self.contents.length(slot)
+        end = computed + len(key) // TOKEN_BYTES
+        if end > self.max_tokens:
+            raise CommitError(
+                f"commit of {end - computed} tokens behind {computed} computed ones: a slot holds "
+                f"{self.max_tokens}; close the request, or make the slots larger"
+            )
+        if self.copies.waiting and (copy := self.copies.in_the_way(slot, computed)) is not None:
+            raise CopyError(
+                f"commit into slot {slot} while {copy} waits; take_copies and do them before the "
+                "forward"
+            )
+        if handle.known:
+            key = _checked(handle, computed, key)
+        else:
+            check_sign(key)
+        self.contents.append(slot, key)
+        self.counters.computed_tokens += end - computed
+        if handle.known and end >= handle.prompt_len:
+            handle.known, handle.known_start = b"", handle.prompt_len
+
+    def truncate(self, handle: SlotHandle, num_tokens: int) -> None:
+        """Forget the tokens of a running request from position `num_tokens` on.
+
+        Within its prompt, what is committed next must be the prompt again. Raises
+        `TruncateError` beyond what is computed or below what a pin keeps, `SlotError`.
+        """
+        slot = self._held(handle)
+        computed, pinned = self.contents.length(slot), int(self.order.pinned[slot])
+        if type(num_tokens) is not int or not 0 <= num_tokens <= computed:
+            raise TruncateError(
+                f"truncate to {num_tokens!r} tokens; it must be an integer from 0 to the "
+                f"{computed} computed"
+            )
+        if num_tokens < pinned:
+            raise TruncateError(
+                f"truncate to {num_tokens} tokens, but a pin keeps the first {pinned} of slot "
+                f"{slot}; close the pin first"
+            )
+        if num_tokens < handle.known_start:
+            end = min(handle.known_start, handle.prompt_len) * TOKEN_BYTES
+            cut = bytes(self.contents.keys[slot][num_tokens * TOKEN_BYTES : end])
+            handle.known, handle.known_start = cut + handle.known, num_tokens
+        self.cut(slot, num_tokens)
+
+    def fork(self, handle: SlotHandle) -> SlotHandle:
+        """Copy a running request into another slot: same tokens, same prompt to come.
+
+        `take_copies` afterwards. Raises `OutOfSlots`, `SlotError`.
+        """
+        source = self._held(handle)
+        slot = self.victim("fork")
+        computed = self.contents.length(source)
+        if computed:
+            self.copy(source, slot, computed)
+        else:
+            self.empty(slot, self.contents.scopes[source])
+        twin = self._hold(slot, handle.num_cached, handle.prompt_len)
+        twin.known, twin.known_start = handle.known, handle.known_start
+        twin.raw_prompt = handle.raw_prompt
+        return twin
+
+    def close(self, handle: SlotHandle) -> None:
+        """End a request: its slot is free, and what it computed stays findable there.
+
+        Raises `SlotError` for a handle that is closed, or another cache's.
+        """
+        slot = self._held(handle)
+        handle.is_open = False
+        handle.known = handle.raw_prompt = b""
+        self.holders[slot] = None
+        self.order.busy[slot] = False
+        self.order.use(slot)
+        self.num_free += 1
+
+    def free(self, handle: SlotHandle) -> None:
+        """End a request and forget what it computed, but for what a pin keeps. Raises as `close`."""
+        self.close(handle)
+        self.forget(handle.slot)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain data; two caches with equal data act alike."""
+        return slots_snapshot(self)
+
+    def check(self) -> None:
+        """Recount every invariant from scratch; raise `InvariantError` if one is broken."""
+        check_slots(self)
+
+    def __repr__(self) -> str:
+        return draw_slots(self)
+
+    def _hold(
+        self,
+        slot: int,
+        num_cached: int = 0,
+        prompt_len: int = 0,
+        known: Key | bytes = b"",
+        raw_prompt: bytes = b"",
+    ) -> SlotHandle:
+        handle = SlotHandle(
+            contents=self.contents,
+            slot=slot,
+            max_tokens=self.max_tokens,
+            num_cached=num_cached,
+            prompt_len=prompt_len,
+            known=bytes(known),
+            known_start=num_cached,
+            raw_prompt=raw_prompt,
+        )
+        self.holders[slot] = handle
+        self.order.busy[slot] = True
+        self.num_free -= 1
+        return handle
+
+    def _held(self, handle: SlotHandle) -> int:
+        """Return the slot of an open handle of this cache."""
+        if not isinstance(handle, SlotHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SlotError(f"expected the handle that open returned, got {handle!r}")
+        if handle.contents is not self.contents:
+            raise SlotError(f"{handle!r} belongs to another SlotCache")
+        if not handle.is_open:
+            raise SlotError(
+                f"the handle of slot {handle.slot} was closed already; open the request again"
+            )
+        return handle.slot
+
+
+def _checked(handle: SlotHandle, computed: int, key: Key) -> Key:
+    """Return the key to store for tokens of a prompt; raise `CommitError` if they are others."""
+    stored, given = handle.expected(computed, computed + len(key) // TOKEN_BYTES)
+    head = key[: len(given)]
+    if not given.startswith(head):
+        at = computed + int((array_of(given) != array_of(head)).argmax())
+        raise CommitError(
+            f"commit of another token than the prompt's at position {at}; the prompt comes first, "
+            "as it was given to open"
+        )
+    check_sign(key[len(given) :])
+    return memoryview(stored + key[len(given) :].tobytes()) if handle.raw_prompt else key
