@@ -8,7 +8,9 @@
     ├── SequenceError                 an unknown, closed, suspended or foreign sequence
     │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
     │   ├── TruncateError             beyond what is there, or into a block that others read
-    │   └── CopyError                 a commit into a block whose planned copy was never taken
+    │   ├── CopyError                 a commit into a block whose planned copy was never taken
+    │   ├── CheckpointError           a state to keep where no block ends or nothing was computed
+    │   └── DraftError                a draft that is no tree, or accepted tokens not drafted
     ├── PinError                      a pin closed twice
     ├── OutOfBlocks                   the pool cannot give what was asked, even after eviction
     │   └── PinBudgetExceeded         pins would hold more than their share
@@ -57,6 +59,14 @@ class TruncateError(SequenceError):
 
 class CopyError(SequenceError):
     """A commit into a block whose planned copy was never taken."""
+
+
+class CheckpointError(SequenceError):
+    """A state to keep at a length that is no block boundary, or was not computed."""
+
+
+class DraftError(SequenceError):
+    """A draft that is no tree, or an accepted path that was not drafted."""
 
 
 class PinError(QuireError):

@@ -2,8 +2,15 @@
 
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
+from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from quire.core.groups import FullAttention, LayerGroup
+from quire.core.groups import (
+    ChunkedAttention,
+    FullAttention,
+    LayerGroup,
+    Recurrent,
+    SlidingWindow,
+)
 from quire.core.hashing import block_hashes
 from quire.core.lookup import Explanation, Hit, Segment
 from quire.core.manager import CacheManager
@@ -15,6 +22,7 @@ from quire.core.slot_copies import SlotCopy
 from quire.core.slot_handles import SlotHandle, SlotMatch, SlotPin, SlotStats
 from quire.core.slots import SlotCache
 from quire.core.stats import Stats
+from quire.core.terms import TokenRange
 
 __all__ = [
     "AllBlocksCleared",
@@ -23,6 +31,7 @@ __all__ = [
     "BlockStored",
     "BlockTables",
     "CacheManager",
+    "ChunkedAttention",
     "DecodeBatch",
     "Entry",
     "Event",
@@ -34,9 +43,11 @@ __all__ = [
     "Pin",
     "Policy",
     "RankedPolicy",
+    "Recurrent",
     "Scope",
     "Segment",
     "Sequence",
+    "SlidingWindow",
     "SlotCache",
     "SlotCopy",
     "SlotHandle",
@@ -44,5 +55,7 @@ __all__ = [
     "SlotPin",
     "SlotStats",
     "Stats",
+    "TokenMove",
+    "TokenRange",
     "block_hashes",
 ]

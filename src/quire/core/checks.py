@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from quire.core.radix import Node
+from quire.core.windows import GAP
 from quire.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ def _check_tree(manager: CacheManager) -> None:
         name = f"node ending at block {node.end}"
         _require(len(node.key) > 0 and len(node.key) % size == 0, f"{name}: partial key")
         run = len(node.key) // size
-        _require(all(len(ids) == run for ids in node.blocks), f"{name}: blocks != tokens")
+        for group in manager.rows.token_groups:
+            _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
+        for sparse in manager.tree.sparse:
+            wrong = sparse.check(node)
+            _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
         _require(len(node.blocks) == len(manager.groups), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
         _require(node.hashes is None or len(node.hashes) <= run, f"{name}: too many hashes")
@@ -75,9 +80,10 @@ def _check_locks(manager: CacheManager) -> None:
             f"node ending at block {node.end}: {node.locks} locks, {node.pins} pins; the holders "
             f"are {counted}",
         )
-        pinned += len(node.blocks[0]) if node.pins else 0
+        pinned += node.num_blocks if node.pins else 0
     _require(manager.pins.num_blocks == pinned, f"pinned blocks are {pinned}")
-    _require(pinned <= manager.pins.budget, "pins above the budget")
+    if manager.tree.full:
+        _require(pinned <= manager.pins.budget, "pins above the budget")
 
 
 def _check_policies(manager: CacheManager) -> None:
@@ -97,7 +103,7 @@ def _check_policies(manager: CacheManager) -> None:
             _require(place[id(node)] < place[id(parent)], "a parent goes before its child")
     victim = manager.tree.evictor.victim()
     _require(victim is None or victim.evictable, "the victim is not evictable")
-    cached = sum(len(node.blocks[0]) for node in nodes.values() if not node.locks)
+    cached = sum(node.num_blocks for node in nodes.values() if not node.locks)
     _require((victim is None) == (cached == 0), "cached blocks and no victim")
 
 
@@ -112,32 +118,56 @@ def _check_sequences(manager: CacheManager) -> None:
         used.add(seq.row)
         lengths = (seq.published, seq.computed, seq.capacity)
         _require(list(lengths) == sorted(lengths), f"published <= computed <= capacity: {lengths}")
-        _require(seq.published == seq.computed // size * size, "a full block is not published")
-        for group in range(len(manager.groups)):
+        private = len(seq.private_key) // manager.tree.block_bytes
+        _require(seq.node.end + private == seq.computed // size, "a full block is not published")
+        for group in rows.token_groups:
             path = [block for node in seq.node.path() for block in node.blocks[group]]
             table = seq.block_ids(group).tolist()
-            _require(table[: len(path)] == path, "a table differs from the tree")
+            seen = [block for block in table[: len(path)] if block != GAP]
+            there = [path[at] for at, block in enumerate(table[: len(path)]) if block != GAP]
+            _require(seen == there, f"a table of group {group} differs from the tree")
+        for window in rows.windows:
+            first = window.first_of(seq.computed)
+            lacks = window.lacks(seq.node, first, seq.node.end)
+            _require(not lacks, f"group {window.index} lost a block of a running window")
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
 
 
 def _check_owners(manager: CacheManager, group: int) -> None:
     """Free + active + cached == num_blocks, and every block has the holders that are counted."""
-    pool = manager.groups[group]
+    pool, rows, tree = manager.groups[group], manager.rows, manager.tree
     free: list[int] = pool.free_ids().tolist()
-    in_tree = [block for node in manager.tree.nodes() for block in node.blocks[group]]
+    held = [(node, blocks_of(manager, node, group)) for node in tree.nodes()]
+    in_tree = [block for _, blocks in held for block in blocks]
     private: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open":
-            private.update(seq.block_ids(group)[seq.node.end :].tolist())
+            start = seq.node.end if group in rows.token_groups else 0
+            stop = seq.num_blocks if group in rows.token_groups else 1
+            private.update(b for b in rows.slots(group, seq.row, start, stop) if b != GAP)
     owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]
-    _require(not twice, f"blocks {twice[:8]} have two owners")
+    _require(not twice, f"blocks {twice[:8]} of group {group} have two owners")
     lost = pool.num_blocks - len(owners)
     _require(not lost, f"{lost} blocks of group {group} belong to nobody")
     shared = {block: count for block, count in private.items() if count > 1}
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
-    cached = sum(len(n.blocks[group]) for n in manager.tree.nodes() if not n.locks)
+    places = [sparse.place for sparse in tree.sparse if sparse.index == group]
+    cached = (
+        sum(len(blocks) - node.parts[places[0]].guarded for node, blocks in held)
+        if places
+        else sum(len(blocks) for node, blocks in held if not node.locks)
+    )
     _require(pool.num_cached == cached, f"{cached} blocks are cached, counted {pool.num_cached}")
     for copy in manager.copies.peek():
         if copy.group == group:
-            _require(copy.dst in private, f"a copy into block {copy.dst}, which nobody owns")
+            owned = copy.dst in private or copy.dst in in_tree
+            _require(owned, f"a copy into block {copy.dst}, which nobody owns")
+
+
+def blocks_of(manager: CacheManager, node: Node, group: int) -> list[int]:
+    """Return the blocks of one group that a node holds."""
+    for sparse in manager.tree.sparse:
+        if sparse.index == group:
+            return [block for _, block in sparse.held(node)]
+    return list(node.blocks[group])

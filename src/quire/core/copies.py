@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class BlockCopy(NamedTuple):
-    """Copy the KV of the first `num_tokens` tokens of block `src` to block `dst` of a group."""
+    """Copy the KV of the first `num_tokens` tokens of block `src` to block `dst` of a group.
+
+    In a recurrent group a block is a state and is copied whole; `num_tokens` is 1.
+    """
 
     group: int
     src: int
@@ -39,6 +42,10 @@ class CopyPlan:
     def pending(self, group: int, block_id: int) -> bool:
         """Whether this block waits for a copy."""
         return (group, block_id) in self.sources
+
+    def reads(self, group: int, block_id: int) -> bool:
+        """Whether a planned copy reads this block."""
+        return any(g == group and src == block_id for (g, _), (src, _) in self.sources.items())
 
     def forget(self, group: int, block_id: int) -> None:
         """Drop the copy into a block that is freed, if there is one."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
 from quire.core.blocks import BlockPool
+from quire.core.claim import Claims, MakeRoom
 from quire.core.publish import Publisher
 from quire.core.sequence import Rows, Sequence
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, TokenIds, check_sign, key_of
@@ -105,13 +105,13 @@ class DecodeSteps:
         rows: Rows,
         pools: tuple[BlockPool, ...],
         publisher: Publisher,
-        reserve_one: Callable[[Sequence, int], None],
-        make_room: Callable[[int], None],
+        claims: Claims,
+        make_room: MakeRoom,
     ) -> None:
         self._rows = rows
         self._pools = pools
         self._publisher = publisher
-        self._reserve_one = reserve_one
+        self._claims = claims
         self._make_room = make_room
 
     def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
@@ -144,9 +144,10 @@ class DecodeSteps:
         starved = batch.at_edge
         num_new = len(starved)
         if num_new:
-            for pool in self._pools:
-                if pool.num_free < num_new:
-                    self._make_room(num_new)
+            needed = [num_new * (g in rows.token_groups) for g in range(len(self._pools))]
+            for pool, num_blocks in zip(self._pools, needed, strict=True):
+                if pool.num_free < num_blocks:
+                    self._make_room(needed)
             batch.max_blocks += 1
             if batch.max_blocks > rows.width:
                 self._look(batch)  # the bound drifts upwards: count anew
@@ -155,8 +156,8 @@ class DecodeSteps:
                 self._look(batch)
                 batch.max_blocks = needed
             slots = batch.next_slot[starved]
-            for table, pool in zip(rows.flat_tables, self._pools, strict=True):
-                table[slots] = pool.allocate(num_new)
+            for group in rows.token_groups:
+                rows.flat_tables[group][slots] = self._pools[group].allocate(num_new)
             batch.next_slot[starved] = slots + 1
         rows.capacity_array[batch.all_rows] += 1
         batch.room = 1
@@ -217,9 +218,8 @@ class DecodeSteps:
         num_blocks = -(-capacity // rows.block_size)
         batch.next_slot = batch.row_ids.astype(np.intp) * rows.width + num_blocks
         batch.max_blocks = int(num_blocks.max()) if len(num_blocks) else 0
-        batch.shares = any(pool.shared for pool in self._pools) and any(
-            map(self._shares, batch.seqs)
-        )
+        any_stale = bool(rows.states) or any(pool.shared for pool in self._pools)
+        batch.shares = any_stale and any(map(self._claims.stale_slots, batch.seqs))
         batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
         batch.version = rows.version
 
@@ -230,36 +230,25 @@ class DecodeSteps:
         )
         raise SequenceError(msg)
 
-    def _shares(self, seq: Sequence) -> bool:
-        """Whether the last block of a sequence is partly filled and has other holders."""
-        computed = seq.computed
-        tail = computed // self._rows.block_size
-        return computed % self._rows.block_size > 0 and any(
-            self._rows.slots(group, seq.row, tail, tail + 1)[0] in pool.shared
-            for group, pool in enumerate(self._pools)
-        )
-
     def _reserve_one_by_one(self, batch: DecodeBatch) -> None:
         """Reserve where sequences differ or share blocks that must be copied first."""
-        needed = [0] * len(self._pools)
         rows, size = self._rows, self._rows.block_size
+        needed = [0] * len(self._pools)
         holders = [dict(pool.shared) for pool in self._pools]
-        for seq in batch.seqs:
-            computed = rows.computed[seq.row]
-            if rows.capacity[seq.row] > computed:
-                continue
-            tail = computed // size
-            for group, left in enumerate(holders):
-                if not computed % size:
+        starved = [seq for seq in batch.seqs if rows.capacity[seq.row] == rows.computed[seq.row]]
+        for seq in starved:
+            if not rows.computed[seq.row] % size:
+                for group in rows.token_groups:
                     needed[group] += 1
-                    continue
-                block = rows.slots(group, seq.row, tail, tail + 1)[0]
-                if left.get(block, 1) > 1:
-                    left[block] -= 1
+            for group, slot in self._claims.stale_slots(seq):
+                block = rows.slots(group, seq.row, slot, slot + 1)[0]
+                left = holders[group].get(block, 0)
+                if left != 1:  # the last holder writes in place
+                    holders[group][block] = max(left - 1, 0)
                     needed[group] += 1
-        self._make_room(max(needed, default=0))
-        for seq in batch.seqs:
-            self._reserve_one(seq, 1)
+        self._make_room(needed)
+        for seq in starved:
+            self._claims.reserve(seq, 1)
 
     def _commit_one_by_one(self, batch: DecodeBatch, key: Key) -> None:
         """Commit where sequences have reserved different room."""
@@ -278,9 +267,15 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))
     lengths = rows.capacity_array[row_ids]
     num_blocks = -(-lengths // size)
+    if group not in rows.token_groups:
+        num_blocks = (rows.tables[group][row_ids, 0] >= 0).astype(INT32)
     width = int(num_blocks.max()) if len(num_blocks) else 0
     padded = rows.tables[group][row_ids, :width]
     held = np.arange(width, dtype=INT32) < num_blocks[:, None]
+    for window in rows.windows:
+        if window.index == group:
+            for row, seq in enumerate(seqs):
+                padded[row, window.num_sinks : window.first_of(seq.computed)] = pad
     indices = padded[held]
     padded[~held] = pad
     indptr = np.zeros(len(row_ids) + 1, dtype=INT32)

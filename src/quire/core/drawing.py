@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.radix import Node
+from quire.core.sparse import Part
+from quire.core.states import StatePart
 from quire.core.tokens import array_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         ],
         "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
         "copies": [list(copy) for copy in manager.copies.peek()],
+        "sparse_order": [group.order() for group in manager.tree.sparse],
         "pinned_blocks": manager.pins.num_blocks,
         "num_pins": len(manager.pins.held),
         "num_media": len(manager.media),
@@ -89,7 +92,7 @@ def _draw_children(nodes: list[dict[str, Any]], size: int, lines: list[str]) -> 
         if node["priority"]:
             notes.append(f"priority {node['priority']}")
         head = ", ".join(str(token) for token in node["tokens"][:6])
-        run = len(node["blocks"][0])
+        run = len(node["tokens"]) // size
         lines.append(
             f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens "
             f"{(node['end'] - run) * size}-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
@@ -116,6 +119,7 @@ def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
+        "parts": [_part(part) for part in node.parts],
         "end": node.end,
         "locks": node.locks,
         "pins": node.pins,
@@ -126,6 +130,14 @@ def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
         "uses": node.uses,
         "children": [],
     }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    data = {name: getattr(part, name) for name in part.__struct_fields__}
+    if isinstance(part, StatePart):
+        data["snapshots"] = [list(item) for item in sorted(part.snapshots.items())]
+        data["passing"] = sorted(part.passing)
+    return data
 
 
 def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
@@ -143,6 +155,8 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
             seq.block_ids(group).tolist() if seq.state == "open" else []
             for group in range(len(seq.rows.tables))
         ],
+        "private": array_of(seq.private_key).tolist(),
+        "drafts": list(seq.drafts),
         "tokens": seq.tokens.tolist(),
         "known": array_of(seq.known).tolist(),
         "keep_for": seq.keep_for,

@@ -6,7 +6,9 @@ import msgspec
 
 from quire.core.radix import Match, Node, PrefixTree
 from quire.core.scope import Scope
+from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.windows import GAP, WindowGroup
 
 MAX_SCOPES_ASKED = 16
 """So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
@@ -56,13 +58,15 @@ class Explanation(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A lookup's raw result: whole blocks, and maybe the head of one more block to copy.
 
-    That block is number `index` of `edge`; its first `partial_tokens` tokens match.
+    That block is number `index` of `edge`; its first `partial_tokens` tokens match. Where a
+    sparse group refuses to go as far as tokens match, `refused` blocks follow the match.
     """
 
     match: Match
     partial_tokens: int = 0
     edge: Node | None = None
     index: int = 0
+    refused: int = 0
 
 
 class Lookup:
@@ -72,7 +76,8 @@ class Lookup:
         self._tree = tree
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        self._sub_block = sub_block and block_size > 1
+        states = any(isinstance(group, StateGroup) for group in tree.sparse)
+        self._sub_block = sub_block and block_size > 1 and not states
 
     def find(self, root: Node, key: Key, limit: int) -> Found:
         """Find what is cached of the first `limit` tokens of a key."""
@@ -80,13 +85,35 @@ class Lookup:
         num_bytes = limit * TOKEN_BYTES
         match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
         end = match.num_bytes
+        if self._tree.sparse and end:
+            match = self.accepted(match)
+            if match.num_bytes < end:
+                return Found(match, refused=(end - match.num_bytes) // block_bytes)
         if self._sub_block and end < num_bytes and (match.into or match.node.children):
             rest = key[end : min(end + block_bytes, num_bytes)]
             partial = self._tree.match_partial(match, rest)
-            if partial is not None and self._room_for_copy(match):
+            if partial is not None and self._can_copy(match, partial[0], partial[1]):
                 edge, index, num_tokens = partial
                 return Found(match, num_tokens, edge, index)
         return Found(match)
+
+    def accepted(self, match: Match) -> Match:
+        """Shorten a match of tokens to the largest boundary that every group accepts."""
+        block_bytes = self._block_bytes
+        node = match.edge if match.edge is not None and match.into else match.node
+        tried, end = -1, match.num_bytes // block_bytes
+        while tried != end:
+            tried = end
+            for group in self._tree.sparse:
+                end = group.accepted(node, end)
+        if end * block_bytes == match.num_bytes:
+            return match
+        while end <= node.start and node.parent is not None:
+            node = node.parent
+        if end == node.end:
+            return Match(node, end * block_bytes, None, 0)
+        assert node.parent is not None
+        return Match(node.parent, end * block_bytes, node, (end - node.start) * block_bytes)
 
     def hit(self, root: Node, key: Key) -> Hit:
         """Return what a request for this prompt would find."""
@@ -106,6 +133,8 @@ class Lookup:
         if not missed:
             return "last_token", 1
         match = found.match
+        if found.refused:
+            return "window", min(missed, found.refused * self._block_size)
         if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
             return "partial_block", missed
         if match.node.lost and not match.into:
@@ -161,13 +190,24 @@ class Lookup:
         found.sort(key=lambda pair: -pair[1])
         return found
 
-    def _room_for_copy(self, match: Match) -> bool:
-        """Whether one more block can be had once the matched path is referenced."""
-        if all(pool.num_free for pool in self._tree.pools):
+    def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
+        """Whether this block is there in every group, and one more can be had for its copy.
+
+        The matched path is referenced first; what that takes is no room.
+        """
+        tree = self._tree
+        if any(edge.blocks[group.index][index] == GAP for group in tree.sparse):
+            return False
+        if all(pool.num_free for pool in tree.pools):
             return True
+        found_blocks = match.num_bytes // self._block_bytes
         path_cached = match.into // self._block_bytes if match.edge and not match.edge.locks else 0
         node = match.node
         while node.parent is not None and not node.locks:
-            path_cached += len(node.blocks[0])
+            path_cached += node.num_blocks
             node = node.parent
-        return all(pool.num_available > path_cached for pool in self._tree.pools)
+        return all(pool.num_available > path_cached for _, pool in tree.full) and all(
+            group.pool.num_available > min(2 * group.width + group.num_sinks, found_blocks)
+            for group in tree.sparse
+            if isinstance(group, WindowGroup)
+        )

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Any
 
-import msgspec
-
-from quire.core.copies import BlockCopy, CopyPlan
+from quire.core.checkpoints import Checkpoints
+from quire.core.claim import Claims
+from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
+from quire.core.drafts import TokenMove, check_parents, check_path, moves
 from quire.core.eviction import Clock
-from quire.core.groups import LayerGroup, check_count
-from quire.core.lookup import Found
+from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.policies import PolicyFactory
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Rows, Sequence, check_group, media_numbers
+from quire.core.sequence import Rows, Sequence, media_numbers
 from quire.core.store import NO_SCOPE, BlockStore, Settings
+from quire.core.terms import Term, TokenRange, check_priority, ending_at, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError
 
 MAX_MEDIA = 4096
 """Beyond so many media contents, those that no block holds any more are forgotten."""
-
-MAX_PRIORITY = 100
 
 
 class CacheManager(BlockStore):
@@ -64,16 +63,14 @@ class CacheManager(BlockStore):
             Settings(tuple(groups), block_size, policy, sub_block, pin_budget, events, debug, clock)
         )
         self.sequences: dict[int, Sequence] = {}
-        self.copies = CopyPlan()
         self.rows = Rows(block_size, len(self.groups), self.tree)
-        tree, log = self.tree, self.event_log
-        self._publisher = Publisher(tree, self.rows, self.copies, self.counters, log)
-        self._rollback = Rollback(tree, self.rows, self.copies, log)
-        self._steps = DecodeSteps(
-            self.rows, self.groups, self._publisher, self.reserve, self._make_room
-        )
+        tree, rows, log = self.tree, self.rows, self.event_log
+        self._checkpoints = Checkpoints(rows, self.copies, self.room)
+        self._publisher = Publisher(tree, rows, self.counters, log, self._checkpoints)
+        self._rollback = Rollback(tree, rows, self.copies, log)
+        self._claims = Claims(tree, rows, self.copies, self._make_room)
+        self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
         self._max_media = MAX_MEDIA
-        self._smallest = min(pool.num_blocks for pool in self.groups)
 
     def open(
         self,
@@ -83,18 +80,20 @@ class CacheManager(BlockStore):
         media: Items[MediaItem] = (),
         priority: int = 0,
         retain_s: float | None = None,
+        ranges: Items[TokenRange] = (),
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
         At least one token is left to compute. A higher `priority` is evicted later than any
         lower one; for `retain_s` seconds after its last use the path is evicted only when
-        nothing else is left. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError`
-        and, for a prompt that no empty pool could hold, `OutOfBlocks`.
+        nothing else is left; `ranges` sets either, or that nothing is published, for a part
+        of the tokens. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        a prompt that no empty pool could hold, `OutOfBlocks`.
         """
-        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-            msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise ConfigError(f"{msg}, got {priority!r}")
+        check_priority(priority)
         keep_for = self.check_duration("retain_s", retain_s)
+        default = Term(0, priority, keep_for)
+        terms = terms_of(ranges, self.block_size, default, self.check_duration)
         key = key_of(tokens)
         num_tokens = len(key) // TOKEN_BYTES
         root = self.default_root
@@ -118,7 +117,8 @@ class CacheManager(BlockStore):
             self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for
         )
         seq.raw_prompt = raw_prompt
-        self._attach(seq, key, found)
+        seq.terms = terms
+        self._claims.attach(seq, key, found)
         self._adopt(seq)
         counters = self.counters
         counters.num_requests += 1
@@ -137,28 +137,7 @@ class CacheManager(BlockStore):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self._check_open(seq)
-        num_tokens = check_count("num_tokens", num_tokens)
-        rows, row, size = self.rows, seq.row, self.block_size
-        computed, capacity = rows.computed[row], rows.capacity[row]
-        wanted = computed + num_tokens
-        if wanted <= capacity:
-            return
-        held = -(-capacity // size)
-        num_new = -(-wanted // size) - held
-        tail = computed // size if computed % size and capacity == computed else -1
-        copied = [
-            tail >= 0 and rows.slots(g, row, tail, tail + 1)[0] in pool.shared
-            for g, pool in enumerate(self.groups)
-        ]
-        self._make_room(num_new + any(copied))
-        rows.widen(held + num_new)
-        for g, pool in enumerate(self.groups):
-            if copied[g]:
-                self._own_tail(seq, g, tail, computed % size)
-            if num_new:
-                rows.slots(g, row, held, held + num_new)[:] = pool.allocate(num_new)
-        rows.capacity[row] = wanted
-        rows.version += 1
+        self._claims.reserve(seq, check_count("num_tokens", num_tokens))
 
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
@@ -192,29 +171,8 @@ class CacheManager(BlockStore):
         raise `OutOfBlocks`. Raises `SequenceError`.
         """
         self._check_open(seq)
-        rows, size = self.rows, self.block_size
-        computed, capacity = rows.computed[seq.row], rows.capacity[seq.row]
-        tail, in_tail = computed // size, computed % size
-        copy_now = in_tail > 0 and capacity > computed
-        if copy_now:
-            self._make_room(1)
-        row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row)
-        rows.computed[row] = rows.capacity[row] = computed
-        num_shared = tail + (in_tail > 0)
-        for g, pool in enumerate(self.groups):
-            slots = rows.slots(g, row, 0, num_shared)
-            slots[:] = rows.slots(g, seq.row, 0, num_shared)
-            if in_tail:
-                pool.share(slots[tail])
-                if copy_now:
-                    self._own_tail(twin, g, tail, in_tail)
-        if in_tail:
-            rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
-        for node in twin.node.path():
-            self.tree.lock(node)
+        twin = self._claims.fork(seq)
         self._adopt(twin)
-        rows.version += 1
         return twin
 
     def suspend(self, seq: Sequence) -> None:
@@ -223,7 +181,7 @@ class CacheManager(BlockStore):
         seq.resume_key = seq.token_bytes()
         seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
         seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-        self._rollback.let_go(seq, self._keep_until(seq))
+        self._rollback.let_go(seq, self.tree.evictor.now())
         seq.state = "suspended"
 
     def resume(self, seq: Sequence) -> int:
@@ -241,7 +199,7 @@ class CacheManager(BlockStore):
         found = self.lookup.find(seq.root, key, limit)
         seq.state = "open"
         seq.row = self.rows.take()
-        self._attach(seq, key, found)
+        self._claims.attach(seq, key, found)
         seq.resume_key = b""
         to_compute = max(had - seq.num_cached, 0)
         self.counters.recomputed_tokens += to_compute
@@ -251,10 +209,74 @@ class CacheManager(BlockStore):
         """End a sequence: published blocks become cached, the rest free."""
         self._check_known(seq)
         if seq.state == "open":
-            self._rollback.let_go(seq, self._keep_until(seq))
+            self._rollback.let_go(seq, self.tree.evictor.now())
         seq.state = "closed"
         seq.root.locks -= 1
         del self.sequences[id(seq)]
+
+    def stop_storing(self, seq: Sequence) -> None:
+        """Publish nothing of this sequence from its next block on (a part not to be reused).
+
+        Raises `SequenceError`.
+        """
+        self._check_open(seq)
+        seq.terms = ending_at(seq.terms, seq.node.end, Term(0, seq.priority, seq.keep_for))
+        seq.node.writer = None
+
+    # -- states of recurrent groups --------------------------------------------------------
+
+    def stops(self, seq: Sequence) -> list[int]:
+        """Return the lengths, rising, at which a forward over the prompt should end.
+
+        A commit that ends there keeps a snapshot of the states: at multiples of the interval,
+        at a branch point that `open` found, at the last block boundary before the end of the
+        prompt. Empty without recurrent groups. Raises `SequenceError`.
+        """
+        self._check_open(seq)
+        return self._checkpoints.stops(seq)
+
+    def checkpoint(self, seq: Sequence) -> bool:
+        """Keep a snapshot of the states at the computed length; False if no block is to be had.
+
+        Take the copies before the next forward. Raises `CheckpointError` where no block
+        ends, or before anything was computed; `SequenceError`.
+        """
+        self._check_open(seq)
+        return self._checkpoints.keep(seq)
+
+    # -- speculation -----------------------------------------------------------------------
+
+    def draft(self, seq: Sequence, parents: Items[int] | int) -> None:
+        """Reserve room for drafted tokens: a tree by its parents, or a chain of so many.
+
+        Draft i is written to token position `seq.computed + i`; parents[i] is a draft before
+        it, or -1 if it follows the sequence. Raises `DraftError`, `OutOfBlocks`,
+        `ConfigError`, `SequenceError`.
+        """
+        self._check_open(seq)
+        tree = check_parents(self.rows, seq, parents)
+        self._claims.reserve(seq, len(tree))
+        seq.drafts = (seq.computed, tree)
+
+    def accept(self, seq: Sequence, path: Items[int], token_ids: TokenIds) -> list[TokenMove]:
+        """Commit the drafts of a path, each one's parent before it, and drop the others.
+
+        Returns the copies that bring the KV of accepted tokens together: do them at once,
+        every source read before any destination is written. Raises `DraftError` and what
+        `commit` raises.
+        """
+        self._check_open(seq)
+        key = key_of(token_ids)
+        steps = check_path(self.rows, seq, path, len(key) // TOKEN_BYTES)
+        key = self._publisher.checked(seq, key)
+        planned = moves(self.rows, seq, steps)
+        if steps:
+            self._publisher.commit(seq, key)
+        seq.drafts = (0, [])
+        self._rollback.truncate(seq, seq.computed)
+        self.rows.version += 1
+        self.rows.epoch += 1
+        return planned
 
     # -- steps of a batch ------------------------------------------------------------------
 
@@ -327,52 +349,12 @@ class CacheManager(BlockStore):
             f"hit rate {self.stats.hit_rate:.1%}>"
         )
 
-    def _attach(self, seq: Sequence, key: Key, found: Found) -> None:
-        """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
-        match, num_tokens = found.match, found.partial_tokens
-        tree, rows, row = self.tree, self.rows, seq.row
-        sources = [ids[found.index] for ids in found.edge.blocks] if found.edge else []
-        num_cached = match.num_bytes // TOKEN_BYTES
-        rows.widen(num_cached // self.block_size + 1)
-        node = seq.node = tree.cut(match)
-        while node.parent is not None:
-            tree.lock(node)
-            tree.evictor.touched(node)
-            node.priority = max(node.priority, seq.priority)
-            for group, ids in enumerate(node.blocks):
-                rows.slots(group, row, node.parent.end, node.end)[:] = memoryview(ids)
-            node = node.parent
-        if num_tokens:
-            self._make_room(1)
-            tail = seq.node.end
-            for group, pool in enumerate(self.groups):
-                block = pool.allocate(1)[0]
-                rows.slots(group, row, tail, tail + 1)[0] = block
-                self.copies.plan(BlockCopy(group, sources[group], block, num_tokens))
-            start = match.num_bytes
-            rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
-            num_cached += num_tokens
-        rows.computed[row] = rows.capacity[row] = num_cached
-        seq.num_cached = seq.known_start = num_cached
-        seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
-
     def _adopt(self, seq: Sequence) -> None:
         self.sequences[id(seq)] = seq
         seq.root.locks += 1
 
-    def _own_tail(self, seq: Sequence, group: int, tail: int, num_tokens: int) -> None:
-        """Copy the shared last block of a sequence into a new one of its own."""
-        pool = self.groups[group]
-        slot = self.rows.slots(group, seq.row, tail, tail + 1)
-        source, slot[0] = slot[0], pool.allocate(1)[0]
-        pool.unshare(source)
-        self.copies.plan(BlockCopy(group, source, slot[0], num_tokens))
-
-    def _make_room(self, num_blocks: int) -> None:
-        self.room.make(num_blocks, self.pins.release_expired)
-
-    def _keep_until(self, seq: Sequence) -> float:
-        return self.tree.evictor.now() + seq.keep_for if seq.keep_for else 0.0
+    def _make_room(self, needed: list[int]) -> None:
+        self.room.make(needed, self.pins.release_expired)
 
     def _store_media(self, tokens: TokenIds, media: Items[MediaItem]) -> Key:
         """Encode a prompt's media, forgetting contents that no block holds any more."""
@@ -382,8 +364,14 @@ class CacheManager(BlockStore):
         return self.media.encode(key_of(tokens), media)
 
     def _check_fits(self, num_tokens: int) -> None:
-        needed = -(-num_tokens // self.block_size)
-        for pool in self.groups if needed > self._smallest else ():
+        whole = -(-num_tokens // self.block_size)
+        for group, pool in enumerate(self.groups):
+            if whole <= pool.num_blocks:
+                continue
+            needed = whole
+            for sparse in self.tree.sparse:
+                if sparse.index == group:
+                    needed = sparse.reach(whole) + 1
             if needed > pool.num_blocks:
                 what = f"a prompt of {num_tokens} tokens is larger than the pool"
                 raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

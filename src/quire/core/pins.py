@@ -8,6 +8,7 @@ from typing import Self
 
 from quire.core.eviction import Clock
 from quire.core.radix import Match, Node, PrefixTree
+from quire.core.sparse import SparseGroup
 from quire.errors import PinBudgetExceeded, PinError
 
 
@@ -53,14 +54,18 @@ class PinBoard:
     """All pins of a manager.
 
     num_blocks == blocks of the nodes with at least one pin <= budget
+
+    The budget is a share of the smallest full group. In a sparse group, the windows or states
+    at the ends of all pins must not take more than that share of it.
     """
 
-    def __init__(self, tree: PrefixTree, budget: int, clock: Clock | None) -> None:
+    def __init__(self, tree: PrefixTree, share: float, clock: Clock | None) -> None:
         self._tree = tree
         self._clock = clock
         self._deadlines: list[tuple[float, int, Pin]] = []
         self._count = 0
-        self.budget = budget
+        self.share = share
+        self.budget = int(share * min((pool.num_blocks for _, pool in tree.full), default=0))
         self.num_blocks = 0
         self.held: dict[int, Pin] = {}
 
@@ -68,19 +73,23 @@ class PinBoard:
         """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
         self.release_expired()
         wanted = self.num_blocks + self._not_pinned_yet(found)
-        if wanted > self.budget:
+        end = found.num_bytes // self._tree.block_bytes
+        for group in self._tree.sparse:
+            self._refuse_if_wide(group, end)
+        if self._tree.full and wanted > self.budget:
             what = (
                 f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
                 f"{self.budget} and {self.num_blocks} are pinned"
             )
             mend = "close pins or raise pin_budget"
-            raise self._tree.pools[0].shortage(what, wanted, mend, PinBudgetExceeded)
+            raise self._tree.full[0][1].shortage(what, wanted, mend, PinBudgetExceeded)
         node = self._tree.cut(found)
         for each in node.path():
             self._tree.lock(each)
             if not each.pins:
-                self.num_blocks += len(each.blocks[0])
+                self.num_blocks += each.num_blocks
             each.pins += 1
+        self._tree.stand(node)
         pin = Pin(self, node, num_tokens, deadline)
         self.held[id(pin)] = pin
         if deadline:
@@ -95,10 +104,11 @@ class PinBoard:
         """Let go of a pin's path, unless its time ran out before."""
         if self.held.pop(id(pin), None) is None:
             return
+        self._tree.leave(pin.node)
         for node in reversed(pin.node.path()):
             node.pins -= 1
             if not node.pins:
-                self.num_blocks -= len(node.blocks[0])
+                self.num_blocks -= node.num_blocks
             self._tree.unlock(node)
 
     def release_expired(self) -> None:
@@ -108,7 +118,18 @@ class PinBoard:
                 break
             self.release(heapq.heappop(self._deadlines)[2])
 
+    def _refuse_if_wide(self, group: SparseGroup, end: int) -> None:
+        wanted = sum(group.reach(pin.node.end) for pin in self.held.values()) + group.reach(end)
+        budget = int(self.share * group.pool.num_blocks)
+        if wanted > budget:
+            what = (
+                f"pinning {end} blocks would make pins hold {wanted} blocks of group {group.index}"
+                f", the budget is {budget}"
+            )
+            mend = "close pins or raise pin_budget"
+            raise group.pool.shortage(what, wanted, mend, PinBudgetExceeded)
+
     def _not_pinned_yet(self, found: Match) -> int:
         edge = found.edge
         count = found.into // self._tree.block_bytes if edge is not None and not edge.pins else 0
-        return count + sum(len(node.blocks[0]) for node in found.node.path() if not node.pins)
+        return count + sum(node.num_blocks for node in found.node.path() if not node.pins)

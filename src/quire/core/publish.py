@@ -6,13 +6,16 @@ from array import array
 from collections.abc import Sequence as Items
 from typing import NoReturn
 
-from quire.core.copies import CopyPlan
+from quire.core.checkpoints import Checkpoints
 from quire.core.events import EventLog
 from quire.core.radix import NO_CHILDREN, Node, PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
+from quire.core.windows import GAP
 from quire.errors import CommitError, CopyError
+
+NO_IDS = memoryview(array("i"))
 
 
 class Publisher:
@@ -22,15 +25,16 @@ class Publisher:
         self,
         tree: PrefixTree,
         rows: Rows,
-        copies: CopyPlan,
         counters: Counters,
         events: EventLog | None,
+        checkpoints: Checkpoints,
     ) -> None:
         self._tree = tree
         self._rows = rows
-        self.copies = copies
+        self.copies = checkpoints.copies
         self.counters = counters
         self._events = events
+        self._checkpoints = checkpoints
 
     def checked(self, seq: Sequence, key: Key) -> Key:
         """Return the key to store for tokens to commit; raise and change nothing if refused."""
@@ -60,7 +64,7 @@ class Publisher:
         """Add checked tokens: full blocks are published, the rest waits in the tail."""
         rows, row, size = self._rows, seq.row, self._rows.block_size
         computed = rows.computed[row]
-        in_tail = computed - seq.node.end * size
+        in_tail = computed % size
         num_tokens = len(key) // TOKEN_BYTES
         num_blocks = (in_tail + num_tokens) // size
         rows.computed[row] = computed = computed + num_tokens
@@ -78,9 +82,28 @@ class Publisher:
             in_tail = 0
         if len(key):
             rows.write_tail(row, in_tail, key)
+        if rows.states:
+            self._checkpoints.keep_if_due(seq)
+        if seq.private_key:
+            self._release_behind(seq)
 
     def publish(self, seq: Sequence, key: Key, num_blocks: int) -> None:
-        """Enter the sequence's next `num_blocks` blocks into the tree."""
+        """Enter the sequence's next `num_blocks` blocks into the tree, as its terms say."""
+        terms, size = seq.terms, self._tree.block_bytes
+        while terms is not None and num_blocks:
+            end = seq.node.end
+            if end >= terms.limit or seq.private_key:
+                seq.private_key += key
+                return
+            step = min(num_blocks, terms.next_step(end) - end)
+            if step == num_blocks:
+                break
+            self._publish_run(seq, key[: step * size], step)
+            key = key[step * size :]
+            num_blocks -= step
+        self._publish_run(seq, key, num_blocks)
+
+    def _publish_run(self, seq: Sequence, key: Key, num_blocks: int) -> None:
         tree, rows, row = self._tree, self._rows, seq.row
         node = seq.node
         while node.children is not NO_CHILDREN:
@@ -95,17 +118,24 @@ class Publisher:
             if not num_blocks:
                 return
         start, stop = node.end, node.end + num_blocks
-        ids = tuple(rows.slots(g, row, start, stop) for g in range(len(rows.flat)))
+        ids = tuple(
+            rows.slots(g, row, start, stop) if g in rows.token_groups else NO_IDS
+            for g in range(len(rows.flat))
+        )
+        priority = seq.priority_at(start)
         if (
             node.locks == 1
             and not node.children
             and node.parent is not None
-            and tree.evictor.extendable(node, seq.priority, seq.keep_for)
+            and tree.evictor.extendable(node, priority, seq.keep_for_at(start))
         ):
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
-            node = seq.node = tree.add(node, key, blocks, seq.priority)
+            new = seq.node = tree.add(node, key, blocks, priority)
+            tree.stand(new)
+            tree.leave(node)
+            node = new
         node.writer = seq
         self.counters.published_blocks += num_blocks
         if self._events is not None:
@@ -119,19 +149,24 @@ class Publisher:
         while each is not seq.node:
             assert each.parent is not None
             tree.lock(each)
-            each.priority = max(each.priority, seq.priority)
-            for g, pool in enumerate(tree.pools):
+            each.priority = max(each.priority, seq.priority_at(each.start))
+            for g, pool in tree.full:
                 slots = rows.slots(g, row, each.start, each.end)
                 pool.free(slots)
                 slots[:] = memoryview(each.blocks[g])
+            for window in rows.windows:
+                window.merge(each, rows.slots(window.index, row, each.start, each.end))
             each = each.parent
+        tree.stand(node)
+        tree.leave(seq.node)
         seq.node = node
         self.counters.deduplicated_blocks += node.end - start
 
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""
         rows, tails, size = self._rows, self._rows.tail_bytes, self._tree.block_bytes
-        width, first, others = rows.width, rows.flat[0], rows.flat[1:]
+        width, tables = rows.width, [(g, rows.flat[g]) for g in rows.token_groups]
+        windows, states = rows.windows, rows.states
         in_place = self._events is None
         extended = 0
         for seq in seqs:
@@ -139,32 +174,65 @@ class Publisher:
             key = tails[row * size : row * size + size]
             if not in_place or node.writer is not seq:
                 self.publish(seq, key, 1)
+                if seq.private_key:
+                    self._release_behind(seq)
                 continue
             node_key, blocks, end = node.key, node.blocks, node.end
             node_key += key  # from here: `PrefixTree.extend` by one block, unrolled
             at = row * width + end
-            blocks[0].append(first[at])
-            if others:
-                for group, table in enumerate(others, 1):
-                    blocks[group].append(table[at])
+            for group, table in tables:
+                blocks[group].append(table[at])
             node.end = end + 1
+            for window in windows:
+                window.extended_by_one(node)
+            for state in states:
+                state.extended(node, 1)
             extended += 1
         self.counters.published_blocks += extended
+        if states:
+            for seq in seqs:
+                self._checkpoints.keep_if_due(seq)
+
+    def _release_behind(self, seq: Sequence) -> None:
+        """Free unpublished blocks that lie behind the windows of a sequence."""
+        rows = self._rows
+        for window in rows.windows:
+            start = max(seq.node.end, window.num_sinks)
+            slots = rows.slots(
+                window.index, seq.row, start, max(window.first_of(seq.computed), start)
+            )
+            for at, block in enumerate(slots):
+                if block == GAP:
+                    continue
+                if block in window.pool.shared:
+                    window.pool.unshare(block)
+                else:
+                    window.pool.free(slots[at : at + 1])
+                slots[at] = GAP
 
     def check_copies(self, seq: Sequence) -> None:
         """Raise `CopyError` if the next token's block waits for a planned copy."""
         computed = self._rows.computed[seq.row]
-        tail = computed // self._rows.block_size
-        if computed % self._rows.block_size == 0:
-            return
-        for group in range(len(self._rows.flat)):
-            block = self._rows.slots(group, seq.row, tail, tail + 1)[0]
-            if self.copies.pending(group, block):
-                msg = (
-                    f"block {block} of group {group} waits for a planned copy; call take_copies() "
-                    "and do them before the forward whose tokens are committed"
-                )
-                raise CopyError(msg)
+        tail, in_tail = divmod(computed, self._rows.block_size)
+        for state in self._rows.states:
+            working = self._rows.flat[state.index][seq.row * self._rows.width]
+            self._refuse_pending(state.index, working)
+            if self.copies.reads(state.index, working):
+                self._refuse_copy(state.index, working)
+        for group in self._rows.token_groups:
+            if in_tail:
+                self._refuse_pending(group, self._rows.slots(group, seq.row, tail, tail + 1)[0])
+
+    def _refuse_pending(self, group: int, block: int) -> None:
+        if self.copies.pending(group, block):
+            self._refuse_copy(group, block)
+
+    def _refuse_copy(self, group: int, block: int) -> NoReturn:
+        msg = (
+            f"block {block} of group {group} waits for a planned copy; call take_copies() "
+            "and do them before the forward whose tokens are committed"
+        )
+        raise CopyError(msg)
 
     def _refuse(self, expected: bytes, key: Key, computed: int) -> NoReturn:
         at = common_prefix(expected, key)

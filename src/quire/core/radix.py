@@ -21,7 +21,9 @@ from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
 from quire.core.policies import Entry
 from quire.core.scope import Scope
+from quire.core.sparse import Part, SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
+from quire.core.windows import WindowGroup
 
 if TYPE_CHECKING:
     from quire.core.sequence import Sequence
@@ -42,7 +44,9 @@ class Node(Entry, gc=False, eq=False):
     """An edge of the tree: a run of blocks below `parent`, and the branches after it.
 
     `key`        token ids of the run, `block_size * 4` bytes per block
-    `blocks`     block ids per layer group, one array('i') each, as long as the run
+    `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
+                 in a windowed group, empty in a recurrent one
+    `parts`      what each sparse group keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
     `by_token`   those bytes again, sorted, by first token; made when it is first needed
@@ -55,14 +59,13 @@ class Node(Entry, gc=False, eq=False):
     `hashes`     digests of the first blocks, as far as they were computed
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
-    root has at least one block. Cached means locks == 0.
-
-    Nodes are invisible to the garbage collector, so a large tree costs its full collections
-    nothing; links are cleared when a node leaves, and by the tree when it ends.
+    root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
+    collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
     blocks: tuple[array[int], ...] = ()
+    parts: tuple[Part, ...] = ()
     end: int = 0
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
@@ -85,6 +88,11 @@ class Node(Entry, gc=False, eq=False):
     def start(self) -> int:
         """Blocks from the root to the start of this run."""
         return self.parent.end if self.parent is not None else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the run in blocks."""
+        return self.end - self.parent.end if self.parent is not None else 0
 
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
@@ -118,12 +126,23 @@ class PrefixTree:
     A lookup compares tokens at memcmp speed and changes nothing. Blocks change between
     active and cached in `lock` and `unlock`, become shared in `add` and `extend`, and free
     in `drop_tail`; nowhere else, but that `Publisher.publish_last_blocks` unrolls `extend`.
+    The blocks of a sparse group change state in `SparseGroup`, which hears of all this.
     """
 
-    def __init__(self, block_size: int, pools: tuple[BlockPool, ...], evictor: Evictor) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        pools: tuple[BlockPool, ...],
+        evictor: Evictor,
+        sparse: tuple[SparseGroup, ...] = (),
+    ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.evictor = evictor
+        self.sparse = sparse
+        self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
+        apart = [group.index for group in sparse]
+        self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
 
@@ -178,7 +197,7 @@ class PrefixTree:
         upper = Node(
             key=edge.key[:at],
             blocks=tuple(ids[:num_blocks] for ids in edge.blocks),
-            end=edge.end - len(edge.blocks[0]) + num_blocks,
+            end=parent.end + num_blocks,
             parent=parent,
             locks=edge.locks,
             pins=edge.pins,
@@ -193,6 +212,8 @@ class PrefixTree:
         parent.children[first] = upper
         upper.children = {bytes(edge.key[: self.block_bytes]): edge}
         self.evictor.split(upper, edge)
+        for group in self.sparse:
+            group.split(upper, edge)
         return upper
 
     def cut(self, found: Match) -> Node:
@@ -206,10 +227,12 @@ class PrefixTree:
         """Reference one node: cached blocks become active."""
         if not node.locks:
             self.evictor.referenced(node)
-            for pool, ids in zip(self.pools, node.blocks, strict=True):
-                pool.num_cached -= len(ids)
+            for _, pool in self.full:
+                pool.num_cached -= node.num_blocks
         node.writer = None
         node.locks += 1
+        for group in self._sinking:
+            group.recount(node)
 
     def unlock(self, node: Node) -> None:
         """Drop a reference; after the last one active blocks become cached.
@@ -220,15 +243,28 @@ class PrefixTree:
         node.locks -= 1
         node.writer = None
         if not node.locks:
-            for pool, ids in zip(self.pools, node.blocks, strict=True):
-                pool.num_cached += len(ids)
+            for _, pool in self.full:
+                pool.num_cached += node.num_blocks
             self.evictor.released(node)
+        for group in self._sinking:
+            group.recount(node)
+
+    def stand(self, node: Node) -> None:
+        """A sequence or pin stands at the end of this node, whose path it has locked."""
+        if node.parent is not None:
+            for group in self.sparse:
+                group.guard(node)
+
+    def leave(self, node: Node) -> None:
+        """A sequence or pin stands at the end of this node no more."""
+        if node.parent is not None:
+            for group in self.sparse:
+                group.unguard(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
-        end = parent.end + len(blocks[0])
-        node = Node(key=bytearray(key), blocks=blocks, end=end, parent=parent, locks=1)
-        node.priority = priority
+        node = Node(key=bytearray(key), blocks=blocks, parent=parent, locks=1, priority=priority)
+        node.end = parent.end + len(key) // self.block_bytes
         first = key[: self.block_bytes].tobytes()
         parent.writer = None
         if parent.children is NO_CHILDREN:
@@ -239,6 +275,8 @@ class PrefixTree:
                 insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
         if parent.lost:
             parent.lost.pop(first, None)
+        for group in self.sparse:
+            group.created(node)
         return node
 
     def extend(self, node: Node, key: Key, blocks: tuple[memoryview[int], ...]) -> None:
@@ -246,14 +284,17 @@ class PrefixTree:
         node.key += key
         for ids, more in zip(node.blocks, blocks, strict=True):
             ids.frombytes(more.cast("B"))
-        node.end += len(blocks[0])
+        num_blocks = len(key) // self.block_bytes
+        node.end += num_blocks
         node.grown = True
         node.lost = None
+        for group in self.sparse:
+            group.extended(node, num_blocks)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf; the node goes with its last block."""
-        for pool, ids in zip(self.pools, node.blocks, strict=True):
-            pool.free(memoryview(ids)[len(ids) - num_blocks :])
+        for g, pool in self.full:
+            pool.free(memoryview(node.blocks[g])[node.num_blocks - num_blocks :])
             pool.num_cached -= num_blocks
         gone = num_blocks + max(node.lost.values()) if node.lost else num_blocks
         parent = node.parent
@@ -263,12 +304,15 @@ class PrefixTree:
         elif parent is not None:
             self._remember(parent, first, gone)
 
-    def cut_tail(self, node: Node, num_blocks: int) -> bytes:
+    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
 
-        Returns the bytes of the first block taken out.
+        Sparse groups free theirs, from block `freed_from` on. Returns the bytes of the first
+        block taken out.
         """
-        left = len(node.blocks[0]) - num_blocks
+        for group in self.sparse:
+            group.cut(node, num_blocks, freed_from)
+        left = node.num_blocks - num_blocks
         at = left * self.block_bytes
         first = bytes(node.key[at : at + self.block_bytes])
         if left:
@@ -284,6 +328,8 @@ class PrefixTree:
         assert parent is not None
         if not node.locks:
             self.evictor.referenced(node)
+        for group in self.sparse:
+            group.forget(node)
         del parent.children[first]
         if parent.by_token is not None:
             bucket = parent.by_token[first[:TOKEN_BYTES]]
@@ -300,6 +346,8 @@ class PrefixTree:
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None
             node.children = NO_CHILDREN
+        for group in self.sparse:
+            group.clear()
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes but the roots, parents first, in order of insertion."""
@@ -310,7 +358,7 @@ class PrefixTree:
             stack.extend(self._below(node))
 
     def _below(self, node: Node) -> list[Node]:
-        return list(reversed(node.children.values()))
+        return [*reversed(node.children.values())]
 
     def _forget_roots(self) -> None:
         for scope, root in list(self.roots.items())[1:]:

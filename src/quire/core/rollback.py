@@ -11,6 +11,7 @@ from quire.core.events import EventLog
 from quire.core.radix import Node, PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.tokens import TOKEN_BYTES
+from quire.core.windows import GAP
 from quire.errors import TruncateError
 
 
@@ -25,16 +26,24 @@ class Rollback:
         self._copies = copies
         self._events = events
 
-    def let_go(self, seq: Sequence, keep_until: float) -> None:
+    def let_go(self, seq: Sequence, now: float) -> None:
         """Release all that an open sequence holds, and its row."""
+        tree, rows = self._tree, self._rows
         self._free(seq, seq.node.end, seq.num_blocks)
+        self._free_states(seq)
+        tree.leave(seq.node)
         node = seq.node
         while node.parent is not None:
-            node.keep_until = max(node.keep_until, keep_until)
-            self._tree.unlock(node)
+            keep_for = seq.keep_for_at(node.parent.end)
+            if keep_for:
+                node.keep_until = max(node.keep_until, now + keep_for)
+            tree.unlock(node)
+            for group in tree.sparse:
+                group.touched(node)
             node = node.parent
-        self._rows.give_back(seq.row)
+        rows.give_back(seq.row)
         seq.node = seq.root
+        seq.private_key = b""
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
@@ -47,12 +56,56 @@ class Rollback:
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
         taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
+        if num_tokens < computed:
+            self._check_sparse(seq, num_tokens)
+            self._free_states(seq)
+        if keep >= published and keep < computed // size:
+            at = (keep - published) * self._tree.block_bytes
+            taken_back = seq.private_key[at : at + in_tail * TOKEN_BYTES]
         self._keep_known(seq, num_tokens)
-        rows.write_tail(row, 0, taken_back)
+        if keep < computed // size:
+            rows.write_tail(row, 0, taken_back)
+            seq.private_key = seq.private_key[: max(keep - published, 0) * self._tree.block_bytes]
         self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
         if keep < published:
+            for window in rows.windows:
+                self._refresh(seq, window.index, keep + 1)
             self._unpublish(seq, keep, in_tail)
         rows.computed[row] = rows.capacity[row] = num_tokens
+
+    def _check_sparse(self, seq: Sequence, num_tokens: int) -> None:
+        """Raise `TruncateError` unless every sparse group can continue from this length."""
+        rows, node = self._rows, seq.node
+        keep, in_tail = divmod(num_tokens, rows.block_size)
+        end = keep + (in_tail > 0)
+        for window in rows.windows:
+            first = window.first_of(num_tokens)
+            lost = window.lacks(node, first, min(end, node.end))
+            start = max(first, node.end)
+            lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
+            if lost:
+                msg = (
+                    f"truncate to {num_tokens} tokens, but group {window.index} no longer has "
+                    f"all of the window of tokens from {first * rows.block_size} on that the next "
+                    "token needs; suspend and resume the sequence to compute it again"
+                )
+                raise TruncateError(msg)
+        for state in rows.states:
+            if num_tokens and (in_tail or state.snapshot_at(node, keep) is None):
+                msg = (
+                    f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
+                    f"snapshot of exactly that length; the longest below is "
+                    f"{state.accepted(node, min(keep, node.end)) * rows.block_size} tokens"
+                )
+                raise TruncateError(msg)
+
+    def _refresh(self, seq: Sequence, group: int, end: int) -> None:
+        """Read a table anew up to block `end`: behind the window others may have healed gaps."""
+        for node in seq.node.path():
+            stop = min(node.end, end)
+            if node.start < stop:
+                ids = node.blocks[group][: stop - node.start]
+                self._rows.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
 
     def _head(self, seq: Sequence, keep: int, in_tail: int) -> bytes:
         """Return the first tokens of published block `keep`, which must be the sequence's alone."""
@@ -92,6 +145,7 @@ class Rollback:
         """
         tree = self._tree
         node = seq.node
+        tree.leave(node)
         own = keep if in_tail else max(keep, seq.num_cached // self._rows.block_size)
         while node.end > keep and node.parent is not None:
             parent, start = node.parent, node.start
@@ -108,27 +162,35 @@ class Rollback:
                 tree.unlock(node)
                 node = parent
         seq.node = node
+        tree.stand(node)
 
     def _withdraw(self, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
         """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
         end = node.end
         if self._events is not None:
             self._events.removed(node, end - start, "truncated")
-        self._tree.cut_tail(node, end - start)
+        self._tree.cut_tail(node, end - start, freed_from)
         first = max(start, freed_from)
         if first < end:
-            for g, pool in enumerate(self._tree.pools):
+            for g, pool in self._tree.full:
                 pool.free(self._rows.slots(g, seq.row, first, end))
 
     def _free(self, seq: Sequence, start: int, stop: int) -> None:
         """Give up private blocks [start, stop) of a sequence's table."""
         if start >= stop:
             return
-        for g, pool in enumerate(self._tree.pools):
+        for g in self._rows.token_groups:
             slots = self._rows.slots(g, seq.row, start, stop)
-            if self._copies.sources or pool.shared:
+            if self._copies.sources or self._tree.pools[g].shared or seq.private_key:
                 slots = self._unshared(g, slots)
-            pool.free(slots)
+            self._tree.pools[g].free(slots)
+
+    def _free_states(self, seq: Sequence) -> None:
+        """Give up the states that a sequence works on."""
+        for state in self._rows.states:
+            slot = self._rows.slots(state.index, seq.row, 0, 1)
+            state.pool.free(self._unshared(state.index, slot))
+            slot[0] = GAP
 
     def _unshared(self, group: int, slots: memoryview[int]) -> memoryview[int]:
         """Drop the holds on shared blocks; return the ids that nobody else holds."""
@@ -137,7 +199,7 @@ class Rollback:
         for block in slots:
             if block in pool.shared:
                 pool.unshare(block)
-            else:
+            elif block != GAP:
                 own.append(block)
                 self._copies.forget(group, block)
         return memoryview(array("i", own))

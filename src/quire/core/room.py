@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 from quire.core.blocks import BlockPool
 from quire.core.events import EventLog, RemovalReason
 from quire.core.radix import Node, PrefixTree
+from quire.core.sparse import SparseGroup
 from quire.core.stats import Counters
 from quire.errors import InvariantError
 
@@ -26,20 +28,37 @@ class Room:
         self._counters = counters
         self._events = events
 
-    def make(self, num_blocks: int, release_expired: Callable[[], None]) -> None:
-        """Make so many blocks free in every group; raise `OutOfBlocks` and change nothing."""
-        for pool in self._pools:
+    def make(self, needed: Items[int], release_expired: Callable[[], None]) -> None:
+        """Make so many blocks free in each group; raise `OutOfBlocks` and change nothing."""
+        for pool, num_blocks in zip(self._pools, needed, strict=True):
             if pool.num_free < num_blocks:
                 break
         else:
             return
-        if any(pool.num_available < num_blocks for pool in self._pools):
+        if any(map(_is_short, self._pools, needed)):
             release_expired()
-            self._refuse_if_short(num_blocks)
-        self.evict(max(num_blocks - pool.num_free for pool in self._pools))
+            self._refuse_if_short(needed)
+        short = max((needed[g] - pool.num_free for g, pool in self._tree.full), default=0)
+        if short > 0:
+            self.evict(short)
+        for group in self._tree.sparse:
+            num_blocks = needed[group.index]
+            if group.pool.num_free < num_blocks:
+                self.evict_sparse(group, num_blocks - group.pool.num_free)
+            while group.pool.num_free < num_blocks:
+                if not self.evict(1):
+                    raise InvariantError(f"group {group.index} has cached blocks and no victim")
+
+    def evict_sparse(self, group: SparseGroup, num_blocks: int) -> int:
+        """Evict up to `num_blocks` of one sparse group and return how many were."""
+        before = group.pool.num_free
+        group.evict(num_blocks, self._drop_spent)
+        done = group.pool.num_free - before
+        self._counters.evicted_blocks += done
+        return done
 
     def evict(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` by policy and return how many were."""
+        """Evict up to `num_blocks` of every leaf's path by policy and return how many were."""
         done = 0
         victim = self._tree.evictor.victim
         while done < num_blocks:
@@ -48,7 +67,7 @@ class Room:
                 break
             if not node.evictable:
                 raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
-            take = min(len(node.blocks[0]), num_blocks - done)
+            take = min(node.num_blocks, num_blocks - done)
             self._drop(node, take, "evicted")
             done += take
         self._counters.evicted_blocks += done
@@ -78,7 +97,7 @@ class Room:
         """Drop a whole node, unless something references it or hangs below it."""
         if not node.evictable:
             return 0
-        num_blocks = len(node.blocks[0])
+        num_blocks = node.num_blocks
         self._drop(node, num_blocks, "invalidated")
         self._counters.invalidated_blocks += num_blocks
         return num_blocks
@@ -88,8 +107,21 @@ class Room:
             self._events.removed(node, num_blocks, reason)
         self._tree.drop_tail(node, num_blocks)
 
-    def _refuse_if_short(self, num_blocks: int) -> None:
-        for pool in self._pools:
+    def _drop_spent(self, node: Node) -> None:
+        """Drop a leaf in which no hit can end any more, and what that exposes of the same."""
+        while node.evictable and any(group.is_spent(node) for group in self._tree.sparse):
+            parent = node.parent
+            assert parent is not None
+            self._counters.evicted_blocks += node.num_blocks
+            self._drop(node, node.num_blocks, "evicted")
+            node = parent
+
+    def _refuse_if_short(self, needed: Items[int]) -> None:
+        for pool, num_blocks in zip(self._pools, needed, strict=True):
             if pool.num_available < num_blocks:
                 mend = "close or suspend sequences, release pins, or enlarge the pool"
                 raise pool.shortage("no room", num_blocks, mend)
+
+
+def _is_short(pool: BlockPool, num_blocks: int) -> bool:
+    return pool.num_available < num_blocks

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from quire.core.groups import check_group
 from quire.core.radix import Node, PrefixTree
 from quire.core.scope import Scope
+from quire.core.states import StateGroup
+from quire.core.terms import Terms
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, array_of
-from quire.errors import ConfigError
+from quire.core.windows import GAP, WindowGroup
 
 
 class Sequence(msgspec.Struct, gc=False, eq=False):
@@ -25,6 +28,10 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
                    what was computed before
+    `terms`        on which its blocks are kept, run by run; ends where nothing is published
+    `private_key`  key bytes of full blocks that are not published, by its terms
+    `branch`       the length up to which other prompts share its tokens, as known at open
+    `drafts`       parents of the drafted tokens, for the length they were drafted at
     `state`        "open", "suspended" or "closed"
     """
 
@@ -41,6 +48,10 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     known_start: int = 0
     resume_key: bytes = b""
     raw_prompt: bytes = b""
+    terms: Terms | None = None
+    private_key: bytes = b""
+    branch: int = 0
+    drafts: tuple[int, list[int]] = (0, [])
     state: str = "open"
 
     @property
@@ -84,14 +95,36 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
         return tokens.tobytes()
 
     def token_bytes(self) -> bytes:
-        """Return the computed tokens as key bytes: the path's, then the unpublished tail's."""
-        tail = self.rows.tail(self.row, self.computed - self.published)
-        return b"".join([*(node.key for node in self.node.path()), tail])
+        """Return the computed tokens as key bytes: the path's, then the unpublished ones."""
+        tail = self.rows.tail(self.row, self.computed % self.rows.block_size)
+        return b"".join([*(node.key for node in self.node.path()), self.private_key, tail])
 
     def block_ids(self, group: int = 0) -> IntArray:
-        """Return the block table of one layer group, int32 [num_blocks], as a copy."""
-        check_group(group, len(self.rows.tables))
-        return self.rows.tables[group][self.row, : self.num_blocks].copy()
+        """Return the block table of one layer group, int32 [num_blocks], as a copy.
+
+        In a windowed group -1 stands for the blocks behind the window of the next token. A
+        recurrent group has one block, the state that the sequence works on, from its first
+        `reserve` on, and none before.
+        """
+        rows = self.rows
+        check_group(group, len(rows.tables))
+        table = rows.tables[group][self.row, : self.num_blocks].copy()
+        for window in rows.windows:
+            if window.index == group:
+                table[window.num_sinks : window.first_of(self.computed)] = GAP
+        for state in rows.states:
+            if state.index == group:
+                block = rows.tables[group][self.row, 0]
+                return np.array([block] * (self.state == "open" and block >= 0), dtype=INT32)
+        return table
+
+    def priority_at(self, start: int) -> int:
+        """Return the priority of the blocks from `start` on."""
+        return self.priority if self.terms is None else self.terms.at(start).priority
+
+    def keep_for_at(self, start: int) -> float:
+        """Return the retention of the blocks from `start` on, in seconds."""
+        return self.keep_for if self.terms is None else self.terms.at(start).keep_for
 
     def __repr__(self) -> str:
         if self.state != "open":
@@ -110,7 +143,9 @@ class Rows:
 
     `computed`, `capacity`  int32 [rows], tokens
     `tables[group]`         int32 [rows, width], block ids; `flat[group]` the same, 1-D
-    `tails`                 int32 [rows, block_size], tokens computed but not published
+    `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
+    `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
+                            but the recurrent ones, whose tables have one entry, -1 for none
     `version`, `epoch`      count the calls that changed a length, and those that took a
                             sequence away or back, so that a `DecodeBatch` knows when to look
     """
@@ -126,13 +161,20 @@ class Rows:
         self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
         self.tails = np.zeros((self.num_rows, block_size), dtype=INT32)
         self.tables = [np.zeros((self.num_rows, self.width), INT32) for _ in range(num_groups)]
+        self.windows = tuple(each for each in tree.sparse if isinstance(each, WindowGroup))
+        self.states = tuple(each for each in tree.sparse if isinstance(each, StateGroup))
+        without = {state.index for state in self.states}
+        self.token_groups = tuple(g for g in range(num_groups) if g not in without)
         self._view()
 
     def take(self) -> int:
-        """Return an unused row, with both lengths 0."""
+        """Return an unused row, with both lengths 0 and no states."""
         if not self.unused:
             self._resize(2 * self.num_rows, self.width)
-        return self.unused.pop()
+        row = self.unused.pop()
+        for state in self.states:
+            self.flat[state.index][row * self.width] = GAP
+        return row
 
     def give_back(self, row: int) -> None:
         """Mark a row unused."""
@@ -188,12 +230,6 @@ def _grown(array: IntArray, *shape: int) -> IntArray:
     grown = np.zeros(shape, dtype=INT32)
     grown[tuple(slice(size) for size in array.shape)] = array
     return grown
-
-
-def check_group(group: int, num_groups: int) -> None:
-    """Raise `ConfigError` unless a layer group of this index exists."""
-    if type(group) is not int or not 0 <= group < num_groups:
-        raise ConfigError(f"layer group {group} does not exist; there are 0 to {num_groups - 1}")
 
 
 def media_numbers(tree: PrefixTree, sequences: Iterable[Sequence]) -> set[int]:

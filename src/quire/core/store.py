@@ -7,17 +7,30 @@ from collections.abc import Sequence as Items
 import msgspec
 
 from quire.core.blocks import BlockPool
+from quire.core.copies import CopyPlan
 from quire.core.events import Event, EventLog
 from quire.core.eviction import Clock, Evictor
-from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.core.groups import (
+    ChunkedAttention,
+    FullAttention,
+    LayerGroup,
+    Recurrent,
+    SlidingWindow,
+    check_count,
+    check_group,
+    check_groups,
+)
 from quire.core.lookup import Explanation, Hit, Lookup
 from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, PolicyFactory
 from quire.core.radix import Node, PrefixTree
 from quire.core.room import Room
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
+from quire.core.sparse import Site, SparseGroup
+from quire.core.states import StateGroup
 from quire.core.stats import Counters, Stats
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.windows import WindowGroup
 from quire.errors import ConfigError, TokensError
 
 NO_SCOPE = Scope()
@@ -69,15 +82,15 @@ class BlockStore:
         self.groups = tuple(
             BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
         )
-        self.tree = PrefixTree(
-            self.block_size, self.groups, Evictor(_factory(settings.policy), self.clock)
-        )
+        self.copies = CopyPlan()
+        evictor = Evictor(_factory(settings.policy), self.clock)
+        sparse = sparse_groups(settings, self.groups, evictor, self.copies)
+        self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
         self.counters = Counters()
         self.event_log = EventLog(self.tree.block_bytes, self.media) if settings.events else None
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
-        smallest = min(group.num_blocks for group in settings.groups)
-        self.pins = PinBoard(self.tree, int(settings.pin_budget * smallest), self.clock)
+        self.pins = PinBoard(self.tree, settings.pin_budget, self.clock)
         self.lookup = Lookup(self.tree, self.block_size, sub_block=settings.sub_block)
         self.default_root = self.tree.root(NO_SCOPE)
 
@@ -137,6 +150,7 @@ class BlockStore:
         deadline = self.check_duration("ttl_s", ttl_s)
         key, root = self._read(key_of(tokens), scope, media)
         found = self.tree.match(root, key, len(key) - len(key) % self.tree.block_bytes)
+        found = self.lookup.accepted(found)
         if deadline:
             deadline += self.tree.evictor.now()
         return self.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
@@ -175,10 +189,19 @@ class BlockStore:
                 dropped += self.room.invalidate_below(child) + self.room.invalidate_node(child)
         return dropped + self.room.invalidate_path(found.node)
 
-    def reclaim(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` cached blocks by policy; return how many per group."""
+    def reclaim(self, num_blocks: int, group: int | None = None) -> int:
+        """Evict up to `num_blocks` cached blocks by policy; return how many.
+
+        Without a group, leaves lose their last blocks in every group. In one group with a
+        window or a state, blocks go where they are missed least, and the prefixes stay.
+        """
         num_blocks = check_count("num_blocks", num_blocks)
+        if group is not None:
+            check_group(group, len(self.groups))
         self.pins.release_expired()
+        for sparse in self.tree.sparse:
+            if sparse.index == group:
+                return self.room.evict_sparse(sparse, num_blocks)
         return self.room.evict(num_blocks)
 
     def clear(self) -> int:
@@ -226,6 +249,23 @@ class BlockStore:
             check_sign(key)
         root = self.tree.roots.get(scope or NO_SCOPE)
         return key, root if root is not None else Node()
+
+
+def sparse_groups(
+    settings: Settings, pools: tuple[BlockPool, ...], evictor: Evictor, copies: CopyPlan
+) -> tuple[SparseGroup, ...]:
+    """Make the windowed and recurrent groups of a manager."""
+    sparse: list[SparseGroup] = []
+    for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
+        site = Site(index, len(sparse), pool, evictor)
+        match group.kind:
+            case SlidingWindow() | ChunkedAttention():
+                sparse.append(WindowGroup(site, group.kind, settings.block_size))
+            case Recurrent():
+                sparse.append(StateGroup(site, group.kind.interval, copies))
+            case FullAttention():
+                pass
+    return tuple(sparse)
 
 
 def _factory(policy: str | PolicyFactory) -> PolicyFactory:

@@ -1,0 +1,81 @@
+"""Checkpoints: at which lengths the states of recurrent groups are kept."""
+
+from __future__ import annotations
+
+from quire.core.copies import BlockCopy, CopyPlan
+from quire.core.room import Room
+from quire.core.sequence import Rows, Sequence
+from quire.core.windows import GAP
+from quire.errors import CheckpointError
+
+
+class Checkpoints:
+    """Copies the states that sequences work on into snapshots that others can find."""
+
+    def __init__(self, rows: Rows, copies: CopyPlan, room: Room) -> None:
+        self._rows = rows
+        self.copies = copies
+        self._room = room
+
+    def stops(self, seq: Sequence) -> list[int]:
+        """Return the lengths ahead at which a forward should end; see `CacheManager.stops`."""
+        rows = self._rows
+        if not rows.states:
+            return []
+        size = rows.block_size
+        last = max(seq.known_end, seq.computed)
+        found = {self._end_of_prompt(seq), seq.branch // size * size}
+        for state in rows.states:
+            if state.interval is not None:
+                found.update(
+                    end // size * size for end in range(state.interval, last, state.interval)
+                )
+        return sorted(stop for stop in found if seq.computed < stop < last)
+
+    def keep_if_due(self, seq: Sequence) -> None:
+        """Keep a snapshot if the sequence has come to one of its stops."""
+        computed, size = seq.computed, self._rows.block_size
+        if computed % size or not computed or seq.private_key:
+            return
+        due = computed in (self._end_of_prompt(seq), seq.branch // size * size)
+        for state in self._rows.states:
+            if state.interval is not None:
+                due = due or -(-computed // state.interval) * state.interval < computed + size
+        if due:
+            self._keep(seq, passing=False)
+
+    def keep(self, seq: Sequence) -> bool:
+        """Keep a snapshot now; see `CacheManager.checkpoint`."""
+        computed, size = seq.computed, self._rows.block_size
+        if not self._rows.states:
+            raise CheckpointError("no layer group is recurrent; there is no state to keep")
+        slots = [
+            self._rows.flat[state.index][seq.row * self._rows.width] for state in self._rows.states
+        ]
+        if computed % size or not computed or GAP in slots:
+            msg = (
+                f"checkpoint at {computed} computed tokens; a state can be kept where a block of "
+                f"{size} tokens ends that this sequence has computed: commit up to one of "
+                "stops(seq) first"
+            )
+            raise CheckpointError(msg)
+        return not seq.private_key and self._keep(seq, passing=True)
+
+    def _keep(self, seq: Sequence, *, passing: bool) -> bool:
+        rows = self._rows
+        missing = [state for state in rows.states if state.snapshot(seq.node) is None]
+        if any(state.pool.num_available < 1 for state in missing):
+            return False
+        for state in missing:
+            if not state.pool.num_free:
+                self._room.evict_sparse(state, 1)
+            block = state.pool.allocate(1)[0]
+            state.keep(seq.node, block, passing=passing)
+            working = rows.flat[state.index][seq.row * rows.width]
+            self.copies.plan(BlockCopy(state.index, working, block, 1))
+        return True
+
+    def _end_of_prompt(self, seq: Sequence) -> int:
+        """Return the last block boundary from which a prompt like this can still start."""
+        size = self._rows.block_size
+        return (seq.prompt_len - 1) // size * size

@@ -1,0 +1,168 @@
+"""Recurrent groups: snapshots of a state, each valid at exactly one boundary."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.core.copies import CopyPlan
+from quire.core.sparse import Part, Site, SparseGroup
+
+if TYPE_CHECKING:
+    from quire.core.radix import Node
+
+
+class StatePart(Part, gc=False, eq=False):
+    """The snapshots of a node: boundary in blocks from the root -> block id.
+
+    `passing`  boundaries whose snapshots matter only while they are the node's end
+    """
+
+    snapshots: dict[int, int] = msgspec.field(default_factory=dict[int, int])
+    passing: set[int] = msgspec.field(default_factory=set[int])
+
+
+class StateGroup(SparseGroup):
+    """A recurrent group. A block is one state, over all layers of the group.
+
+    A guard protects the snapshot at the end of its node, and no other: a running sequence
+    works on a copy of its own.
+    """
+
+    def __init__(self, site: Site, interval: int | None, copies: CopyPlan) -> None:
+        super().__init__(site)
+        self.interval = interval
+        self._copies = copies
+
+    # -- what a hit needs ------------------------------------------------------------------
+
+    def accepted(self, node: Node, end: int) -> int:
+        while end:
+            while end <= node.start:
+                assert node.parent is not None
+                node = node.parent
+            best = max((at for at in self._part(node).snapshots if at <= end), default=0)
+            if best:
+                return best
+            end = node.start
+        return 0
+
+    def reach(self, end: int) -> int:
+        return min(end, 1)
+
+    def snapshot(self, node: Node) -> int | None:
+        """Return the block that holds the state at the end of a node, if there is one."""
+        return self._part(node).snapshots.get(node.end) if node.parent is not None else None
+
+    def snapshot_at(self, node: Node, end: int) -> int | None:
+        """Return the block that holds the state at a boundary of the path to a node."""
+        while end <= node.start and node.parent is not None:
+            node = node.parent
+        return self._part(node).snapshots.get(end) if node.parent is not None else None
+
+    def keep(self, node: Node, block: int, *, passing: bool) -> None:
+        """Enter a snapshot of the state at the end of a node, in a block that was allocated."""
+        part = self._part(node)
+        part.snapshots[node.end] = block
+        part.num_held += 1
+        self.pool.num_cached += 1
+        if passing:
+            part.passing.add(node.end)
+        if len(part.passing) > (node.end in part.passing):
+            self._list(node, part)
+        self._recount(node, part)
+        self._file(node, part)
+
+    # -- what the tree tells ---------------------------------------------------------------
+
+    def created(self, node: Node) -> StatePart:
+        part = StatePart()
+        node.parts = (*node.parts, part)
+        return part
+
+    def extended(self, node: Node, num_blocks: int) -> None:  # noqa: ARG002 - a state is not per block
+        part = self._part(node)
+        self._recount(node, part)
+        if part.passing and not part.listed:
+            self._list(node, part)
+
+    def split(self, upper: Node, lower: Node) -> StatePart:
+        part, top = self._part(lower), StatePart()
+        for at in [at for at in part.snapshots if at <= upper.end]:
+            top.snapshots[at] = part.snapshots.pop(at)
+        top.passing = {at for at in part.passing if at in top.snapshots}
+        part.passing -= top.passing
+        top.num_held, part.num_held = len(top.snapshots), len(part.snapshots)
+        upper.parts = (*upper.parts, top)
+        for node, each in ((lower, part), (upper, top)):
+            if each.num_held:
+                self._file(node, each)
+                self._list(node, each)
+            else:
+                self._unfile(node, each)
+        return top
+
+    def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:  # noqa: ARG002 - states are whole
+        end = node.end - num_blocks
+        part = self._part(node)
+        for at in [at for at in part.snapshots if at > end]:
+            self._free(part, at)
+        self._recount(node, part, end)
+        if not part.num_held:
+            self._unfile(node, part)
+
+    def guard(self, node: Node) -> None:
+        part = self._part(node)
+        part.guards += 1
+        self._recount(node, part)
+
+    def unguard(self, node: Node) -> None:
+        part = self._part(node)
+        part.guards -= 1
+        self._recount(node, part)
+        if part.num_held:
+            self._file(node, part)
+
+    # -- eviction --------------------------------------------------------------------------
+
+    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+        assert isinstance(part, StatePart)
+        gone = sorted(part.passing - {node.end})[:num_blocks]
+        for at in gone:
+            self._free(part, at)
+        part.listed = len(part.passing - {node.end}) > 0
+        return len(gone)
+
+    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+        assert isinstance(part, StatePart)
+        kept = node.end if part.guards else -1
+        gone = [at for at in sorted(part.snapshots) if at != kept][:num_blocks]
+        for at in gone:
+            self._free(part, at)
+        return len(gone)
+
+    def is_spent(self, node: Node) -> bool:
+        return not node.parts[self.place].num_held
+
+    def held(self, node: Node) -> Iterator[tuple[int, int]]:
+        yield from sorted(self._part(node).snapshots.items())
+
+    def _free(self, part: StatePart, at: int) -> None:
+        block = part.snapshots.pop(at)
+        self._copies.forget(self.index, block)
+        self.pool.free(memoryview(array("i", [block])))
+        part.passing.discard(at)
+        part.num_held -= 1
+        self.pool.num_cached -= 1
+
+    def _recount(self, node: Node, part: StatePart, end: int | None = None) -> None:
+        end = node.end if end is None else end
+        guarded = int(part.guards > 0 and end in part.snapshots)
+        self.pool.num_cached += part.guarded - guarded
+        part.guarded = guarded
+
+    def _part(self, node: Node) -> StatePart:
+        return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it

@@ -1,0 +1,359 @@
+"""Windowed groups: sliding windows and chunks, which need the last blocks of a prefix only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from math import lcm
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.core.groups import ChunkedAttention, SlidingWindow
+from quire.core.sparse import Part, Site, SparseGroup
+from quire.core.tokens import INT32, IntArray
+
+if TYPE_CHECKING:
+    from quire.core.radix import Node
+
+GAP = -1
+"""Stands in a node's blocks where this group has dropped one."""
+
+INTERVAL_WINDOWS = 4
+"""Without an interval of its own, a window is kept at every multiple of so many windows."""
+
+FAR = 2**31
+
+
+class WindowPart(Part, gc=False, eq=False):
+    """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
+
+    `need`   the first block that a guard of this node needs; below the node's start, the
+             node holds a guard of its parent
+    `swept`  no block before this one is passing
+    """
+
+    need: int = FAR
+    swept: int = 0
+
+
+class WindowGroup(SparseGroup):
+    """A sliding-window or chunked group. Positions here are counted in blocks from the root.
+
+    `first(end)` is the first block that a hit at `end` needs. It never falls as `end` rises,
+    so the window at the end of a node covers what any deeper boundary needs of that node:
+    guards protect [first(node.end), node.end), and sinks while the node is referenced.
+    """
+
+    def __init__(self, site: Site, kind: SlidingWindow | ChunkedAttention, block_size: int) -> None:
+        super().__init__(site)
+        self._size = block_size
+        self._sliding = isinstance(kind, SlidingWindow)
+        self._quick = isinstance(kind, SlidingWindow) and not kind.sinks
+        if isinstance(kind, SlidingWindow):
+            self._span = kind.window
+            self._interval = kind.interval or INTERVAL_WINDOWS * kind.window
+            self.num_sinks = -(-kind.sinks // block_size)
+        else:
+            self._span = kind.chunk
+            self._interval = 0
+            self.num_sinks = 0
+        self.width = -(-self._span // block_size)
+        self._period = lcm(self._span, block_size) // block_size
+
+    def first(self, end: int) -> int:
+        """Return the first block that a hit at this boundary needs, sinks apart."""
+        return self.first_of(end * self._size)
+
+    def first_of(self, num_tokens: int) -> int:
+        """Return the first block that the next token after so many needs, sinks apart."""
+        if self._sliding:
+            return max(num_tokens - self._span, 0) // self._size
+        return num_tokens // self._span * self._span // self._size
+
+    # -- what a hit needs ------------------------------------------------------------------
+
+    def accepted(self, node: Node, end: int) -> int:
+        while end:
+            first = self.first(end)
+            if first >= end:
+                return end
+            while end <= node.start:
+                assert node.parent is not None
+                node = node.parent
+            gap = self._last_gap(node, first, end)
+            if gap < 0:
+                return end
+            end = gap if gap < end - 1 else self._last_held(node, gap)
+        return 0
+
+    def reach(self, end: int) -> int:
+        return min(end, self.width + self.num_sinks)
+
+    def lacks(self, node: Node, first: int, end: int) -> bool:
+        """Whether one of the blocks [first, end) of a path is gone."""
+        if first >= end:
+            return False
+        while end <= node.start:
+            assert node.parent is not None
+            node = node.parent
+        return self._last_gap(node, first, end) >= 0
+
+    def _last_gap(self, node: Node, first: int, end: int) -> int:
+        """Return the last gap in blocks [first, end) of a path, -1 if there is none."""
+        while True:
+            start = node.start
+            low, high = max(first, start), min(end, node.end)
+            if node.parts[self.place].num_held < node.end - start:
+                ids = node.blocks[self.index][low - start : high - start].tobytes()
+                at = ids.rfind(b"\xff\xff\xff\xff")
+                if at >= 0:
+                    return low + at // INT32.itemsize
+            if first >= start:
+                return -1
+            assert node.parent is not None
+            node = node.parent
+
+    def _last_held(self, node: Node, end: int) -> int:
+        """Return the last boundary up to `end` that is not refused for its last block alone."""
+        while end:
+            while end <= node.start:
+                assert node.parent is not None
+                node = node.parent
+            ids = self._array(node)[: end - node.start]
+            held = (ids >= 0).nonzero()[0]
+            last = node.start + int(held[-1]) + 1 if len(held) else 0
+            border = 0 if self._sliding else end // self._period * self._period
+            if max(last, border) > node.start:
+                return max(last, border)
+            end = node.start
+        return 0
+
+    # -- what the tree tells ---------------------------------------------------------------
+
+    def created(self, node: Node) -> WindowPart:
+        num_blocks = node.end - node.start
+        part = WindowPart(num_held=num_blocks, swept=node.start)
+        node.parts = (*node.parts, part)
+        self.pool.num_cached += num_blocks
+        self._recount(node, part)
+        self._list(node, part)
+        self._file(node, part)
+        return part
+
+    def extended(self, node: Node, num_blocks: int) -> None:
+        part = self._part(node)
+        part.num_held += num_blocks
+        self.pool.num_cached += num_blocks
+        self.settle(node, part)
+
+    def extended_by_one(self, node: Node) -> None:
+        """`extended` by one block, quickly where a whole window or the whole leaf is guarded."""
+        part = self._part(node)
+        if self._quick and part.listed and part.guarded == self.width:
+            part.num_held += 1
+            self.pool.num_cached += 1
+            return
+        if self._quick and part.guarded == part.num_held < self.width - 1:
+            part.num_held += 1
+            part.guarded += 1
+            return
+        self.extended(node, 1)
+
+    def settle(self, node: Node, part: WindowPart) -> None:
+        """Bring a leaf that its writer lengthened up to date."""
+        self._recount(node, part)
+        first = self.first(node.end)
+        if part.guards == 1 and part.need < node.start <= first:
+            part.need = first
+            assert node.parent is not None
+            self.unguard(node.parent)
+        if not part.listed:
+            self._list(node, part)
+        if part.rank is None:
+            self._file(node, part)
+
+    def split(self, upper: Node, lower: Node) -> WindowPart:
+        part = self._part(lower)
+        ids = self._array(upper)
+        top = WindowPart(num_held=int((ids >= 0).sum()), swept=min(part.swept, upper.end))
+        part.num_held -= top.num_held
+        part.swept = max(part.swept, upper.end)
+        upper.parts = (*upper.parts, top)
+        if part.guards and part.need < upper.end:
+            top.guards, top.need = 1, part.need
+        self._recount(lower, part)
+        self._recount(upper, top)
+        for node, each in ((lower, part), (upper, top)):
+            if each.num_held:
+                self._file(node, each)
+                self._list(node, each)
+            else:
+                self._unfile(node, each)
+        return top
+
+    def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
+        part = self._part(node)
+        end = node.end - num_blocks
+        ids = node.blocks[self.index]
+        tail = [block for block in ids[end - node.start :] if block >= 0]
+        kept = 0
+        if freed_from > end and ids[end - node.start] >= 0:
+            kept = 1
+        part.num_held -= len(tail)
+        self.pool.num_cached -= len(tail)
+        if len(tail) > kept:
+            self.pool.free(memoryview(array("i", tail[kept:])))
+        self._recount(node, part, end)
+        if not part.num_held:
+            self._unfile(node, part)
+
+    def guard(self, node: Node) -> None:
+        need = self.first(node.end)
+        is_new = True
+        while True:
+            part = self._part(node)
+            holds_parent = part.guards > 0 and part.need < node.start
+            part.need = min(part.need, need)
+            if is_new:
+                part.guards += 1
+                self._recount(node, part)
+            if need >= node.start:
+                return
+            is_new = not holds_parent
+            assert node.parent is not None
+            node = node.parent
+
+    def unguard(self, node: Node) -> None:
+        while True:
+            part = self._part(node)
+            part.guards -= 1
+            if part.guards:
+                return
+            holds_parent = part.need < node.start
+            part.need = FAR
+            self._recount(node, part)
+            if part.num_held:
+                self._list(node, part)
+                self._file(node, part)
+            if not holds_parent:
+                return
+            assert node.parent is not None
+            node = node.parent
+
+    def recount(self, node: Node) -> None:
+        """The node's first reference came, or its last one went: sinks change sides."""
+        if self.num_sinks > node.start:
+            self._recount(node, self._part(node))
+
+    def merge(self, node: Node, own: memoryview[int]) -> None:
+        """Replace a sequence's blocks of this run by the tree's, giving its own where gaps are."""
+        part = self._part(node)
+        ids = node.blocks[self.index]
+        length = node.end - node.start
+        if part.num_held == length:
+            self.pool.free(own)
+            own[:] = memoryview(ids)
+            return
+        mine = np.array(own, dtype=INT32)
+        merged = self._array(node).copy()
+        gaps = merged == GAP
+        merged[gaps] = mine[gaps]
+        spare = mine[~gaps]
+        if len(spare):
+            self.pool.free(memoryview(array("i", spare.tolist())))
+        num_healed = length - part.num_held
+        ids[:] = array("i", merged.tolist())
+        own[:] = memoryview(ids)
+        part.num_held = length
+        part.swept = node.start
+        self.pool.num_cached += num_healed
+        self._recount(node, part)
+        self._list(node, part)
+        self._file(node, part)
+
+    # -- eviction --------------------------------------------------------------------------
+
+    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+        assert isinstance(part, WindowPart)
+        stop = self.first(node.end)
+        at = max(part.swept, node.start, self.num_sinks)
+        done = 0
+        while at < stop and done < num_blocks:
+            low, high = self._kept_window(at)
+            if low <= at:
+                at = high
+                continue
+            until = min(low, stop, at + num_blocks - done)
+            done += self._free(node, part, at, until)
+            at = until
+        part.swept = at
+        if at >= stop:
+            part.listed = False
+        return done
+
+    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+        start = max(node.start, self.num_sinks)
+        stop = max(self.first(node.end), start) if part.guards else node.end
+        if stop <= start:
+            return 0
+        ids = self._array(node)[start - node.start : stop - node.start]
+        held = (ids >= 0).nonzero()[0][:num_blocks]
+        if not len(held):
+            return 0
+        return self._free(node, part, start, start + int(held[-1]) + 1)
+
+    def is_spent(self, node: Node) -> bool:
+        if node.parts[self.place].num_held:
+            return False
+        return self._sliding or self.accepted(node, node.end) <= node.start
+
+    def held(self, node: Node) -> Iterator[tuple[int, int]]:
+        for at, block in enumerate(node.blocks[self.index], node.start + 1):
+            if block >= 0:
+                yield at, block
+
+    def _kept_window(self, at: int) -> tuple[int, int]:
+        """Return the first window at a multiple of the interval that ends after block `at`."""
+        if not self._interval:
+            return FAR, FAR
+        number = at * self._size // self._interval + 1
+        end = number * self._interval // self._size
+        if end <= at:
+            end = (number + 1) * self._interval // self._size
+        return self.first(end), end
+
+    def _free(self, node: Node, part: Part, first: int, end: int) -> int:
+        """Free the blocks of a part that are there in [first, end)."""
+        ids = node.blocks[self.index]
+        low, high = first - node.start, end - node.start
+        run = ids[low:high]
+        if GAP in run:
+            run = array("i", [block for block in run if block >= 0])
+        if run:
+            self.pool.free(memoryview(run))
+            ids[low:high] = array("i", [GAP]) * (high - low)
+            part.num_held -= len(run)
+            self.pool.num_cached -= len(run)
+        return len(run)
+
+    def _recount(self, node: Node, part: Part, end: int | None = None) -> None:
+        """Count the protected blocks of a node that ends at `end`; the rest is cached."""
+        start = node.start
+        end = node.end if end is None else end
+        first = max(self.first(end), start) if part.guards else end
+        guarded = end - first
+        if part.guards and part.num_held < end - start:
+            ids = node.blocks[self.index][first - start : end - start]
+            guarded -= ids.count(GAP)
+        if self.num_sinks > start and node.locks:
+            guarded += max(min(self.num_sinks, first) - start, 0)
+        self.pool.num_cached += part.guarded - guarded
+        part.guarded = guarded
+
+    def _part(self, node: Node) -> WindowPart:
+        return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it
+
+    def _array(self, node: Node) -> IntArray:
+        """Return a copy of a node's blocks: an array that is viewed cannot grow."""
+        return np.array(node.blocks[self.index], dtype=INT32)
