@@ -1,12 +1,14 @@
-"""The rows of the transformers engine, on a model of no size."""
+"""The rows of the benchmarks: transformers on a model of no size, and hybrid groups."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from quire.bench import hf_rows
+from quire.bench import core_rows, hf_rows, hybrid_rows, peers
 from quire.bench.hf_models import random_llama
 from quire.cli.app import app
 
@@ -56,3 +58,24 @@ def test_the_command_prints_a_table_or_json():
     assert "ratio to hand" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert found[0]["name"] == "hf_ttft_warm_64"
+
+
+def test_core_has_rows_of_full_attention_beside_a_sliding_window():
+    words = ["bench", "core", "--rows", "hybrid_insert_turn,hybrid_decode_256", "--json"]
+    insert, decode = json.loads(CliRunner().invoke(app, words).stdout)
+    assert insert["median_us"] > 0
+    assert decode["median_us"] > decode["reserve_only_us"] > 0
+
+
+def test_peers_measure_hybrid_rows_under_the_names_they_have_here():
+    ours = set(hybrid_rows.makers())
+    for script in ("sglang_hybrid.py", "vllm_hybrid.py"):
+        text = Path(peers.__file__).with_name(script).read_text(encoding="utf-8")
+        theirs = set(re.findall(r'"(hybrid_[a-z0-9_]+)"', text))
+        assert theirs
+        assert theirs <= ours
+
+
+def test_sixteen_forks_of_a_long_sequence_are_one_row():
+    (row,) = core_rows.rows(["fork_16_of_100k"])
+    assert row["median_us"] > 0

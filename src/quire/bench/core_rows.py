@@ -10,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from quire.bench import hybrid_rows
 from quire.bench.peers import workloads as load
 from quire.bench.peers.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
 from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, prefill, store
@@ -64,6 +65,7 @@ def _makers() -> dict[str, Callable[[], Row]]:
     makers["serve_a_events"] = lambda: _serve_a(events=True)
     makers["serve_b"] = _serve_b
     makers["fork_16_of_100k"] = lambda: fork_row(_manager(2 * FORKED_TOKENS))
+    makers |= hybrid_rows.makers()
     makers["pool_1m"] = lambda: {
         "median_us": repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
     }

@@ -60,11 +60,11 @@ def insert_row(block_size: int) -> timing.Row:
     return {"name": "hybrid_insert_turn", "median_us": statistics.median(inserts)}
 
 
-def hybrid_decode_row(block_size: int, batch: int = 256) -> timing.Row:
+def hybrid_decode_row(block_size: int) -> timing.Row:
     """Return the row of decode steps over sequences that are longer than the window."""
-    peer = hybrid(block_size, (batch + 1) * (work.WINDOW + 512))
-    prompts = work.decode_prompts(batch, work.WINDOW + 128)
-    return decode_row(f"hybrid_decode_{batch}", peer, prompts)
+    peer = hybrid(block_size, 257 * (work.WINDOW + 512))
+    prompts = work.decode_prompts(256, work.WINDOW + 128)
+    return decode_row("hybrid_decode_256", peer, prompts)
 
 
 def rows(block_size: int) -> Iterator[timing.Row]:

@@ -1,0 +1,117 @@
+"""quire's rows over two layer groups: full attention beside a sliding window of 1,024 tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from quire.bench.peers import workloads as load
+from quire.bench.peers.timing import Row, once_us, repeat_us
+from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, store
+from quire.core import CacheManager, LayerGroup, Sequence, SlidingWindow
+
+SIZE = load.BLOCK_SIZE
+SLIDING = 1
+"""The index of the sliding group."""
+
+CONVERSATIONS_TOKENS = 2 * load.NUM_CONVERSATIONS * 32_768
+"""Room for all conversations twice over, so that no turn has to evict."""
+
+
+def makers() -> dict[str, Callable[[], Row]]:
+    """Return every row's measurement by name, in the order of the table."""
+    return {
+        "hybrid_match_32k_102_turns": _match,
+        "hybrid_turn": _turn,
+        "hybrid_insert_turn": _insert,
+        "hybrid_decode_256": _decode,
+        "hybrid_evict_16k_turns": lambda: _evict(_one_conversation),
+        "hybrid_evict_16k_leaves": lambda: _evict(_full_of_leaves),
+        "hybrid_fork_16_of_100k": lambda: fork_row(_manager(2 * FORKED_TOKENS)),
+    }
+
+
+def _manager(num_tokens: int) -> CacheManager:
+    """Make a manager with room for so many tokens in each group."""
+    num_blocks = num_tokens // SIZE
+    sliding = LayerGroup("sliding", num_blocks, SlidingWindow(load.WINDOW))
+    return CacheManager(groups=[LayerGroup("full", num_blocks), sliding], block_size=SIZE)
+
+
+def _one_conversation() -> CacheManager:
+    manager = _manager(65_536)
+    prompt = load.prompt(32_769)
+    for length in load.turn_lengths():
+        store(manager, prompt[: length + 1])
+    return manager
+
+
+def _full_of_leaves() -> CacheManager:
+    """Fill both pools with leaves; the last token of a prompt is always left to compute."""
+    manager = _manager(load.NUM_LEAVES * load.LEAF_TOKENS)
+    for leaf in load.leaves():
+        store(manager, leaf)
+    return manager
+
+
+def _match() -> Row:
+    manager = _one_conversation()
+    prompt = load.prompt(32_769)
+    assert manager.probe(prompt).num_tokens == 32_768
+    return {"median_us": repeat_us(lambda: manager.probe(prompt))}
+
+
+def _turn() -> Row:
+    """Open, reserve, commit and close a request that is one turn longer than what is cached."""
+    manager = _manager(CONVERSATIONS_TOKENS)
+    turns: list[float] = []
+    for prompts in load.growing_conversations():
+
+        def serve(prompts: list[load.Tokens] = prompts) -> None:
+            for prompt in prompts:
+                store(manager, prompt)
+
+        turns.append(once_us(serve) / len(prompts))
+    return {"median_us": statistics.median(turns)}
+
+
+def _insert() -> Row:
+    """Commit a turn of requests that are open and have room: publish their blocks."""
+    manager = _manager(CONVERSATIONS_TOKENS)
+    inserts: list[float] = []
+    for prompts in load.growing_conversations():
+        ready: list[tuple[Sequence, load.Tokens]] = []
+        for prompt in prompts:
+            seq = manager.open(prompt)
+            manager.take_copies()
+            cached = seq.num_cached
+            manager.reserve(seq, len(prompt) - cached)
+            ready.append((seq, prompt[cached:]))
+
+        def insert(ready: list[tuple[Sequence, load.Tokens]] = ready) -> None:
+            for seq, tokens in ready:
+                manager.commit(seq, tokens)
+
+        inserts.append(once_us(insert) / len(ready))
+        for seq, _ in ready:
+            manager.close(seq)
+    return {"median_us": statistics.median(inserts)}
+
+
+def _decode(batch_size: int = 256) -> Row:
+    """Decode sequences that are longer than the window, so that blocks leave it."""
+    manager = _manager(batch_size * (load.WINDOW + 512))
+    return decode_row(manager, load.decode_prompts(batch_size, load.WINDOW + 128))
+
+
+def _evict(build: Callable[[], CacheManager]) -> Row:
+    """Make room for 16k tokens in the sliding group's pool."""
+    num_blocks = load.EVICTED_TOKENS // SIZE
+    times: list[float] = []
+    for _ in range(load.EVICT_ROUNDS + 1):
+        manager = build()
+        sliding = manager.groups[SLIDING]
+        before = sliding.num_free
+        times.append(once_us(lambda: manager.reclaim(num_blocks, group=SLIDING)))  # noqa: B023 - called at once
+        assert sliding.num_free - before >= num_blocks
+    return {"median_us": statistics.median(times[1:])}
