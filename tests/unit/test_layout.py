@@ -102,7 +102,8 @@ def test_the_dtype_of_the_config_is_the_default():
         ("mamba", {}, ["mamba", "state_size", "recurrent"]),
         ("jamba", {}, ["jamba", "recurrent"]),
         ("bart", {}, ["bart", "encoder-decoder"]),
-        ("llava", {}, ["llava", "composite"]),
+        ("mllama", {}, ["mllama", "composite", "cross-attention", "llava"]),
+        ("paligemma", {}, ["paligemma", "composite", "not causal"]),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
@@ -114,7 +115,9 @@ def test_a_model_that_cannot_be_cached_is_refused_by_name_with_the_reason(
     model_type, values, words
 ):
     mapping = transformers.CONFIG_MAPPING[model_type]
-    refused = mapping() if model_type in {"bart", "llava"} else config(model_type, **values)
+    refused = (
+        mapping() if model_type in {"bart", "mllama", "paligemma"} else config(model_type, **values)
+    )
     with pytest.raises(UnsupportedModel) as error:
         KVLayout.from_config(refused)
     for word in words:

@@ -33,6 +33,15 @@ _RECURRENT_FIELDS = (
 )
 
 
+MEDIA_MODELS = frozenset({"internvl", "llava", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "voxtral"})
+"""Composite models whose media stand in the text as placeholders of their own, one for each feature."""
+
+_COMPOSITE_REASONS = {
+    "mllama": "its cross-attention layers keep K and V of images, which belong to no token",
+    "paligemma": "its prompt is not causal: K and V of each token depend on the tokens after it",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """Layers, heads and widths of the KV of a decoder."""
@@ -75,10 +84,11 @@ def check_cacheable(config: Any) -> None:
             f"{name} is an encoder-decoder: its decoder's KV depend on the encoder's input as "
             "well, which a prefix of tokens does not name; use a decoder-only model"
         )
-    if text is not config:
+    if text is not config and name not in MEDIA_MODELS:
+        reason = _COMPOSITE_REASONS.get(name, "quire does not know how its media enter the text")
         raise UnsupportedModel(
-            f"{name} is a composite model: its KV may depend on images or audio, which token ids "
-            "do not name; use its text decoder as a model of its own"
+            f"{name} is a composite model that cannot be cached: {reason}. Known are "
+            f"{', '.join(sorted(MEDIA_MODELS))}; use the text decoder as a model of its own"
         )
     recurrent = [field for field in _RECURRENT_FIELDS if getattr(text, field, None) is not None]
     if recurrent or getattr(_layer_configs(text)[0], "num_attention_heads", None) is None:

@@ -20,13 +20,14 @@ from quire.engines.hf.inputs import (
     read_plan,
     read_prompts,
 )
+from quire.engines.hf.media import Media, MediaReader, Named
 from quire.engines.hf.probe import probe_layout
 from quire.engines.hf.recorder import Recorder
 from quire.engines.hf.report import CallReport
 from quire.engines.hf.request import Kept, Request, Terms
 from quire.engines.hf.store import BlockStore
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError, ScopeError
+from quire.errors import ConfigError, ScopeError, TokensError
 from quire.tensors.pool import KVPool
 
 NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
@@ -87,6 +88,7 @@ class PrefixCache:
         self._clock = clock
         self._store = BlockStore(self.manager, self.pool)
         self._signatures = Signatures.of(model)
+        self._media = MediaReader(model)
 
     @property
     def stats(self) -> Stats:
@@ -98,6 +100,7 @@ class PrefixCache:
         input_ids: torch.Tensor | None = None,
         *,
         attention_mask: torch.Tensor | None = None,
+        media: Named | None = None,
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
@@ -107,35 +110,42 @@ class PrefixCache:
 
         input_ids, attention_mask: `[rows, tokens]`, left-padded. All other `arguments` are
         generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
-        criteria. Returns what generate returns. With `return_dict_in_generate`, attentions and
+        criteria, and what the processor of a model with images or audio returns. Returns what
+        generate returns. With `return_dict_in_generate`, attentions and
         hidden states of the first step cover the computed suffix only.
 
+        media: the prompt's images, videos and audio by name, where hashing them takes too long:
+        `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
+        name the processed content and its grid. By default it is SHA-256 of both.
         scope: who may share this prefix; priority, retain_s: how long it is worth keeping.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
         that finished early may have lost its row; then its prompt and the part it shares with a
         row that is left are kept.
 
-        Raises `TokensError`, `ConfigError` and `ScopeError` before anything is changed; whatever
+        Raises `TokensError`, `MediaError`, `ConfigError` and `ScopeError` before anything is changed; whatever
         generate raises leaves the cache usable and keeps nothing of this call.
         """
         started = self._clock()
         prompts = self._prompts(input_ids, attention_mask, arguments)
+        found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
-        request = self._open(prompts, scope, priority, retain_s)
+        self._check_expandable(prompts, found, plan)
+        request = self._open(prompts, found, scope, priority, retain_s)
         try:
             columns = request.num_columns
-            if plan.assisted and "position_ids" not in self._signatures.forward:
+            if plan.assisted and ("position_ids" not in self._signatures.forward or found.items):
                 columns = 0  # its loop feeds the whole prompt, and nothing would tell us so
             past = request.working_cache(columns, room=plan.room, dtype=self._compute_dtype)
             if plan.expand > 1:
-                self._prefill(prompts, past, plan.chunk)
+                self._prefill(prompts, found, past, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
-            with self._recorder(past) as recorder:
+            with self._recorder(past, found) as recorder:
                 output = self.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
                     past_key_values=past,
+                    **found.arguments(past.get_seq_length()),
                     **arguments,
                     **plan.extra,
                 )
@@ -151,6 +161,7 @@ class PrefixCache:
         input_ids: torch.Tensor,
         *,
         attention_mask: torch.Tensor | None = None,
+        media: Named = (),
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
@@ -167,14 +178,25 @@ class PrefixCache:
         At the end of the block, whatever the model has computed into `past` is kept, also when
         the block raises: the tokens are recorded as the model is fed, and a forward that did not
         finish counts for nothing. Gradients do not flow through `past`.
+
+        For a prompt with images or audio, `media` names all of them (a list per row, for several
+        rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
+        placeholder that it does not name is not kept. Models whose positions depend on media
+        (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
         started = self._clock()
+        if self._media.positions_depend:
+            raise ConfigError(
+                f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
+                "alone does not tell how to go on; use cache.generate(...)"
+            )
         prompts = self._prompts(input_ids, attention_mask, {})
-        request = self._open(prompts, scope, priority, retain_s)
+        declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+        request = self._open(prompts, declared, scope, priority, retain_s)
         try:
             columns = request.num_columns
             past = request.working_cache(columns, dtype=self._compute_dtype)
-            recorder = self._recorder(past)
+            recorder = self._recorder(past, declared)
             try:
                 with recorder:
                     yield past
@@ -184,10 +206,31 @@ class PrefixCache:
         finally:
             request.close()
 
-    def explain(self, input_ids: Any, scope: Scope | None = None) -> Explanation:
-        """Return what is cached of a prompt `[1, tokens]` or `[tokens]`, what is not, and why."""
-        ids = torch.as_tensor(input_ids).flatten().cpu().numpy()
-        return self.manager.explain(ids, self._scope(scope))
+    def explain(
+        self,
+        input_ids: Any,
+        scope: Scope | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        media: Named = (),
+        **content: Any,
+    ) -> Explanation:
+        """Return what is cached of a prompt `[1, tokens]` or `[tokens]`, what is not, and why.
+
+        Media are given as to `generate`: what the processor returned, or `media` by name.
+        """
+        ids = torch.as_tensor(input_ids)
+        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        if len(prompts.tokens) > 1:
+            raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
+        found = (
+            self._media.read(prompts, content, media or None)
+            if content
+            else self._media.declared(prompts, media)
+        )
+        if content:
+            raise ConfigError(f"{', '.join(content)}: no media that this model takes")
+        return self.manager.explain(prompts.tokens[0], self._scope(scope), found.spans[0])
 
     def clear(self) -> int:
         """Drop all that is cached and return how many blocks that were."""
@@ -217,10 +260,20 @@ class PrefixCache:
             inferred_pad_id(self.model, arguments),
         )
 
-    def _recorder(self, past: WorkingCache) -> Recorder:
-        return Recorder(self.model, past, self._clock, names=self._signatures.forward)
+    def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
+        return Recorder(self.model, past, self._clock, names=self._signatures.forward, media=media)
 
-    def _prefill(self, prompts: Prompts, past: WorkingCache, chunk: int | None) -> None:
+    def _check_expandable(self, prompts: Prompts, media: Media, plan: Plan) -> None:
+        last = prompts.ids.shape[1] - 1
+        if plan.expand > 1 and media.cut(last) != last:
+            raise ConfigError(
+                "the prompt ends in an image, video or audio, which cannot be fed to beams or "
+                "return sequences; let a token of text follow it"
+            )
+
+    def _prefill(
+        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None
+    ) -> None:
         """Compute each prompt once, but for its last token, before its rows multiply.
 
         generate would compute it once per beam or return sequence.
@@ -232,8 +285,13 @@ class PrefixCache:
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
         if "logits_to_keep" in names:
             fixed["logits_to_keep"] = 1
-        step = chunk or max(ids.shape[1], 1)
-        with self._recorder(past), torch.no_grad():
+        content = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in media.content(past.get_seq_length()).items()
+        }
+        # Content is fed whole, in one forward: generate cannot split it either.
+        step = max(ids.shape[1], 1) if content or chunk is None else chunk
+        with self._recorder(past, media), torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], step):
                 end = min(start + step, ids.shape[1])
                 padded: dict[str, Any] = {}
@@ -241,12 +299,19 @@ class PrefixCache:
                     seen = mask[:, :end].to(device)
                     positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
                     padded = {"attention_mask": seen, "position_ids": positions[:, start:]}
-                self.model(input_ids=ids[:, start:end], **fixed, **padded)
+                if media.positions is not None:
+                    padded["position_ids"] = media.positions[..., start:end]
+                self.model(input_ids=ids[:, start:end], **fixed, **padded, **content)
 
     def _open(
-        self, prompts: Prompts, scope: Scope | None, priority: int, retain_s: float | None
+        self,
+        prompts: Prompts,
+        media: Media,
+        scope: Scope | None,
+        priority: int,
+        retain_s: float | None,
     ) -> Request:
-        return Request(self._store, prompts, Terms(self._scope(scope), priority, retain_s))
+        return Request(self._store, prompts, media, Terms(self._scope(scope), priority, retain_s))
 
     def _scope(self, scope: object) -> Scope:
         if scope is None:

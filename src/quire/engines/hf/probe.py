@@ -113,6 +113,8 @@ def _run(model: Any, pieces: list[int], *, other_end: bool = False) -> list[KV]:
     if other_end:
         ids[_NUM_FIRST:] = (ids[_NUM_FIRST:] + 1) % vocab
     cache = DynamicCache()
+    if hasattr(model.base_model, "rope_deltas"):
+        model.base_model.rope_deltas = None  # the position offset of an earlier call
     done = 0
     with torch.no_grad():
         for piece in pieces:

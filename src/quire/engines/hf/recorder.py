@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from quire.engines.hf.media import Media
 from quire.engines.hf.working import WorkingCache
 
 
@@ -23,7 +24,9 @@ class Recorder:
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
 
-    `names` are the parameters of `model.forward` in order; () has them looked up.
+    `names` are the parameters of `model.forward` in order; () has them looked up. Placeholders
+    that `media` does not declare, and all that follows them, count as not known: their K and V
+    are those of content without a name.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         *,
         names: Sequence[str] = (),
+        media: Media | None = None,
     ) -> None:
         self.first_token_at: float | None = None
         self.num_forwards = 0
@@ -40,6 +44,7 @@ class Recorder:
         self._model = model
         self._cache = cache
         self._clock = clock
+        self._media = media
         self._fed: torch.Tensor | None = None
         self._names = list(names) or list(inspect.signature(model.forward).parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -100,9 +105,16 @@ class Recorder:
             ledger.append(self._fed)
         else:
             ledger.append_unknown(computed)
+        self._forget_unnamed(self._fed, ledger.length - computed)
         self._fed = None
         self.num_forwards += 1
         self.num_computed += computed
+
+    def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:
+        if fed is not None and self._media is not None:
+            ledger = self._cache.ledger
+            known = start + self._media.num_known(fed, start, ledger.origins)
+            ledger.known = min(ledger.known, known)
 
     def _feeds_again(self, fed: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
         """Whether `fed` starts with the very tokens that the cache holds already."""

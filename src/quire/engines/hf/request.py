@@ -8,7 +8,8 @@ import torch
 
 from quire.core import Scope, Sequence
 from quire.engines.hf.inputs import Prompts
-from quire.engines.hf.store import BlockStore, Tokens
+from quire.engines.hf.media import Media
+from quire.engines.hf.store import BlockStore, Tokens, media_before
 from quire.engines.hf.working import WorkingCache, empty_cache
 from quire.tensors.copy import KV
 
@@ -34,19 +35,20 @@ class Request:
     """The sequences of the rows of one call, from lookup to close.
 
     The rows of a batch advance together, so what is reused ends at the same column for all:
-    `num_columns` is the least column up to which every row is cached or padding. Columns and
-    tokens of row r: column = pads[r] + token position.
+    `num_columns` is the least column up to which every row is cached or padding, and which ends
+    inside no media item. Columns and tokens of row r: column = pads[r] + token position.
     """
 
-    def __init__(self, store: BlockStore, prompts: Prompts, terms: Terms) -> None:
+    def __init__(self, store: BlockStore, prompts: Prompts, media: Media, terms: Terms) -> None:
         self.prompts = prompts
+        self._media = media
         self._store = store
         self._terms = terms
         self._sequences: list[Sequence] = []
         try:
-            for tokens in prompts.tokens:
+            for tokens, items in zip(prompts.tokens, media.spans, strict=True):
                 self._sequences.append(
-                    store.open(tokens, terms.scope, terms.priority, terms.retain_s)
+                    store.open(tokens, terms.scope, terms.priority, terms.retain_s, items)
                 )
         except BaseException:
             self.close()
@@ -55,9 +57,11 @@ class Request:
     @property
     def num_columns(self) -> int:
         """Columns that need no compute."""
-        return min(
-            int(pad) + seq.num_cached
-            for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
+        return self._media.cut(
+            min(
+                int(pad) + seq.num_cached
+                for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
+            )
         )
 
     def working_cache(self, num_columns: int, *, room: int = 0, dtype: torch.dtype) -> WorkingCache:
@@ -122,7 +126,7 @@ class Request:
             kept += self._save(cache, seq, ours[0])
         for text in texts:
             if not _agree(text.tokens, prompt) and text.tokens.size:
-                kept += self._keep_other(cache, text)
+                kept += self._keep_other(cache, text, origin)
         return kept
 
     def _keep_fork(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
@@ -134,10 +138,11 @@ class Request:
         finally:
             self._store.manager.close(twin)
 
-    def _keep_other(self, cache: WorkingCache, text: Kept) -> int:
+    def _keep_other(self, cache: WorkingCache, text: Kept, origin: int) -> int:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
-        terms = self._terms
-        seq = self._store.open(text.tokens, terms.scope, terms.priority, terms.retain_s)
+        terms, prompt = self._terms, self.prompts.tokens[origin]
+        media = media_before(self._media.spans[origin], _num_shared(text.tokens, prompt))
+        seq = self._store.open(text.tokens, terms.scope, terms.priority, terms.retain_s, media)
         try:
             return self._save(cache, seq, text)
         finally:
@@ -151,5 +156,10 @@ class Request:
 
 
 def _agree(text: Tokens, prompt: Tokens) -> bool:
-    shared = min(text.size, prompt.size)
-    return bool((text[:shared] == prompt[:shared]).all())
+    return _num_shared(text, prompt) == min(text.size, prompt.size)
+
+
+def _num_shared(one: Tokens, two: Tokens) -> int:
+    length = min(one.size, two.size)
+    differ = np.flatnonzero(one[:length] != two[:length])
+    return int(differ[0]) if differ.size else length

@@ -1,11 +1,12 @@
 """A manager and a pool together: sequences whose KV can be loaded and saved."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.core import CacheManager, Scope, Sequence
+from quire.core import CacheManager, MediaItem, Scope, Sequence
 from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_copies, gather_into, scatter
 from quire.tensors.pool import KVPool
@@ -24,10 +25,19 @@ class BlockStore:
         self.manager = manager
         self.pool = pool
 
-    def open(self, tokens: Tokens, scope: Scope, priority: int, retain_s: float | None) -> Sequence:
+    def open(
+        self,
+        tokens: Tokens,
+        scope: Scope,
+        priority: int,
+        retain_s: float | None,
+        media: Items[MediaItem] = (),
+    ) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pool cannot hold it all."""
         head = tokens[: self.pool.num_blocks * self.manager.block_size]
-        seq = self.manager.open(head, scope, priority=priority, retain_s=retain_s)
+        if head.size < tokens.size:
+            media = media_before(media, head.size)
+        seq = self.manager.open(head, scope, media=media, priority=priority, retain_s=retain_s)
         apply_copies(self.pool, self.manager.take_copies())
         return seq
 
@@ -65,3 +75,12 @@ class BlockStore:
             apply_copies(self.pool, self.manager.take_copies(), fresh)
             return num_tokens
         return 0
+
+
+def media_before(media: Items[MediaItem], num_tokens: int) -> list[MediaItem]:
+    """Return the items that begin before `num_tokens`, the last one cut to end there."""
+    return [
+        MediaItem(item.digest, item.start, min(item.length, num_tokens - item.start))
+        for item in media
+        if item.start < num_tokens
+    ]
