@@ -24,11 +24,21 @@ class BlockPool:
     With `debug` every free and allocation is checked block by block; otherwise totals are.
     """
 
-    __slots__ = ("_held", "_stack", "_top", "ids", "num_blocks", "num_cached", "shared")
+    __slots__ = (
+        "_held",
+        "_stack",
+        "_top",
+        "ids",
+        "num_allocations",
+        "num_blocks",
+        "num_cached",
+        "shared",
+    )
 
     def __init__(self, num_blocks: int, *, debug: bool = False) -> None:
         self.num_blocks = num_blocks
         self.num_cached = 0
+        self.num_allocations = 0
         self.shared: dict[int, int] = {}
         self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
         self.ids: memoryview[int] = self._stack.data
@@ -69,6 +79,7 @@ class BlockPool:
         if end > self.num_blocks:
             raise InvariantError(f"{num_blocks} blocks taken, {self.num_blocks - start} are free")
         self._top = end
+        self.num_allocations += num_blocks
         if self._held is not None:
             self._debug_take(self._stack[start:end])
         return self.ids[start:end]
@@ -98,6 +109,46 @@ class BlockPool:
     def free_ids(self) -> IntArray:
         """Return the free ids in the order in which they will be given out, as a copy."""
         return self._stack[self._top :].copy()
+
+    @property
+    def num_frees(self) -> int:
+        """Blocks given back since the pool was made."""
+        return self.num_allocations - self._top
+
+    @property
+    def span(self) -> int:
+        """The smallest pool that could hold what is held where it is: the highest held id + 1."""
+        held = np.ones(self.num_blocks, dtype=np.bool_)
+        held[self._stack[self._top :]] = False
+        ids = held.nonzero()[0]
+        return int(ids[-1]) + 1 if len(ids) else 0
+
+    def resize(self, num_blocks: int) -> IntArray:
+        """Move held blocks to ids below `num_blocks` and end the pool there, or make it larger.
+
+        With the size it has, held blocks move to the lowest ids. Returns where each old id
+        has gone, int32 [old num_blocks], to itself where it stays. The caller has made sure
+        that all fit, and renames the blocks everywhere.
+        """
+        held = np.ones(max(num_blocks, self.num_blocks), dtype=np.bool_)
+        held[self._stack[self._top :]] = False
+        held[self.num_blocks :] = False
+        limit = min(num_blocks, self._top) if num_blocks == self.num_blocks else num_blocks
+        moved = limit + held[limit:].nonzero()[0]
+        places = (~held[:limit]).nonzero()[0][: len(moved)]
+        renamed = np.arange(self.num_blocks, dtype=np.int32)
+        renamed[moved] = places
+        held[moved] = False
+        held[places] = True
+        free = (~held[:num_blocks]).nonzero()[0].astype(np.int32)
+        self._stack = np.zeros(num_blocks, dtype=np.int32)
+        self._stack[self._top :] = free
+        self.ids = self._stack.data
+        self.num_blocks = num_blocks
+        self.shared = {int(renamed[block]): count for block, count in self.shared.items()}
+        if self._held is not None:
+            self._held = held[:num_blocks]
+        return renamed
 
     def _debug_take(self, ids: IntArray) -> None:
         assert self._held is not None

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
-from quire.core.groups import check_count
 from quire.core.sequence import Rows, Sequence
 from quire.errors import DraftError
 
@@ -30,10 +29,11 @@ def check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> list[
         room = rows.capacity[seq.row] - rows.computed[seq.row]
         msg = f"{room} tokens are reserved already; truncate(seq, seq.computed) before a draft"
         raise DraftError(msg)
-    if isinstance(parents, int):
-        return list(range(-1, check_count("drafts", parents) - 1))
-    if not parents:
-        raise DraftError("a draft of no tokens; give the parent of each, -1 for the first")
+    if type(parents) is int and parents > 0:
+        return list(range(-1, parents - 1))
+    if not isinstance(parents, tuple | list) or not parents:
+        msg = f"a draft is a number of tokens, or a list of their parents, got {parents!r}"
+        raise DraftError(msg)
     tree: list[int] = []
     for at, parent in enumerate(parents):
         if not isinstance(parent, SupportsIndex) or not -1 <= index(parent) < at:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -56,6 +56,8 @@ def check_path(rows: Rows, seq: Sequence, path: Items[int], num_tokens: int) -> 
     if not parents or drafted_at != computed or rows.capacity[seq.row] < computed + len(parents):
         msg = f"{seq!r} has no draft at its {computed} computed tokens; call draft first"
         raise DraftError(msg)
+    if not isinstance(path, tuple | list):
+        raise DraftError(f"a path is a list of draft indices, got {path!r}")
     before = -1
     for at in path:
         known = isinstance(at, SupportsIndex) and 0 <= index(at) < len(parents)  # pyright: ignore[reportUnnecessaryIsInstance]

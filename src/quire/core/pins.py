@@ -65,9 +65,24 @@ class PinBoard:
         self._deadlines: list[tuple[float, int, Pin]] = []
         self._count = 0
         self.share = share
-        self.budget = int(share * min((pool.num_blocks for _, pool in tree.full), default=0))
+        self.budget = 0
+        self.measure()
         self.num_blocks = 0
         self.held: dict[int, Pin] = {}
+
+    def measure(self) -> None:
+        """Take the budget from the sizes that the pools have now."""
+        smallest = min((pool.num_blocks for _, pool in self._tree.full), default=0)
+        self.budget = int(self.share * smallest)
+
+    def check_sizes(self, num_blocks: list[int]) -> None:
+        """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
+        self.release_expired()
+        for group, pool in self._tree.full:
+            budget = int(self.share * num_blocks[group])
+            if self.num_blocks > budget:
+                what = f"{self.num_blocks} blocks are pinned, {num_blocks[group]} allow {budget}"
+                raise pool.shortage(what, self.num_blocks, "close pins", PinBudgetExceeded)
 
     def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
         """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""

@@ -114,8 +114,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
                 table[window.num_sinks : window.first_of(self.computed)] = GAP
         for state in rows.states:
             if state.index == group:
-                block = rows.tables[group][self.row, 0]
-                return np.array([block] * (self.state == "open" and block >= 0), dtype=INT32)
+                has_state = self.state == "open" and rows.tables[group][self.row, 0] != GAP
+                return rows.tables[group][self.row, : int(has_state)].copy()
         return table
 
     def priority_at(self, start: int) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.copies import CopyPlan
 from quire.core.sparse import Part, Site, SparseGroup
+from quire.core.tokens import IntArray
 
 if TYPE_CHECKING:
     from quire.core.radix import Node
@@ -75,6 +76,11 @@ class StateGroup(SparseGroup):
             self._list(node, part)
         self._recount(node, part)
         self._file(node, part)
+
+    def rename(self, node: Node, renamed: IntArray) -> None:
+        """The blocks of this group were moved: block b is renamed[b] now."""
+        part = self._part(node)
+        part.snapshots = {at: int(renamed[block]) for at, block in part.snapshots.items()}
 
     # -- what the tree tells ---------------------------------------------------------------
 

@@ -1,0 +1,259 @@
+"""Requests: the life of a sequence, from the lookup of its prompt to the release of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from quire.core.checkpoints import Checkpoints
+from quire.core.claim import Claims
+from quire.core.copies import BlockCopy
+from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
+from quire.core.groups import check_count, check_group
+from quire.core.publish import Publisher
+from quire.core.rollback import Rollback
+from quire.core.scope import MediaItem, Scope
+from quire.core.sequence import Rows, Sequence, media_numbers
+from quire.core.store import NO_SCOPE, BlockStore, Settings
+from quire.core.terms import Term, TokenRange, check_priority, terms_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.errors import ConfigError, SequenceError
+
+MAX_MEDIA = 4096
+"""Beyond so many media contents, those that no block holds any more are forgotten."""
+
+
+class Requests(BlockStore):
+    """Running requests on top of the cached prefixes: the calls that engines make at every step."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.sequences: dict[int, Sequence] = {}
+        self.rows = Rows(self.block_size, len(self.groups), self.tree)
+        tree, rows, log = self.tree, self.rows, self.event_log
+        self._checkpoints = Checkpoints(rows, self.copies, self.room)
+        self._publisher = Publisher(tree, rows, self.counters, log, self._checkpoints)
+        self._rollback = Rollback(tree, rows, self.copies, log)
+        self._claims = Claims(tree, rows, self.copies, self._make_room)
+        self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
+        self._max_media = MAX_MEDIA
+
+    def open(
+        self,
+        tokens: TokenIds,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+        priority: int = 0,
+        retain_s: float | None = None,
+        ranges: Items[TokenRange] = (),
+    ) -> Sequence:
+        """Start a request: reference what is cached of its prompt.
+
+        At least one token is left to compute. A higher `priority` is evicted later than any
+        lower one; for `retain_s` seconds after its last use the path is evicted only when
+        nothing else is left; `ranges` sets either, or that nothing is published, for a part
+        of the tokens. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        a prompt that no empty pool could hold, `OutOfBlocks`.
+        """
+        check_priority(priority)
+        keep_for = self.check_duration("retain_s", retain_s)
+        default = Term(0, priority, keep_for)
+        terms = terms_of(ranges, self.block_size, default, self.check_duration)
+        key = key_of(tokens)
+        num_tokens = len(key) // TOKEN_BYTES
+        root = self.default_root
+        if scope is not None or media or len(self.media) or not key:
+            key, root = self._read(key, scope, media)
+        self._check_fits(num_tokens)
+        found = self.lookup.find(root, key, num_tokens - 1)
+        raw_prompt = b""
+        if media:
+            key = self._store_media(tokens, media)
+            raw_prompt = key_of(tokens).tobytes()
+        else:
+            check_sign(key[found.match.num_bytes :])
+        reason, explained = self.lookup.why(root, key, found)
+        if scope is not None:
+            root = self.tree.root(scope)
+            if found.match.node.parent is None:
+                found.match.node = root
+        row = self.rows.take()
+        seq = Sequence(
+            self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for
+        )
+        seq.raw_prompt = raw_prompt
+        seq.terms = terms
+        self._claims.attach(seq, key, found)
+        self._adopt(seq)
+        counters = self.counters
+        counters.num_requests += 1
+        counters.prompt_tokens += num_tokens
+        counters.hit_tokens += seq.num_cached
+        counters.missed["last_token"] += 1
+        if reason != "last_token":
+            counters.missed[reason] += explained
+            counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+        return seq
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> None:
+        """Make room for the KV of `num_tokens` more tokens than computed, in every group.
+
+        A partly filled last block that others read too is copied first (`take_copies`).
+        All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
+        """
+        self._check_open(seq)
+        self._claims.reserve(seq, check_count("num_tokens", num_tokens))
+
+    def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
+        """Declare that the KV of these next tokens exists; blocks that are full are published.
+
+        Where the tree has a block already, the sequence's table points to that one from now
+        on and its own goes back to the pool. Raises `CommitError` for more tokens than
+        reserved or others than the prompt's, `CopyError` when a copy was not taken,
+        `TokensError`, `SequenceError`.
+        """
+        self._check_open(seq)
+        self._publisher.commit(seq, self._publisher.checked(seq, key_of(token_ids)))
+        self.rows.version += 1
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Take the sequence back to its first `num_tokens` tokens, reservations included.
+
+        Blocks beyond are freed, or stay cached where others use them too. Raises
+        `TruncateError` beyond what is computed, or inside a published block that is not the
+        sequence's alone; `SequenceError`.
+        """
+        self._check_open(seq)
+        self._rollback.truncate(seq, num_tokens)
+        self.rows.version += 1
+        self.rows.epoch += 1
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """Start another sequence at the same tokens, sharing all blocks.
+
+        The first write of either into the shared, partly filled last block copies it. If
+        `seq` has reserved room in that block already, the fork gets its copy now; this may
+        raise `OutOfBlocks`. Raises `SequenceError`.
+        """
+        self._check_open(seq)
+        twin = self._claims.fork(seq)
+        self._adopt(twin)
+        return twin
+
+    def suspend(self, seq: Sequence) -> None:
+        """Preempt: private blocks are freed, published ones are cached until evicted."""
+        self._check_open(seq)
+        seq.resume_key = seq.token_bytes()
+        seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
+        seq.num_cached = seq.computed  # until resumed: the tokens that had KV
+        self._rollback.let_go(seq, self.tree.evictor.now())
+        seq.state = "suspended"
+
+    def resume(self, seq: Sequence) -> int:
+        """Reference what is left of a suspended sequence; return the tokens to recompute.
+
+        They are reserved and committed again, as a prompt's are. Raises `SequenceError`.
+        """
+        self._check_known(seq)
+        if seq.state != "suspended":
+            raise SequenceError(f"resume of a sequence that is {seq.state}, not suspended")
+        key = memoryview(seq.resume_key)
+        num_tokens = len(key) // TOKEN_BYTES
+        had = seq.num_cached
+        limit = num_tokens if num_tokens == had else num_tokens - 1
+        found = self.lookup.find(seq.root, key, limit)
+        seq.state = "open"
+        seq.row = self.rows.take()
+        self._claims.attach(seq, key, found)
+        seq.resume_key = b""
+        to_compute = max(had - seq.num_cached, 0)
+        self.counters.recomputed_tokens += to_compute
+        return to_compute
+
+    def close(self, seq: Sequence) -> None:
+        """End a sequence: published blocks become cached, the rest free."""
+        self._check_known(seq)
+        if seq.state == "open":
+            self._rollback.let_go(seq, self.tree.evictor.now())
+        seq.state = "closed"
+        seq.root.locks -= 1
+        del self.sequences[id(seq)]
+
+    # -- steps of a batch ------------------------------------------------------------------
+
+    def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
+        """Prepare sequences for decode steps together; stays valid while all are open."""
+        return self._steps.batch(seqs)
+
+    def reserve_step(self, batch: DecodeBatch | Items[Sequence]) -> None:
+        """Make room for one more token in every sequence of a batch, all or nothing.
+
+        Raises `OutOfBlocks`, `SequenceError`.
+        """
+        self._steps.reserve(batch if isinstance(batch, DecodeBatch) else self.batch(batch))
+
+    def commit_step(self, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
+        """Commit one token per sequence of a batch, in the order of the batch.
+
+        Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
+        """
+        batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+        self._steps.commit(batch, token_ids)
+
+    def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = 0) -> BlockTables:
+        """Return the block tables of sequences in both common shapes, as copies."""
+        seqs = list(seqs)
+        for seq in seqs:
+            self._check_open(seq)
+        check_group(group, len(self.groups))
+        if type(pad) is not int or not -(2**31) <= pad < 2**31:
+            raise ConfigError(f"pad must be an int32, got {pad!r}")
+        return block_tables(self.rows, seqs, group, pad)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the block copies to do before the next forward, and forget them.
+
+        They are one simultaneous assignment: every source is read before any destination is
+        written. Nothing else may write to the pool between planning and doing them.
+        """
+        plan = self.copies.take()
+        self.counters.copied_blocks += len(plan)
+        return plan
+
+    def _adopt(self, seq: Sequence) -> None:
+        self.sequences[id(seq)] = seq
+        seq.root.locks += 1
+
+    def _make_room(self, needed: list[int]) -> None:
+        self.room.make(needed, self.pins.release_expired)
+
+    def _store_media(self, tokens: TokenIds, media: Items[MediaItem]) -> Key:
+        """Encode a prompt's media, forgetting contents that no block holds any more."""
+        if len(self.media) >= self._max_media:
+            self.media.keep(media_numbers(self.tree, self.sequences.values()))
+            self._max_media = max(MAX_MEDIA, 2 * len(self.media))
+        return self.media.encode(key_of(tokens), media)
+
+    def _check_fits(self, num_tokens: int) -> None:
+        whole = -(-num_tokens // self.block_size)
+        for group, pool in enumerate(self.groups):
+            if whole <= pool.num_blocks:
+                continue
+            needed = whole
+            for sparse in self.tree.sparse:
+                if sparse.index == group:
+                    needed = sparse.reach(whole) + 1
+            if needed > pool.num_blocks:
+                what = f"a prompt of {num_tokens} tokens is larger than the pool"
+                raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
+
+    def _check_known(self, seq: Sequence) -> None:
+        if id(seq) not in self.sequences:
+            known = type(seq) is Sequence and seq.rows is self.rows
+            what = "was closed already" if known else "does not belong to this manager"
+            raise SequenceError(f"{seq!r} {what}; open one first")
+
+    def _check_open(self, seq: Sequence) -> None:
+        if type(seq) is not Sequence or seq.state != "open" or seq.rows is not self.rows:
+            self._check_known(seq)
+            raise SequenceError(f"{seq!r} is {seq.state}; resume it first")
