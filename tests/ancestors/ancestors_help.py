@@ -1,0 +1,109 @@
+"""What the ancestor tests share: KV that tells which prefix it was computed for, and who computes it."""
+
+import numpy as np
+import torch
+
+from quire import KVLayout, KVPool
+from quire.tensors import apply_copies, gather, scatter
+
+BLOCK = 4
+LAYOUT = KVLayout(
+    num_layers=3, kv_heads=2, k_width=4, v_width=3, dtype=torch.float32, block_size=BLOCK
+)
+
+
+def run(start, num_tokens):
+    """Return `num_tokens` token ids from `start` on: runs of other thousands share none."""
+    return np.arange(start, start + num_tokens, dtype=np.int32)
+
+
+def kv_of(tokens, start=0, layout=LAYOUT):
+    """Return K and V per layer of the tokens from `start` on, as a model would compute them.
+
+    Every number follows from all tokens up to its own, the layer, the head and the channel,
+    and is a whole number that float32 holds exactly.
+    """
+    state, states = 0, []
+    for token in tokens:
+        state = (33 * state + int(token) + 1) % 65521
+        states.append(state)
+    prefix = torch.tensor(states[start:], dtype=torch.float32)[None, :, None]
+    heads = torch.arange(layout.kv_heads)[:, None, None]
+
+    def channels(width):
+        return prefix * 128 + heads * 4 + torch.arange(width)
+
+    return [
+        (channels(layout.k_width) + 16 * layer, -channels(layout.v_width) - 16 * layer)
+        for layer in range(layout.num_layers)
+    ]
+
+
+def same(one, other):
+    """Whether K and V are equal in every layer, number by number."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+class Engine:
+    """The smallest engine: a manager, its memory, and a model whose KV tells its prefix.
+
+    Every layer group has a pool of its own. Fresh memory is NaN, so whoever reads what nobody
+    computed is found out.
+    """
+
+    def __init__(self, manager, layout=LAYOUT):
+        self.manager = manager
+        self.layout = layout
+        self.pools = [KVPool(layout, group.num_blocks, debug_nan=True) for group in manager.groups]
+        self.pool = self.pools[0]
+
+    def prefill(self, tokens, scope=None, **options):
+        """Open a request and compute what of its prompt is not cached; return its sequence."""
+        seq = self.manager.open(tokens, scope, **options)
+        self.compute(seq, tokens[seq.num_cached :])
+        return seq
+
+    def compute(self, seq, token_ids):
+        """Make room, do the planned copies, write the KV of the next tokens, commit them."""
+        self.manager.reserve(seq, len(token_ids))
+        self.copy()
+        self.write(seq, token_ids)
+        self.manager.commit(seq, token_ids)
+
+    def write(self, seq, token_ids):
+        """Write the KV of the next tokens through the sequence's own tables."""
+        tokens = [*seq.tokens.tolist(), *(int(token) for token in token_ids)]
+        new = kv_of(tokens, seq.computed, self.layout)
+        first, offset = divmod(seq.computed, self.layout.block_size)
+        for group, pool in enumerate(self.pools):
+            scatter(pool, seq.block_ids(group)[first:], offset, new)
+
+    def copy(self):
+        """Do the copies that the manager planned; return them."""
+        copies = self.manager.take_copies()
+        for group, pool in enumerate(self.pools):
+            apply_copies(pool, [copy for copy in copies if copy.group == group])
+        return copies
+
+    def serve(self, tokens, scope=None, **options):
+        """Compute a prompt and close it: its whole blocks stay cached."""
+        self.manager.close(self.prefill(tokens, scope, **options))
+
+    def reads_its_own(self, seq, group=0, window=None):
+        """Whether every layer reads, through the table, the KV of this sequence's own tokens.
+
+        With a window, the last so many tokens, and the rest of the block where they start.
+        """
+        first = max(seq.computed - (window or seq.computed), 0) // self.layout.block_size
+        start = first * self.layout.block_size
+        read = gather(self.pools[group], seq.block_ids(group)[first:], seq.computed - start)
+        return same(read, kv_of(seq.tokens, start, self.layout))
+
+
+def counts(manager, group=0):
+    """Return free, active and cached blocks of a group, after recounting every invariant."""
+    manager.check()
+    pool = manager.groups[group]
+    assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
+    return pool.num_free, pool.num_active, pool.num_cached
