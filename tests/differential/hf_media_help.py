@@ -206,6 +206,24 @@ def media_cache(model, **options):
     return make_cache(model, **{"num_blocks": 200, "block_size": 4, **options})
 
 
+def follow_up(inputs, output, *pieces, name):
+    """The next turn: everything so far, a reply included, then more text and content."""
+    rest = request(name, *pieces)
+    ids = torch.cat([output, rest.pop("input_ids")], dim=1)
+    joined = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    rest.pop("attention_mask")
+    if "mm_token_type_ids" in inputs:
+        types = torch.zeros_like(ids)
+        types[:, : inputs["input_ids"].shape[1]] = inputs["mm_token_type_ids"]
+        more = rest.pop("mm_token_type_ids")
+        types[:, types.shape[1] - more.shape[1] :] = more
+        joined["mm_token_type_ids"] = types
+    for argument in {*inputs, *rest} - {"input_ids", "attention_mask", "mm_token_type_ids"}:
+        values = [given[argument] for given in (inputs, rest) if argument in given]
+        joined[argument] = torch.cat(values)
+    return joined
+
+
 def equal(model, cache, inputs, **arguments):
     """Generate with and without quire, demand the same, return the tokens; no placeholder is made."""
     rest = {name: value for name, value in inputs.items() if name != "input_ids"}
