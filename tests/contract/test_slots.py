@@ -292,6 +292,26 @@ def test_a_prefix_that_was_planned_but_not_copied_does_not_count_as_there():
     assert cache.take_copies() == [SlotCopy(first.slot, third.slot, 15, start=0)]
 
 
+def test_a_slot_that_gets_its_own_unharmed_memory_back_needs_no_copy():
+    cache = SlotCache(2, 64)
+    first = prefill(cache, text(0, 20))
+    second = cache.open([*text(0, 10), 7])
+    cache.close(first)
+    cache.close(cache.open([5000]))
+    third = cache.open([*text(0, 10), 8])
+    assert (third.slot, third.num_cached) == (first.slot, 10)
+    assert cache.take_copies() == [SlotCopy(first.slot, second.slot, 10)]
+
+
+def test_the_same_tokens_of_another_scope_do_not_count_as_there():
+    cache = SlotCache(2, 64)
+    other = serve(cache, text(0, 20), Scope(salt="x"))
+    first = prefill(cache, text(0, 20))
+    second = cache.open([*text(0, 10), 7])
+    assert second.slot == other
+    assert cache.take_copies() == [SlotCopy(first.slot, second.slot, 10, start=0)]
+
+
 def test_a_slot_that_gives_up_its_copied_prefix_needs_no_copy():
     cache = SlotCache(2, 64)
     prefill(cache, text(0, 20))
