@@ -121,13 +121,13 @@ class Claims:
                 needed[state.index] = 1
             self._make_room(needed)
         row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row, drafts=(0, []))
+        twin = msgspec.structs.replace(seq, row=row, drafts=(0, []), unfilled=seq.node.end)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for group in rows.token_groups:
-            slots = rows.slots(group, row, 0, num_shared)
-            slots[:] = rows.slots(group, seq.row, 0, num_shared)
-            for block in slots[seq.node.end :]:
+            slots = rows.slots(group, row, seq.node.end, num_shared)
+            slots[:] = rows.slots(group, seq.row, seq.node.end, num_shared)
+            for block in slots:
                 if block != GAP:
                     tree.pools[group].share(block)
             if writing and in_tail:

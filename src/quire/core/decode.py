@@ -264,6 +264,8 @@ class DecodeSteps:
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:
     """Copy the block tables of open sequences out of the rows of one layer group."""
     size = rows.block_size
+    for seq in seqs:
+        rows.fill(seq)
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))
     lengths = rows.capacity_array[row_ids]
     num_blocks = -(-lengths // size)

@@ -21,7 +21,8 @@ BAR = 40
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on; two managers with equal data act alike."""
     order = {id(node): place for place, node in enumerate(manager.tree.evictor.order())}
-    children = _tree(list(manager.tree.roots.values()), order)
+    sparse = [group.index for group in manager.tree.sparse]
+    children = _tree(list(manager.tree.roots.values()), order, sparse)
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
     return {
         "block_size": manager.block_size,
@@ -68,7 +69,7 @@ def draw(state: dict[str, Any]) -> str:
     for root in state["roots"]:
         if root["children"]:
             lines.append(root["scope"])
-            _draw_children(root["children"], state["block_size"], lines)
+            _draw_children(root["children"], state, lines)
     lines.extend(
         f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
         f"{seq['computed']} computed <= {seq['capacity']} capacity"
@@ -82,7 +83,8 @@ def draw(state: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _draw_children(nodes: list[dict[str, Any]], size: int, lines: list[str]) -> None:
+def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: list[str]) -> None:
+    size = state["block_size"]
     waiting = [("", index == 0, node) for index, node in enumerate(reversed(nodes))]
     while waiting:
         indent, last, node = waiting.pop()
@@ -93,6 +95,13 @@ def _draw_children(nodes: list[dict[str, Any]], size: int, lines: list[str]) -> 
             notes.append(f"priority {node['priority']}")
         head = ", ".join(str(token) for token in node["tokens"][:6])
         run = len(node["tokens"]) // size
+        for part in node["parts"]:
+            name = state["groups"][part["group"]]["name"]
+            if "snapshots" in part:
+                at = ", ".join(str(end * size) for end, _ in part["snapshots"])
+                notes.append(f"{name} at {at}" if at else f"no {name}")
+            elif part["num_held"] < run:
+                notes.append(f"{name} {part['num_held']}/{run}")
         lines.append(
             f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens "
             f"{(node['end'] - run) * size}-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
@@ -101,25 +110,27 @@ def _draw_children(nodes: list[dict[str, Any]], size: int, lines: list[str]) -> 
         waiting += [(below, at == 0, child) for at, child in enumerate(reversed(node["children"]))]
 
 
-def _tree(roots: list[Node], order: dict[int, int]) -> dict[int, list[dict[str, Any]]]:
+def _tree(
+    roots: list[Node], order: dict[int, int], sparse: list[int]
+) -> dict[int, list[dict[str, Any]]]:
     """Return the children of every root as data, without recursion: trees can be deep."""
     children: dict[int, list[dict[str, Any]]] = {id(root): [] for root in roots}
     waiting = list(roots)
     while waiting:
         node = waiting.pop()
         for child in node.children.values():
-            data = _node(child, order)
+            data = _node(child, order, sparse)
             children[id(node)].append(data)
             children[id(child)] = data["children"]
             waiting.append(child)
     return children
 
 
-def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
+def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any]:
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
-        "parts": [_part(part) for part in node.parts],
+        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=True)],
         "end": node.end,
         "locks": node.locks,
         "pins": node.pins,
@@ -132,8 +143,9 @@ def _node(node: Node, order: dict[int, int]) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
-    data = {name: getattr(part, name) for name in part.__struct_fields__}
+def _part(group: int, part: Part) -> dict[str, Any]:
+    data: dict[str, Any] = {name: getattr(part, name) for name in part.__struct_fields__}
+    data["group"] = group
     if isinstance(part, StatePart):
         data["snapshots"] = [list(item) for item in sorted(part.snapshots.items())]
         data["passing"] = sorted(part.passing)

@@ -54,6 +54,8 @@ class EventLog:
     """Events since the last `take`. The oldest are dropped beyond `MAX_EVENTS`, and counted.
 
     A consumer that sees `num_dropped` grow has missed events and must rebuild its index.
+    Events follow the nodes of the tree: a block that one sparse group drops or heals by itself
+    makes none, so that with such groups a consumer knows where at best to look for a prefix.
     """
 
     def __init__(self, block_bytes: int, media: MediaTable) -> None:

@@ -133,6 +133,8 @@ def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
 def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     """Point everything that names a block of this group to where it has gone."""
     rows = manager.rows
+    for seq in manager.sequences.values():
+        rows.fill(seq)
     names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
     sparse = next((each for each in manager.tree.sparse if each.index == group), None)
     for node in manager.tree.nodes():

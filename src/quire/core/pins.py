@@ -9,6 +9,7 @@ from typing import Self
 from quire.core.eviction import Clock
 from quire.core.radix import Match, Node, PrefixTree
 from quire.core.sparse import SparseGroup
+from quire.core.tokens import IntArray, array_of
 from quire.errors import PinBudgetExceeded, PinError
 
 
@@ -27,6 +28,12 @@ class Pin:
         self.num_tokens = num_tokens
         self.deadline = deadline
         self.open = True
+
+    @property
+    def tokens(self) -> IntArray:
+        """The pinned tokens, int32, as a copy; empty once let go. Media are negative numbers."""
+        held = self._board.holds(self)
+        return array_of(b"".join(node.key for node in self.node.path()) if held else b"")
 
     def close(self) -> None:
         """Let go of the prefix: it is ordinary cached blocks again."""
@@ -114,6 +121,10 @@ class PinBoard:
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (deadline, self._count, pin))
         return pin
+
+    def holds(self, pin: Pin) -> bool:
+        """Whether this pin holds its path still."""
+        return id(pin) in self.held
 
     def release(self, pin: Pin) -> None:
         """Let go of a pin's path, unless its time ran out before."""

@@ -44,6 +44,7 @@ class Rollback:
         rows.give_back(seq.row)
         seq.node = seq.root
         seq.private_key = b""
+        seq.unfilled = 0
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
@@ -53,6 +54,7 @@ class Rollback:
             msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
             raise TruncateError(msg)
         num_tokens = index(num_tokens)
+        rows.fill(seq)
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
         taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""

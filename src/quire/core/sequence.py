@@ -31,6 +31,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `terms`        on which its blocks are kept, run by run; ends where nothing is published
     `private_key`  key bytes of full blocks that are not published, by its terms
     `branch`       the length up to which other prompts share its tokens, as known at open
+    `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
+                   reads them when its table is first asked for
     `drafts`       parents of the drafted tokens, for the length they were drafted at
     `state`        "open", "suspended" or "closed"
     """
@@ -51,6 +53,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     terms: Terms | None = None
     private_key: bytes = b""
     branch: int = 0
+    unfilled: int = 0
     drafts: tuple[int, list[int]] = (0, [])
     state: str = "open"
 
@@ -108,6 +111,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
         """
         rows = self.rows
         check_group(group, len(rows.tables))
+        rows.fill(self)
         table = rows.tables[group][self.row, : self.num_blocks].copy()
         for window in rows.windows:
             if window.index == group:
@@ -195,6 +199,17 @@ class Rows:
         """View the table entries [start, stop) of a row; valid until the next `widen`."""
         base = row * self.width
         return self.flat[group][base + start : base + stop]
+
+    def fill(self, seq: Sequence) -> None:
+        """Read the head of a fork's row from the tree, unless it was read before."""
+        if not seq.unfilled:
+            return
+        for node in seq.node.path():
+            stop = min(node.end, seq.unfilled)
+            for group in self.token_groups if node.start < stop else ():
+                ids = node.blocks[group][: stop - node.start]
+                self.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+        seq.unfilled = 0
 
     def tail(self, row: int, num_tokens: int) -> bytes:
         """Return the first unpublished tokens of a row as key bytes."""
