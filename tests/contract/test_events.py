@@ -130,7 +130,9 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
         if action < 0.6:
             tokens = [choose.randrange(2) for _ in range(choose.randrange(1, 21))]
             scope = choose.choice(SCOPES)
-            media = (MediaItem(b"m" * 16, 1, 2),) if len(tokens) > 4 and choose.random() < 0.2 else ()
+            media = (
+                (MediaItem(b"m" * 16, 1, 2),) if len(tokens) > 4 and choose.random() < 0.2 else ()
+            )
             prompts.append((tokens, scope, media))
             if running:
                 manager.close(running.pop())

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""What the README and the pages under docs show runs as it stands."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,16 @@ ROOT = Path(__file__).parents[2]
 SNIPPETS = re.findall(
     r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch):
+    pytest.importorskip("transformers", reason="install it with: make setup")
+    monkeypatch.chdir(ROOT)
+    names = {"__name__": page.stem}
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(snippet, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

@@ -92,6 +92,11 @@ def compact(manager: CacheManager, group: int) -> int:
 def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     """Change the sizes of groups; see `CacheManager.resize`."""
     names = [spec.name for spec in manager.settings.groups]
+    if not isinstance(num_blocks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = (
+            f"new sizes are given by group, {{{names[0]!r}: 1000}} for instance, got {num_blocks!r}"
+        )
+        raise ConfigError(msg)
     unknown = [name for name in num_blocks if name not in names]
     if unknown:
         raise ConfigError(f"no layer groups {unknown}; there are {', '.join(names)}")
