@@ -164,9 +164,9 @@ def test_a_prefix_is_registered_under_a_name_and_looked_up_while_everything_else
     names = {name: manager.pin(text) for name, text in texts.items()}
     for start in range(2000, 9000, 1000):
         engine.serve(run(start, 40))
-    assert {name: pin.num_tokens for name, pin in names.items()} == {"system": 8, "tools": 4}
-    seq = engine.prefill([*texts["system"].tolist(), 77])
-    assert seq.num_cached == names["system"].num_tokens
+    assert names["tools"].tokens.tolist() == texts["tools"].tolist()
+    seq = engine.prefill([*names["system"].tokens.tolist(), 77])
+    assert seq.num_cached == names["system"].num_tokens == 8
     assert engine.reads_its_own(seq)
     manager.close(seq)
     names.pop("system").close()
@@ -209,6 +209,22 @@ def test_the_hit_rate_is_the_share_of_prompt_tokens_found(manager):
         "scope": 0,
         "cold": 18,
     }
+
+
+def test_utilisation_fragmentation_and_padding_follow_from_the_blocks(manager):
+    engine = Engine(manager)
+    first, second = engine.prefill(run(0, 16)), engine.prefill(run(1000, 13))
+    usage = manager.usage()
+    assert (usage.utilisation, usage.fragmentation) == (8 / 16, 0)
+    assert usage.padding == pytest.approx(3 / 32)
+    manager.close(first)
+    assert manager.usage().utilisation == 8 / 16
+    manager.clear()
+    usage = manager.usage()
+    assert (usage.utilisation, usage.span) == (4 / 16, 8)
+    assert usage.fragmentation == 4 / 8
+    assert usage.padding == pytest.approx(3 / 16)
+    assert engine.reads_its_own(second)
 
 
 @pytest.mark.parametrize(

@@ -302,3 +302,10 @@ def test_the_tree_is_drawn_with_its_pages_and_locks(manager):
         "sequence 0 open: 12 published <= 13 computed <= 13 capacity",
     ]
     assert "4 active # 2 cached + 10 free . of 16 blocks of 4 tokens" in picture[0]
+
+
+def test_the_drawing_says_what_a_window_has_dropped(hybrid):
+    Engine(hybrid).serve(run(0, 24))
+    hybrid.reclaim(3, group=1)
+    (node,) = [line for line in hybrid.dump().splitlines() if "tokens 0-24" in line]
+    assert node.endswith("cached, sliding 3/6")
