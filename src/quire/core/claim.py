@@ -121,7 +121,7 @@ class Claims:
                 needed[state.index] = 1
             self._make_room(needed)
         row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row, drafts=(0, []), unfilled=seq.node.end)
+        twin = msgspec.structs.replace(seq, row=row, drafts=(), unfilled=seq.node.end)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for group in rows.token_groups:

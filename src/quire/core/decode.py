@@ -144,9 +144,9 @@ class DecodeSteps:
         starved = batch.at_edge
         num_new = len(starved)
         if num_new:
-            needed = [num_new * (g in rows.token_groups) for g in range(len(self._pools))]
-            for pool, num_blocks in zip(self._pools, needed, strict=True):
-                if pool.num_free < num_blocks:
+            for group in rows.token_groups:
+                if self._pools[group].num_free < num_new:
+                    needed = [num_new * (g in rows.token_groups) for g in range(len(self._pools))]
                     self._make_room(needed)
             batch.max_blocks += 1
             if batch.max_blocks > rows.width:

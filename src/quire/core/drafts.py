@@ -51,9 +51,12 @@ def check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> list[
 
 def check_path(rows: Rows, seq: Sequence, path: Items[int], num_tokens: int) -> list[int]:
     """Return an accepted path as a list; raise `DraftError` if it was not drafted."""
-    drafted_at, parents = seq.drafts
-    computed = rows.computed[seq.row]
-    if not parents or drafted_at != computed or rows.capacity[seq.row] < computed + len(parents):
+    parents, computed = seq.drafts, rows.computed[seq.row]
+    if (
+        not parents
+        or seq.drafted_at != computed
+        or rows.capacity[seq.row] < computed + len(parents)
+    ):
         msg = f"{seq!r} has no draft at its {computed} computed tokens; call draft first"
         raise DraftError(msg)
     if not isinstance(path, tuple | list):
@@ -64,7 +67,7 @@ def check_path(rows: Rows, seq: Sequence, path: Items[int], num_tokens: int) -> 
         if not known or parents[index(at)] != before:
             msg = (
                 f"accepted draft {at!r} does not follow {before} in the draft "
-                f"{parents} (parents, -1 for the sequence itself)"
+                f"{list(parents)} (parents, -1 for the sequence itself)"
             )
             raise DraftError(msg)
         before = index(at)

@@ -168,7 +168,7 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
             for group in range(len(seq.rows.tables))
         ],
         "private": array_of(seq.private_key).tolist(),
-        "drafts": list(seq.drafts),
+        "drafts": [seq.drafted_at, *seq.drafts],
         "tokens": seq.tokens.tolist(),
         "known": array_of(seq.known).tolist(),
         "keep_for": seq.keep_for,

@@ -98,7 +98,7 @@ class CacheManager(Requests):
         self._check_open(seq)
         tree = check_parents(self.rows, seq, parents)
         self._claims.reserve(seq, len(tree))
-        seq.drafts = (seq.computed, tree)
+        seq.drafts, seq.drafted_at = tuple(tree), seq.computed
 
     def accept(self, seq: Sequence, path: Items[int], token_ids: TokenIds) -> list[TokenMove]:
         """Commit the drafts of a path, each one's parent before it, and drop the others.
@@ -114,7 +114,7 @@ class CacheManager(Requests):
         planned = moves(self.rows, seq, steps)
         if steps:
             self._publisher.commit(seq, key)
-        seq.drafts = (0, [])
+        seq.drafts = ()
         self._rollback.truncate(seq, seq.computed)
         self.rows.version += 1
         self.rows.epoch += 1

@@ -118,16 +118,17 @@ class Publisher:
             if not num_blocks:
                 return
         start, stop = node.end, node.end + num_blocks
-        ids = tuple(
-            rows.slots(g, row, start, stop) if g in rows.token_groups else NO_IDS
-            for g in range(len(rows.flat))
-        )
-        priority = seq.priority_at(start)
+        ids = [rows.slots(g, row, start, stop) for g in range(len(rows.flat))]
+        for state in rows.states:
+            ids[state.index] = NO_IDS
+        priority, keep_for = seq.priority, seq.keep_for
+        if seq.terms is not None:
+            priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
         if (
             node.locks == 1
             and not node.children
             and node.parent is not None
-            and tree.evictor.extendable(node, priority, seq.keep_for_at(start))
+            and tree.evictor.extendable(node, priority, keep_for)
         ):
             tree.extend(node, key, ids)
         else:
@@ -165,9 +166,11 @@ class Publisher:
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""
         rows, tails, size = self._rows, self._rows.tail_bytes, self._tree.block_bytes
-        width, tables = rows.width, [(g, rows.flat[g]) for g in rows.token_groups]
-        windows, states = rows.windows, rows.states
-        in_place = self._events is None
+        width, windows, states = rows.width, rows.windows, rows.states
+        first, *others = rows.token_groups or (0,)
+        table = rows.flat[first]
+        beside = len(rows.flat) > 1
+        in_place = self._events is None and bool(rows.token_groups)
         extended = 0
         for seq in seqs:
             node, row = seq.node, seq.row
@@ -180,14 +183,16 @@ class Publisher:
             node_key, blocks, end = node.key, node.blocks, node.end
             node_key += key  # from here: `PrefixTree.extend` by one block, unrolled
             at = row * width + end
-            for group, table in tables:
-                blocks[group].append(table[at])
+            blocks[first].append(table[at])
             node.end = end + 1
-            for window in windows:
-                window.extended_by_one(node)
-            for state in states:
-                state.extended(node, 1)
             extended += 1
+            if beside:
+                for group in others:
+                    blocks[group].append(rows.flat[group][at])
+                for window in windows:
+                    window.extended_by_one(node)
+                for state in states:
+                    state.extended(node, 1)
         self.counters.published_blocks += extended
         if states:
             for seq in seqs:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -227,8 +228,9 @@ class PrefixTree:
         """Reference one node: cached blocks become active."""
         if not node.locks:
             self.evictor.referenced(node)
+            num_blocks = node.num_blocks
             for _, pool in self.full:
-                pool.num_cached -= node.num_blocks
+                pool.num_cached -= num_blocks
         node.writer = None
         node.locks += 1
         for group in self._sinking:
@@ -243,23 +245,22 @@ class PrefixTree:
         node.locks -= 1
         node.writer = None
         if not node.locks:
+            num_blocks = node.num_blocks
             for _, pool in self.full:
-                pool.num_cached += node.num_blocks
+                pool.num_cached += num_blocks
             self.evictor.released(node)
         for group in self._sinking:
             group.recount(node)
 
     def stand(self, node: Node) -> None:
         """A sequence or pin stands at the end of this node, whose path it has locked."""
-        if node.parent is not None:
-            for group in self.sparse:
-                group.guard(node)
+        for group in self.sparse if node.parent is not None else ():
+            group.guard(node)
 
     def leave(self, node: Node) -> None:
         """A sequence or pin stands at the end of this node no more."""
-        if node.parent is not None:
-            for group in self.sparse:
-                group.unguard(node)
+        for group in self.sparse if node.parent is not None else ():
+            group.unguard(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
@@ -279,7 +280,7 @@ class PrefixTree:
             group.created(node)
         return node
 
-    def extend(self, node: Node, key: Key, blocks: tuple[memoryview[int], ...]) -> None:
+    def extend(self, node: Node, key: Key, blocks: Items[memoryview[int]]) -> None:
         """Lengthen a leaf that only the caller references, in place."""
         node.key += key
         for ids, more in zip(node.blocks, blocks, strict=True):
@@ -351,14 +352,15 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes but the roots, parents first, in order of insertion."""
-        stack = [child for root in reversed(self.roots.values()) for child in self._below(root)]
+        stack = [
+            child
+            for root in reversed(self.roots.values())
+            for child in reversed(root.children.values())
+        ]
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(self._below(node))
-
-    def _below(self, node: Node) -> list[Node]:
-        return [*reversed(node.children.values())]
+            stack.extend(reversed(node.children.values()))
 
     def _forget_roots(self) -> None:
         for scope, root in list(self.roots.items())[1:]:

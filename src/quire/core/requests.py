@@ -57,8 +57,10 @@ class Requests(BlockStore):
         """
         check_priority(priority)
         keep_for = self.check_duration("retain_s", retain_s)
-        default = Term(0, priority, keep_for)
-        terms = terms_of(ranges, self.block_size, default, self.check_duration)
+        terms = None
+        if ranges:
+            default = Term(0, priority, keep_for)
+            terms = terms_of(ranges, self.block_size, default, self.check_duration)
         key = key_of(tokens)
         num_tokens = len(key) // TOKEN_BYTES
         root = self.default_root

@@ -33,7 +33,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `drafts`       parents of the drafted tokens, for the length they were drafted at
+    `drafts`       parents of the tokens drafted at length `drafted_at`
     `state`        "open", "suspended" or "closed"
     """
 
@@ -54,7 +54,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     private_key: bytes = b""
     branch: int = 0
     unfilled: int = 0
-    drafts: tuple[int, list[int]] = (0, [])
+    drafts: tuple[int, ...] = ()
+    drafted_at: int = 0
     state: str = "open"
 
     @property

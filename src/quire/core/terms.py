@@ -75,10 +75,8 @@ def terms_of(
     block_size: int,
     default: Term,
     check_duration: Callable[[str, float | None], float],
-) -> Terms | None:
-    """Return the terms of a request, None where no range is given; raise `ConfigError`."""
-    if not ranges:
-        return None
+) -> Terms:
+    """Return the terms of a request with ranges; raise `ConfigError`."""
     _check_ranges(ranges)
     limit = ENDLESS
     pieces: list[Term] = []
