@@ -11,7 +11,7 @@ import torch
 
 from quire.config import format_bytes, parse_bytes
 from quire.core import CacheManager, Explanation, Scope, Stats
-from quire.engines.hf.fingerprint import model_fingerprint
+from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
@@ -58,7 +58,8 @@ class PrefixCache:
     last new token has no KV, so that a next turn computes it again.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
-    An adapter that is switched on later is not: name it in `Scope(lora=...)`.
+    Adapters (PEFT) are too, by name and content, whenever they are switched. Any other change of
+    the weights is refused until it is named in `Scope(lora=...)`, or `clear()` starts anew.
 
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
     KV is not a function of the tokens before it; the message names the layers and the reason.
@@ -82,13 +83,18 @@ class PrefixCache:
         self.model = model
         self.manager = CacheManager(num_blocks, block_size, policy=policy, debug=debug, clock=clock)
         self.pool = KVPool(self.layout, num_blocks, model.device, debug_nan=debug)
-        self.fingerprint = model_fingerprint(model, self.layout)
+        self._weights = Weights(model, self.layout)
         self.last = NO_REPORT
         self._compute_dtype = computed.dtype
         self._clock = clock
         self._store = BlockStore(self.manager, self.pool)
         self._signatures = Signatures.of(model)
         self._media = MediaReader(model)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what binds K and V to the model: config, layout, a sample of weights."""
+        return self._weights.fingerprint
 
     @property
     def stats(self) -> Stats:
@@ -177,7 +183,7 @@ class PrefixCache:
 
         At the end of the block, whatever the model has computed into `past` is kept, also when
         the block raises: the tokens are recorded as the model is fed, and a forward that did not
-        finish counts for nothing. Gradients do not flow through `past`.
+        finish counts for nothing. Nothing is kept if weights or adapters changed meanwhile. Gradients do not flow through `past`.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
@@ -193,6 +199,7 @@ class PrefixCache:
         prompts = self._prompts(input_ids, attention_mask, {})
         declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
         request = self._open(prompts, declared, scope, priority, retain_s)
+        state = self._weights.state()
         try:
             columns = request.num_columns
             past = request.working_cache(columns, dtype=self._compute_dtype)
@@ -201,7 +208,8 @@ class PrefixCache:
                 with recorder:
                     yield past
             finally:
-                stored = request.keep(past, _recorded(past))
+                unchanged = self._weights.state() == state
+                stored = request.keep(past, _recorded(past)) if unchanged else 0
                 self._report(request, columns, stored, started, recorder)
         finally:
             request.close()
@@ -233,8 +241,10 @@ class PrefixCache:
         return self.manager.explain(prompts.tokens[0], self._scope(scope), found.spans[0])
 
     def clear(self) -> int:
-        """Drop all that is cached and return how many blocks that were."""
-        return self.manager.clear()
+        """Drop all that is cached, accept changed weights, and return how many blocks that were."""
+        dropped = self.manager.clear()
+        self._weights.renew()
+        return dropped
 
     def __repr__(self) -> str:
         manager = self.manager
@@ -315,7 +325,7 @@ class PrefixCache:
 
     def _scope(self, scope: object) -> Scope:
         if scope is None:
-            return Scope(model=self.fingerprint)
+            return self._weights.bind(Scope())
         if not isinstance(scope, Scope):
             raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
         if scope.model is not None:
@@ -323,7 +333,7 @@ class PrefixCache:
                 f"scope.model is {scope.model!r}; a PrefixCache sets it to the fingerprint of its "
                 "model: leave it out, and use salt to keep prompts apart"
             )
-        return Scope(salt=scope.salt, lora=scope.lora, model=self.fingerprint)
+        return self._weights.bind(scope)
 
     def _report(
         self, request: Request, columns: int, stored: int, started: float, recorder: Recorder

@@ -75,7 +75,7 @@ def _check_model(model: Any) -> None:
     if hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
         raise UnsupportedModel(
             f"{type(model).__name__} wraps the model that computes, and quire watches that one: "
-            "pass model.get_base_model() of an adapter (and name it in Scope.lora), or the model "
+            "pass model.get_base_model() of an adapter, which is seen in the modules, or the model "
             "from before torch.compile"
         )
     if not hasattr(model, "generate") or not model.can_generate():
