@@ -1,10 +1,14 @@
 """What the ancestor tests share: KV that tells which prefix it was computed for, and who computes it."""
 
 import numpy as np
-import torch
+import pytest
 
-from quire import KVLayout, KVPool
-from quire.tensors import apply_copies, gather, scatter
+torch = pytest.importorskip("torch", reason="install it with: make setup")
+
+from quire import KVLayout, KVPool  # noqa: E402
+from quire.tensors import apply_copies, gather, scatter  # noqa: E402
+
+torch.set_num_threads(1)
 
 BLOCK = 4
 LAYOUT = KVLayout(

@@ -9,8 +9,7 @@ settings     what cannot work is refused by name
 """
 
 import pytest
-import torch
-from ancestors_help import BLOCK, LAYOUT, Engine, counts, run
+from ancestors_help import BLOCK, LAYOUT, Engine, counts, run, torch
 
 from quire import CacheManager, KVLayout, KVPool
 from quire.errors import ConfigError, OutOfBlocks

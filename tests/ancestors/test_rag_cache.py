@@ -8,8 +8,7 @@ speculation  drafts written ahead, accepted or dropped, as a chain and as a tree
 """
 
 import pytest
-import torch
-from ancestors_help import BLOCK, Engine, counts, kv_of, run, same
+from ancestors_help import BLOCK, Engine, counts, kv_of, run, same, torch
 
 from quire import CacheManager
 from quire.errors import DraftError, SequenceError
@@ -135,6 +134,17 @@ def test_a_prompt_that_leaves_another_inside_a_page_gets_the_shared_head_by_a_co
     again = engine.prefill(run(0, 13))
     assert again.num_cached == 12
     assert engine.reads_its_own(again)
+
+
+def test_a_copy_of_a_page_that_waits_for_its_own_copy_reads_the_origin(manager, engine):
+    engine.serve(run(0, 12))
+    seq = manager.open([*run(0, 10).tolist(), 99])
+    twin = manager.fork(seq)
+    manager.reserve(twin, 1)
+    assert len(engine.copy()) == 2
+    for each in (seq, twin):
+        engine.compute(each, [99])
+        assert engine.reads_its_own(each)
 
 
 def test_a_system_prompt_that_two_requests_compute_at_once_is_held_once(manager, engine):

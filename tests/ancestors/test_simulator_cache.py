@@ -10,8 +10,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-import torch
-from ancestors_help import BLOCK, counts, run
+from ancestors_help import BLOCK, counts, run, torch
 
 from quire import CacheManager, KVLayout
 from quire.config import parse_bytes

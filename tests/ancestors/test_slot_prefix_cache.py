@@ -9,8 +9,7 @@ eviction least recently used first, references counted, never more than there is
 from time import perf_counter
 
 import pytest
-import torch
-from ancestors_help import LAYOUT, kv_of, run, same
+from ancestors_help import LAYOUT, kv_of, run, same, torch
 
 from quire.core import SlotCache
 from quire.errors import CommitError, OutOfSlots, PinError, SlotError, StaleSlot, TokensError
