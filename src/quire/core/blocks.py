@@ -19,7 +19,8 @@ class BlockPool:
     Free ids lie on a stack, `_stack[_top:]`; a run of them is one copy, whatever its length.
     A block outside the stack has one holder; the few with more (a partly filled block shared
     by forks) stand in `shared` with their number of holders. `num_cached` is kept by the
-    prefix tree, the only place where blocks change between active and cached.
+    prefix tree, the only place where blocks change between active and cached. `waiting` are
+    the planned copies into blocks of this pool: destination -> (source, tokens).
 
     With `debug` every free and allocation is checked block by block; otherwise totals are.
     """
@@ -33,6 +34,7 @@ class BlockPool:
         "num_blocks",
         "num_cached",
         "shared",
+        "waiting",
     )
 
     def __init__(self, num_blocks: int, *, debug: bool = False) -> None:
@@ -40,6 +42,7 @@ class BlockPool:
         self.num_cached = 0
         self.num_allocations = 0
         self.shared: dict[int, int] = {}
+        self.waiting: dict[int, tuple[int, int]] = {}
         self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
         self.ids: memoryview[int] = self._stack.data
         self._top = 0
@@ -91,6 +94,9 @@ class BlockPool:
             raise InvariantError(f"{len(block_ids)} blocks freed, only {self._top} are held")
         if self._held is not None:
             self._debug_give(np.frombuffer(block_ids, dtype=np.int32))
+        if self.waiting:
+            for block in block_ids:
+                self.waiting.pop(block, None)
         self.ids[start : self._top] = block_ids
         self._top = start
 

@@ -174,7 +174,7 @@ class DecodeSteps:
             msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
             raise TokensError(msg)
         check_sign(key)
-        if publisher.copies.sources:
+        if publisher.copies:
             for seq in batch.seqs:
                 publisher.check_copies(seq)
         if batch.room <= 0:

@@ -14,7 +14,7 @@ from quire.core.policies import PolicyFactory
 from quire.core.requests import Requests
 from quire.core.sequence import Sequence
 from quire.core.store import Settings
-from quire.core.terms import Term, ending_at
+from quire.core.terms import Term, nothing_more
 from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
 from quire.errors import ConfigError
 
@@ -62,7 +62,7 @@ class CacheManager(Requests):
         Raises `SequenceError`.
         """
         self._check_open(seq)
-        seq.terms = ending_at(seq.terms, seq.node.end, Term(0, seq.priority, seq.keep_for))
+        seq.terms = nothing_more(seq.terms, Term(0, seq.priority, seq.keep_for))
         seq.node.writer = None
 
     # -- states of recurrent groups --------------------------------------------------------

@@ -117,9 +117,9 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:
-    if manager.copies.sources:
+    if manager.copies:
         msg = (
-            f"{len(manager.copies.sources)} planned copies wait; call take_copies() and do them "
+            f"{len(manager.copies.peek())} planned copies wait; call take_copies() and do them "
             "before blocks are moved"
         )
         raise CopyError(msg)

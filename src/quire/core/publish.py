@@ -46,7 +46,7 @@ class Publisher:
                 f"the {computed} computed; reserve first"
             )
             raise CommitError(msg)
-        if self.copies.sources:
+        if self.copies:
             self.check_copies(seq)
         if not seq.known:
             check_sign(key)
@@ -137,7 +137,7 @@ class Publisher:
             tree.stand(new)
             tree.leave(node)
             node = new
-        node.writer = seq
+        node.writer = seq if seq.terms is None else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
@@ -220,24 +220,20 @@ class Publisher:
         computed = self._rows.computed[seq.row]
         tail, in_tail = divmod(computed, self._rows.block_size)
         for state in self._rows.states:
-            working = self._rows.flat[state.index][seq.row * self._rows.width]
-            self._refuse_pending(state.index, working)
-            if self.copies.reads(state.index, working):
-                self._refuse_copy(state.index, working)
+            self._refuse_pending(
+                state.index, self._rows.flat[state.index][seq.row * self._rows.width]
+            )
         for group in self._rows.token_groups:
             if in_tail:
                 self._refuse_pending(group, self._rows.slots(group, seq.row, tail, tail + 1)[0])
 
     def _refuse_pending(self, group: int, block: int) -> None:
-        if self.copies.pending(group, block):
-            self._refuse_copy(group, block)
-
-    def _refuse_copy(self, group: int, block: int) -> NoReturn:
-        msg = (
-            f"block {block} of group {group} waits for a planned copy; call take_copies() "
-            "and do them before the forward whose tokens are committed"
-        )
-        raise CopyError(msg)
+        if self.copies.touches(group, block):
+            msg = (
+                f"block {block} of group {group} waits for a planned copy; call take_copies() "
+                "and do them before the forward whose tokens are committed"
+            )
+            raise CopyError(msg)
 
     def _refuse(self, expected: bytes, key: Key, computed: int) -> NoReturn:
         at = common_prefix(expected, key)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -280,7 +279,7 @@ class PrefixTree:
             group.created(node)
         return node
 
-    def extend(self, node: Node, key: Key, blocks: Items[memoryview[int]]) -> None:
+    def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
         """Lengthen a leaf that only the caller references, in place."""
         node.key += key
         for ids, more in zip(node.blocks, blocks, strict=True):

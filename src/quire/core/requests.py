@@ -32,7 +32,7 @@ class Requests(BlockStore):
         tree, rows, log = self.tree, self.rows, self.event_log
         self._checkpoints = Checkpoints(rows, self.copies, self.room)
         self._publisher = Publisher(tree, rows, self.counters, log, self._checkpoints)
-        self._rollback = Rollback(tree, rows, self.copies, log)
+        self._rollback = Rollback(tree, rows, log)
         self._claims = Claims(tree, rows, self.copies, self._make_room)
         self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
         self._max_media = MAX_MEDIA

@@ -6,7 +6,6 @@ from array import array
 from operator import index
 from typing import SupportsIndex
 
-from quire.core.copies import CopyPlan
 from quire.core.events import EventLog
 from quire.core.radix import Node, PrefixTree
 from quire.core.sequence import Rows, Sequence
@@ -18,12 +17,9 @@ from quire.errors import TruncateError
 class Rollback:
     """Releases the blocks and references of sequences."""
 
-    def __init__(
-        self, tree: PrefixTree, rows: Rows, copies: CopyPlan, events: EventLog | None
-    ) -> None:
+    def __init__(self, tree: PrefixTree, rows: Rows, events: EventLog | None) -> None:
         self._tree = tree
         self._rows = rows
-        self._copies = copies
         self._events = events
 
     def let_go(self, seq: Sequence, now: float) -> None:
@@ -65,10 +61,10 @@ class Rollback:
             at = (keep - published) * self._tree.block_bytes
             taken_back = seq.private_key[at : at + in_tail * TOKEN_BYTES]
         self._keep_known(seq, num_tokens)
+        self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
         if keep < computed // size:
             rows.write_tail(row, 0, taken_back)
             seq.private_key = seq.private_key[: max(keep - published, 0) * self._tree.block_bytes]
-        self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
         if keep < published:
             for window in rows.windows:
                 self._refresh(seq, window.index, keep + 1)
@@ -183,7 +179,7 @@ class Rollback:
             return
         for g in self._rows.token_groups:
             slots = self._rows.slots(g, seq.row, start, stop)
-            if self._copies.sources or self._tree.pools[g].shared or seq.private_key:
+            if self._tree.pools[g].shared or seq.private_key:
                 slots = self._unshared(g, slots)
             self._tree.pools[g].free(slots)
 
@@ -203,5 +199,4 @@ class Rollback:
                 pool.unshare(block)
             elif block != GAP:
                 own.append(block)
-                self._copies.forget(group, block)
         return memoryview(array("i", own))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Drop = Callable[["Node"], None]
 """Takes a node that no hit can end in any more out of the tree."""
 
+NEVER = float("inf")
+
 
 class Part(msgspec.Struct, gc=False, eq=False):
     """What one sparse group keeps of a node.
@@ -77,6 +79,7 @@ class SparseGroup(ABC):
         self._evictor = site.evictor
         self._passing: Order = OrderedDict()
         self._kept: dict[tuple[bool, int], Order] = {}
+        self._next_expiry = NEVER
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -192,13 +195,20 @@ class SparseGroup(ABC):
         return done
 
     def _refile_expired(self) -> None:
-        """Put parts whose retention ran out among the others, in the order of their last use."""
+        """Put parts whose retention ran out among the others, as those used longest ago."""
         now = self._evictor.now()
-        for rank in [rank for rank in self._kept if rank[0]]:
-            order = self._kept[rank]
-            while order and next(iter(order)).keep_until <= now:
-                node = next(iter(order))
-                self._file(node, node.parts[self.place])
+        if now < self._next_expiry:
+            return
+        retained = [node for rank in self._kept if rank[0] for node in self._kept[rank]]
+        self._next_expiry = min(
+            (n.keep_until for n in retained if n.keep_until > now), default=NEVER
+        )
+        for node in reversed(retained):
+            if node.keep_until <= now:
+                part = node.parts[self.place]
+                self._file(node, part)
+                assert part.rank is not None
+                self._kept[part.rank].move_to_end(node, last=False)
 
     def _list(self, node: Node, part: Part) -> None:
         """Put a part among those that may have passing blocks, as the one used last."""
@@ -212,6 +222,8 @@ class SparseGroup(ABC):
         """Put a part into its eviction class, as the one used last."""
         keep_until = node.keep_until
         rank = (keep_until > 0 and keep_until > self._evictor.now(), node.priority)
+        if rank[0]:
+            self._next_expiry = min(self._next_expiry, keep_until)
         if part.rank is not None and part.rank != rank:
             del self._kept[part.rank][node]
         order = self._kept.get(rank)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.core.copies import CopyPlan
 from quire.core.sparse import Part, Site, SparseGroup
 from quire.core.tokens import IntArray
 
@@ -33,10 +32,9 @@ class StateGroup(SparseGroup):
     works on a copy of its own.
     """
 
-    def __init__(self, site: Site, interval: int | None, copies: CopyPlan) -> None:
+    def __init__(self, site: Site, interval: int | None) -> None:
         super().__init__(site)
         self.interval = interval
-        self._copies = copies
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -158,7 +156,6 @@ class StateGroup(SparseGroup):
 
     def _free(self, part: StatePart, at: int) -> None:
         block = part.snapshots.pop(at)
-        self._copies.forget(self.index, block)
         self.pool.free(memoryview(array("i", [block])))
         part.passing.discard(at)
         part.num_held -= 1

@@ -82,9 +82,9 @@ class BlockStore:
         self.groups = tuple(
             BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
         )
-        self.copies = CopyPlan()
+        self.copies = CopyPlan(self.groups)
         evictor = Evictor(_factory(settings.policy), self.clock)
-        sparse = sparse_groups(settings, self.groups, evictor, self.copies)
+        sparse = sparse_groups(settings, self.groups, evictor)
         self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
         self.counters = Counters()
@@ -252,7 +252,7 @@ class BlockStore:
 
 
 def sparse_groups(
-    settings: Settings, pools: tuple[BlockPool, ...], evictor: Evictor, copies: CopyPlan
+    settings: Settings, pools: tuple[BlockPool, ...], evictor: Evictor
 ) -> tuple[SparseGroup, ...]:
     """Make the windowed and recurrent groups of a manager."""
     sparse: list[SparseGroup] = []
@@ -262,7 +262,7 @@ def sparse_groups(
             case SlidingWindow() | ChunkedAttention():
                 sparse.append(WindowGroup(site, group.kind, settings.block_size))
             case Recurrent():
-                sparse.append(StateGroup(site, group.kind.interval, copies))
+                sparse.append(StateGroup(site, group.kind.interval))
             case FullAttention():
                 pass
     return tuple(sparse)

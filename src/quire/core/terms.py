@@ -104,10 +104,9 @@ def terms_of(
     return Terms(tuple(steps), limit)
 
 
-def ending_at(terms: Terms | None, limit: int, default: Term) -> Terms:
-    """Return the same terms with nothing published from block `limit` on."""
-    steps = terms.steps if terms is not None else (default,)
-    return Terms(steps, min(limit, terms.limit) if terms is not None else limit)
+def nothing_more(terms: Terms | None, default: Term) -> Terms:
+    """Return the same terms, but that nothing more is published."""
+    return Terms(terms.steps if terms is not None else (default,), limit=0)
 
 
 def _check_ranges(ranges: object) -> None:

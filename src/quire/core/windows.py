@@ -317,10 +317,8 @@ class WindowGroup(SparseGroup):
         """Return the first window at a multiple of the interval that ends after block `at`."""
         if not self._interval:
             return FAR, FAR
-        number = at * self._size // self._interval + 1
+        number = -(-(at + 1) * self._size // self._interval)
         end = number * self._interval // self._size
-        if end <= at:
-            end = (number + 1) * self._interval // self._size
         return self.first(end), end
 
     def _free(self, node: Node, part: Part, first: int, end: int) -> int:
