@@ -169,7 +169,7 @@ class Publisher:
         width, windows, states = rows.width, rows.windows, rows.states
         first, *others = rows.token_groups or (0,)
         table = rows.flat[first]
-        beside = len(rows.flat) > 1
+        beside = bool(others or windows or states)
         in_place = self._events is None and bool(rows.token_groups)
         extended = 0
         for seq in seqs:
