@@ -1,15 +1,18 @@
 """Tiny models of many families, and the comparison that all differential tests make."""
 
 import functools
+import inspect
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
 import quire
 from quire.engines.hf import PrefixCache
-from quire.tensors import KVLayout
+from quire.engines.hf.probe import probe_model
+from quire.engines.hf.store import first_token
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -112,11 +115,17 @@ def _settled(model):
     return model
 
 
+@functools.cache
+def group_names(model):
+    """The names of a model's layer groups."""
+    return tuple(group.name for group in probe_model(model, 16)[1].groups)
+
+
 def make_cache(model, *, num_blocks=400, block_size=16, **options):
-    """A debug cache of so many blocks: fresh memory is NaN."""
-    layout = KVLayout.from_config(model.config, block_size)
-    options = {"debug": True, **options}
-    return PrefixCache(model, layout.bytes_per_block * num_blocks, block_size, **options)
+    """A debug cache of so many blocks in each layer group: fresh memory is NaN."""
+    if not isinstance(num_blocks, dict):
+        num_blocks = dict.fromkeys(group_names(model), num_blocks)
+    return PrefixCache(model, num_blocks, block_size, **{"debug": True, **options})
 
 
 def random_ids(generator, num_tokens, rows=1):
@@ -161,21 +170,42 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, **arguments):
 
 
 def check_stored(model, cache, tokens, scope=None):
-    """The pool's K and V of a cached prefix are those that a fresh forward computes."""
-    seq = cache.manager.open(tokens.numpy().astype("int32"), cache._scope(scope))
+    """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
+    store, making = cache._store, cache._making
+    ids = tokens.numpy().astype("int32")
+    seq = store.open(ids, cache._scope(scope), 0, None)
     try:
-        from quire.tensors import apply_copies, gather
-
-        apply_copies(cache.pool, cache.manager.take_copies())
-        held = gather(cache.pool, seq.block_ids(), seq.num_cached)
-        if seq.num_cached == 0:
+        length = seq.num_cached
+        if length == 0:
             return 0
-        fresh = transformers.DynamicCache()
+        held = [
+            [_room(making.like(memory, 1), length - first_token(group.kind, length))]
+            * memory.num_layers
+            for group, memory in making.token_groups
+        ]
+        held = [[(k.clone(), v.clone()) for k, v in layers] for layers in held]
+        store.load(seq, length, held)
+        states = store.load_states(seq) if cache.layout.is_recurrent else []
+        fresh = making.cache(tokens[None], np.zeros(1, dtype=np.int64))
+        arguments = {"past_key_values": fresh, "use_cache": True}
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            arguments["position_ids"] = torch.arange(length)[None]
         with torch.no_grad():
-            model(tokens[None, : seq.num_cached], past_key_values=fresh, use_cache=True)
-        for (k, v), layer in zip(held, fresh.layers, strict=True):
-            torch.testing.assert_close(k, layer.keys[0], atol=1e-3, rtol=1e-3)
-            torch.testing.assert_close(v, layer.values[0], atol=1e-3, rtol=1e-3)
-        return seq.num_cached
+            model(tokens[None, :length], **arguments)
+        for (group, _), layers in zip(making.token_groups, held, strict=True):
+            first = first_token(group.kind, length)
+            for layer, kv in zip(group.layers, layers, strict=True):
+                for one, two in zip(kv, fresh.kv_layers[layer].row(0, first, length), strict=True):
+                    torch.testing.assert_close(one, two, atol=1e-3, rtol=1e-3)
+        if cache.layout.is_recurrent:
+            assert len(states) == len(fresh.state_layers)
+            for one_layer, two_layer in zip(states, fresh.row_states(0), strict=True):
+                for one, two in zip(one_layer, two_layer, strict=True):
+                    torch.testing.assert_close(one, two, atol=1e-3, rtol=1e-3)
+        return length
     finally:
         cache.manager.close(seq)
+
+
+def _room(like, num_tokens):
+    return tuple(part[0].expand(-1, num_tokens, -1).clone() for part in like)

@@ -134,10 +134,10 @@ def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_the_layout_of_the_config_is_what_the_model_caches(family):
-    from quire.tensors import KVLayout
+    from quire.tensors import ModelLayout
 
     model = tiny_model(family)
-    assert make_cache(model).layout == KVLayout.from_config(model.config)
+    assert make_cache(model).layout == ModelLayout.from_config(model.config)
 
 
 def test_a_draft_model_verifies_against_a_cached_prefix():

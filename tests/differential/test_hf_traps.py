@@ -59,30 +59,10 @@ def test_trap_2_full_ids_and_new_ids_with_a_full_mask_are_both_right(model, ids)
     assert torch.equal(cache.generate(ids, max_new_tokens=8), plain)
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (
-            transformers.MistralConfig(
-                vocab_size=VOCAB,
-                hidden_size=32,
-                intermediate_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                sliding_window=16,
-            ),
-            "layers 0-1 are sliding_attention",
-        ),
-        (
-            transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
-            "recurrent",
-        ),
-    ],
-)
-def test_trap_3_layers_that_cannot_be_rolled_back_are_refused(config, words):
+def test_trap_3_a_model_of_recurrent_layers_alone_is_refused():
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(UnsupportedModel, match=words):
+    with pytest.raises(UnsupportedModel, match="recurrent"):
         PrefixCache(model, "1MiB")
 
 

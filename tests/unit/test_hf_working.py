@@ -10,11 +10,20 @@ pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402
 
+from quire.engines.hf.inputs import Prompts  # noqa: E402
+from quire.engines.hf.layers import WorkingLayer  # noqa: E402
 from quire.engines.hf.ledger import TokenLedger  # noqa: E402
-from quire.engines.hf.working import WorkingCache, WorkingLayer  # noqa: E402
+from quire.engines.hf.making import Making, stacked  # noqa: E402
+from quire.engines.hf.states import HybridLayer, StateLayer  # noqa: E402
+from quire.engines.hf.working import WorkingCache  # noqa: E402
 from quire.errors import ConfigError, InvariantError  # noqa: E402
+from quire.tensors.kinds import KVShape, LayerKind  # noqa: E402
+from quire.tensors.layout import StateShape  # noqa: E402
+from quire.tensors.model import ModelLayout  # noqa: E402
 
-HEADS, K_WIDTH, V_WIDTH, LAYERS = 2, 3, 1, 2
+HEADS, K_WIDTH, V_WIDTH = 2, 3, 1
+WINDOWS = (None, 4)
+LAYERS = len(WINDOWS)
 
 
 def states(ids, layer):
@@ -29,7 +38,7 @@ class WorkingCacheMachine(RuleBasedStateMachine):
 
     @initialize(rows=st.integers(1, 3), room=st.sampled_from([0, 1, 7]))
     def start(self, rows, room):
-        layers = [WorkingLayer(room, debug_nan=True) for _ in range(LAYERS)]
+        layers = [WorkingLayer(room, window=window, debug_nan=True) for window in WINDOWS]
         ledger = TokenLedger(torch.zeros(rows, 0, dtype=torch.long), np.zeros(rows, dtype=int))
         self.cache = WorkingCache(layers, ledger)
         self.rows = [[] for _ in range(rows)]
@@ -43,12 +52,17 @@ class WorkingCacheMachine(RuleBasedStateMachine):
         ids = ids.view(len(self.rows), num_new)
         if same:
             ids = ids[:1].expand(len(self.rows), -1)
-        for layer in range(LAYERS):
-            k, _ = self.cache.update(*states(ids, layer), layer)
-        assert k.shape == (len(self.rows), HEADS, len(self.rows[0]) + num_new, K_WIDTH)
+        sizes = [self.cache.get_mask_sizes(num_new, layer) for layer in range(LAYERS)]
+        seen = [self.cache.update(*states(ids, layer), layer) for layer in range(LAYERS)]
         self.cache.ledger.append(ids)
         for row, new in zip(self.rows, ids.tolist(), strict=True):
             row.extend(new)
+        rows = torch.tensor(self.rows)
+        for layer, ((length, offset), (k, v)) in enumerate(zip(sizes, seen, strict=True)):
+            k_want, v_want = states(rows[:, offset:], layer)
+            assert length == k.shape[-2]
+            assert torch.equal(k, k_want)
+            assert torch.equal(v, v_want)
 
     @rule(num_new=st.integers(1, 5), failed_layers=st.integers(1, LAYERS - 1))
     def forward_that_fails(self, num_new, failed_layers):
@@ -113,9 +127,11 @@ class WorkingCacheMachine(RuleBasedStateMachine):
         length = len(self.rows[0])
         assert self.cache.get_seq_length() == length
         assert self.cache.get_mask_sizes(4, 0) == (length + 4, 0)
+        offset = max(length - 3, 0)
+        assert self.cache.get_mask_sizes(4, 1) == (length + 4 - offset, offset)
         for row, tokens in enumerate(self.rows):
             if tokens:
-                for layer, (k, v) in enumerate(self.cache.row_kv(row, 0, length)):
+                for layer, (k, v) in enumerate(self.cache.row_kv(range(LAYERS), row, 0, length)):
                     k_want, v_want = states(torch.tensor([tokens]), layer)
                     assert torch.equal(k, k_want[0])
                     assert torch.equal(v, v_want[0])
@@ -127,7 +143,7 @@ TestWorkingCache.settings = settings(max_examples=60, stateful_step_count=25, de
 
 def one_row(num_tokens=4):
     cache = WorkingCache(
-        [WorkingLayer() for _ in range(LAYERS)],
+        [WorkingLayer(window=window) for window in WINDOWS],
         TokenLedger(torch.zeros(1, 0, dtype=torch.long), np.zeros(1, dtype=int)),
     )
     ids = torch.arange(1, num_tokens + 1)[None]
@@ -153,7 +169,7 @@ def test_columns_without_tokens_are_entered_as_unknown_and_cannot_be_read():
     cache.ledger.append(torch.ones(1, 1, dtype=torch.long))
     assert (cache.ledger.length, cache.ledger.known) == (7, 4)
     with pytest.raises(InvariantError, match="4 are known"):
-        cache.row_kv(0, 0, 5)
+        cache.row_kv([0], 0, 0, 5)
 
 
 def test_a_layer_and_a_ledger_that_disagree_are_found():
@@ -161,3 +177,196 @@ def test_a_layer_and_a_ledger_that_disagree_are_found():
     cache.ledger.append(torch.ones(1, 1, dtype=torch.long))
     with pytest.raises(InvariantError, match="columns"):
         cache.check()
+
+
+def like(rows=1):
+    return torch.zeros(rows, HEADS, 1, K_WIDTH), torch.zeros(rows, HEADS, 1, V_WIDTH)
+
+
+def test_a_windowed_layer_begins_with_its_window_and_counts_all_columns():
+    layer = WorkingLayer(window=4)
+    k, v = layer.start_with(10, like())
+    assert (layer.first, layer.length, k.shape[-2], v.shape[-2]) == (7, 10, 3, 3)
+    assert (layer.get_seq_length(), layer.get_mask_sizes(2)) == (10, (5, 7))
+    k.fill_(1), v.fill_(1)
+    k, _ = layer.update(*states(torch.full((1, 2), 5), 0))
+    assert k.shape[-2] == 5
+    assert layer.row(0, 7, 12)[0].shape[1] == 5
+    with pytest.raises(InvariantError, match="columns 6-12 of a layer of columns 7-12"):
+        layer.row(0, 6, 12)
+
+
+def test_a_windowed_layer_goes_back_no_further_than_to_where_it_began():
+    layer = WorkingLayer(window=4)
+    layer.start_with(10, like())
+    layer.update(*states(torch.full((1, 6), 5), 0))
+    layer.crop(-6)
+    assert layer.length == 10
+    with pytest.raises(ConfigError, match="starts before column 7"):
+        layer.crop(-1)
+    assert layer.length == 10
+
+
+def test_a_crop_that_one_layer_cannot_do_changes_no_layer():
+    cache = one_row(0)
+    for layer in cache.kv_layers.values():
+        layer.start_with(10, like())
+    cache.ledger.append(torch.ones(1, 10, dtype=torch.long))
+    with pytest.raises(ConfigError, match="whose window"):
+        cache.crop(-1)
+    cache.check()
+    assert cache.get_seq_length() == 10
+
+
+# -- recurrent states --------------------------------------------------------------------
+
+STATES = (
+    StateShape("conv.0", (2, 3), torch.float32),
+    StateShape("recurrent.0", (4,), torch.float32),
+)
+
+
+def recurrent_cache(rows=1, block_size=2):
+    layers = [HybridLayer(window=4), StateLayer()]
+    ledger = TokenLedger(torch.zeros(rows, 0, dtype=torch.long), np.zeros(rows, dtype=int))
+    return WorkingCache(layers, ledger, block_size=block_size)
+
+
+def feed(cache, ids, failing=False):
+    """Run a forward whose states are the last three ids, and the sum of all, of each row."""
+    ids = torch.as_tensor(ids)
+    cache.forward_starts()
+    for layer in range(2):
+        inputs = ids[:, None, :].float().expand(-1, 2, -1)
+        cache.update_conv_state(inputs, layer, conv_kernel_size=3)
+        held = cache.get_recurrent_state(layer)
+        total = ids.sum(1, keepdim=True).float().expand(-1, 4)
+        cache.update_recurrent_state(total if held is None else held + total, layer)
+        if failing:
+            return
+    cache.update(*states(ids, 0), 0)
+    cache.forward_ends(ids)
+
+
+def sums(cache):
+    return [cache.row_states(row)[1][1][0].item() for row in range(cache.ledger.num_rows)]
+
+
+def test_states_are_copied_where_a_block_ends_and_only_there():
+    cache = recurrent_cache()
+    feed(cache, [[1, 2, 3]])
+    assert cache.snapshots == [None]
+    feed(cache, [[4]])
+    feed(cache, [[5]])
+    assert cache.snapshots[0].length == 4
+    conv, recurrent = cache.snapshots[0].states[1]
+    assert conv[0].tolist() == [2, 3, 4]
+    assert recurrent.tolist() == [10] * 4
+    assert sums(cache) == [15]
+
+
+def test_rows_take_their_states_and_snapshots_along():
+    cache = recurrent_cache(2)
+    feed(cache, [[1, 2], [3, 4]])
+    cache.batch_repeat_interleave(2)
+    feed(cache, [[10], [20], [30], [40]])
+    assert sums(cache) == [13, 23, 37, 47]
+    cache.reorder_cache(torch.tensor([1, 1, 3, 2]))
+    assert sums(cache) == [23, 23, 47, 37]
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert sums(cache) == [37, 23]
+    assert [snapshot.states[1][1][0].item() for snapshot in cache.snapshots] == [7, 3]
+    cache.check()
+
+
+def test_a_row_that_has_ended_keeps_the_states_from_before_its_end():
+    cache = recurrent_cache(2)
+    cache.ends, cache.prompt_columns = frozenset({9}), 2
+    feed(cache, [[9, 1], [9, 1]])  # an end in the prompt is text like any other
+    for ids in ([[9], [5]], [[0], [5]], [[0], [5]], [[0], [9]]):
+        feed(cache, ids)
+    assert [snapshot.length for snapshot in cache.snapshots] == [2, 6]
+
+
+def test_a_recurrent_state_cannot_be_cropped_and_nothing_changes():
+    cache = recurrent_cache()
+    feed(cache, [[1, 2]])
+    assert not cache.is_croppable
+    cache.crop(0)
+    with pytest.raises(ConfigError, match="cannot go back"):
+        cache.crop(-1)
+    cache.check()
+    assert sums(cache) == [3]
+
+
+def test_a_convolution_that_records_its_past_is_cropped():
+    cache = WorkingCache(
+        [WorkingLayer(), StateLayer()],
+        TokenLedger(torch.zeros(1, 0, dtype=torch.long), np.zeros(1, dtype=int)),
+        block_size=2,
+    )
+    cache.activate_past_recording()
+    for piece in ([[1, 2, 3]], [[4, 5, 6]]):
+        ids = torch.tensor(piece)
+        cache.forward_starts()
+        cache.update(*states(ids, 0), 0)
+        cache.update_conv_state(ids[:, None].float().expand(-1, 2, -1), 1, conv_kernel_size=3)
+        cache.forward_ends(ids)
+    assert cache.snapshots[0].length == 6
+    cache.crop(-1)
+    assert cache.snapshots == [None]
+    assert cache.row_states(0)[0][0][0].tolist() == [3, 4, 5]
+    cache.check()
+
+
+def test_after_a_forward_that_failed_the_states_are_lost_and_say_so():
+    cache = recurrent_cache()
+    feed(cache, [[1, 2]])
+    feed(cache, [[3]], failing=True)
+    with pytest.raises(ConfigError, match="open a new session"):
+        feed(cache, [[3]])
+    with pytest.raises(InvariantError, match="at no position"):
+        cache.row_states(0)
+    assert cache.snapshots[0].length == 2  # taken before, and still right
+    cache.reset()
+    feed(cache, [[7]])
+    assert sums(cache) == [7]
+
+
+def test_states_of_other_rows_are_refused():
+    cache = recurrent_cache()
+    feed(cache, [[1, 2]])
+    with pytest.raises(ConfigError, match="holds 1 rows and the model was fed 3"):
+        feed(cache, [[1], [1], [1]])
+
+
+def test_rows_that_were_computed_alone_are_joined_behind_their_padding():
+    kinds = [
+        LayerKind("hybrid_sliding", "sliding", 4, 1),
+        LayerKind("linear_attention", None, None, 1),
+    ]
+    shapes = [KVShape(HEADS, K_WIDTH, V_WIDTH), None]
+    layout = ModelLayout.of_layers(kinds, shapes, [STATES] * 2, torch.float32, 2)
+    making = Making(kinds, layout, torch.device("cpu"), debug_nan=True)
+    texts = [[1, 2, 3, 4, 5, 6, 7], [8, 9], [4]]
+    pads = np.array([0, 5, 6])
+    ids = torch.tensor([[0] * pad + text for pad, text in zip(pads, texts, strict=True)])
+    tokens = [np.array(text, dtype=np.int32) for text in texts]
+    prompts = Prompts(ids, (ids > 0).long(), pads, tokens)
+    caches = []
+    for row in range(3):
+        caches.append(making.cache(prompts.row(row).ids, np.zeros(1, dtype=int)))
+        if len(texts[row]) > 1:
+            feed(caches[-1], [texts[row][:-1]])
+    cache = stacked(caches, prompts, making)
+    cache.check()
+    assert cache.get_seq_length() == 6
+    assert sums(cache) == [21, 8, 0]
+    assert [row.tolist() for row in cache.ledger.rows()] == [[1, 2, 3, 4, 5, 6], [8], []]
+    (k, _), (k_short, _) = cache.row_kv([0], 0, 0, 6)[0], cache.row_kv([0], 1, 0, 1)[0]
+    assert torch.equal(k, states(torch.tensor([[1, 2, 3, 4, 5, 6]]), 0)[0][0])
+    assert torch.equal(k_short, states(torch.tensor([[8]]), 0)[0][0])
+    feed(cache, [[7], [9], [4]])
+    assert sums(cache) == [28, 17, 4]
+    seen, _ = cache.layers[0].keys, None
+    assert bool(seen.isfinite().all())

@@ -3,8 +3,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow  # noqa: E402
 from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
-from quire.tensors import KVLayout  # noqa: E402
+from quire.tensors import KVLayout, ModelLayout, StateLayout, StateShape  # noqa: E402
+from quire.tensors.kinds import KVShape, LayerKind  # noqa: E402
 
 F32 = torch.float32
 TINY = {
@@ -95,12 +97,16 @@ def test_the_dtype_of_the_config_is_the_default():
             {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2},
             ["qwen2", "layers 2", "sliding_attention"],
         ),
-        ("gemma3_text", {"num_hidden_layers": 6}, ["gemma3_text", "layers 0-4", "sliding window"]),
+        (
+            "gemma3_text",
+            {"num_hidden_layers": 6},
+            ["gemma3_text", "layers 0-4 sliding_attention (window 4096)", "ModelLayout"],
+        ),
         ("llama4_text", {}, ["llama4_text", "chunked_attention"]),
-        ("qwen3_next", {}, ["qwen3_next", "linear_attention"]),
+        ("qwen3_next", {"num_hidden_layers": 4}, ["qwen3_next", "layers 0-2 linear_attention"]),
         ("deepseek_v32", {}, ["deepseek_v32", "indexed_attention"]),
         ("mamba", {}, ["mamba", "state_size", "recurrent"]),
-        ("jamba", {}, ["jamba", "recurrent"]),
+        ("jamba", {"num_hidden_layers": 5}, ["jamba", "linear_attention"]),
         ("bart", {}, ["bart", "encoder-decoder"]),
         ("mllama", {}, ["mllama", "composite", "cross-attention", "llava"]),
         ("paligemma", {}, ["paligemma", "composite", "not causal"]),
@@ -129,3 +135,99 @@ def test_rope_that_depends_on_the_length_is_found_wherever_it_stands():
     phi3.rope_parameters = {"full_attention": {"rope_type": "longrope"}}
     with pytest.raises(UnsupportedModel, match="longrope"):
         KVLayout.from_config(phi3)
+
+
+SLIDING = {
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "groups"),
+    [
+        ("llama", {}, [("full", FullAttention(), (0, 1, 2))]),
+        ("mistral", {"sliding_window": 8}, [("sliding", SlidingWindow(8), (0, 1, 2))]),
+        (
+            "gemma3_text",
+            SLIDING,
+            [("full", FullAttention(), (1,)), ("sliding", SlidingWindow(12), (0, 2))],
+        ),
+        (
+            "llama4_text",
+            {
+                "attention_chunk_size": 20,
+                "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+            },
+            [("full", FullAttention(), (2,)), ("chunked", ChunkedAttention(20), (0, 1))],
+        ),
+    ],
+)
+def test_layers_of_one_kind_are_one_group(model_type, values, groups):
+    layout = ModelLayout.from_config(config(model_type, **values), block_size=8)
+    assert [(g.name, g.kind, g.layers) for g in layout.groups] == groups
+    assert (layout.num_layers, layout.block_size) == (3, 8)
+    assert all(g.memory.num_layers == len(g.layers) for g in layout.groups)
+    assert layout.is_full_attention == (model_type == "llama")
+
+
+def test_layers_of_one_kind_and_two_shapes_are_two_groups():
+    gemma4 = config(
+        "gemma4_text",
+        **SLIDING,
+        head_dim=8,
+        global_head_dim=32,
+        num_key_value_heads=2,
+        num_kv_shared_layers=0,
+    )
+    full, sliding = ModelLayout.from_config(gemma4).groups
+    assert (full.memory.k_width, sliding.memory.k_width) == (32, 8)
+    kinds = [LayerKind("full_attention", "full", None, 0)] * 3
+    shapes = [KVShape(2, 8, 8), KVShape(1, 8, 8), KVShape(2, 8, 8)]
+    layout = ModelLayout.of_layers(kinds, shapes, [()] * 3, F32, 16)
+    assert [(g.name, g.layers) for g in layout.groups] == [("full", (0, 2)), ("full-2", (1,))]
+
+
+HYBRID = [
+    LayerKind("linear_attention", None, None, 1),
+    LayerKind("hybrid_sliding", "sliding", 12, 1),
+    LayerKind("dummy", None, None, 0),
+]
+STATE = (StateShape("conv.0", (4, 3), F32), StateShape("recurrent.0", (2, 2), F32))
+
+
+def hybrid_layout():
+    shapes = [None, KVShape(2, 8, 8), None]
+    return ModelLayout.of_layers(HYBRID, shapes, [STATE, STATE[:1], ()], F32, 16)
+
+
+def test_a_hybrid_layer_belongs_to_two_groups_and_an_empty_one_to_none():
+    layout = hybrid_layout()
+    assert [(g.name, g.layers) for g in layout.groups] == [("sliding", (1,)), ("recurrent", (0, 1))]
+    assert layout.groups[1].kind == Recurrent()
+    assert layout.groups[1].bytes_per_block == (12 + 4 + 12) * 4
+    assert layout.is_recurrent
+
+
+def test_a_stored_dtype_changes_k_and_v_and_no_state():
+    layout = hybrid_layout()
+    sliding, recurrent = layout.stored_as(torch.float16).groups
+    assert sliding.memory.dtype == torch.float16
+    assert recurrent.memory == StateLayout((STATE, STATE[:1]))
+    assert layout.stored_as(None) == layout
+
+
+def test_an_interval_is_that_of_windows_and_states():
+    sliding, recurrent = hybrid_layout().with_interval(64).groups
+    assert sliding.kind == SlidingWindow(12, 0, 64)
+    assert recurrent.kind == Recurrent(64)
+
+
+def test_nothing_to_keep_is_refused():
+    with pytest.raises(ConfigError, match="nothing to cache"):
+        ModelLayout.of_layers(HYBRID[2:], [None], [()], F32, 16)
+
+
+def test_a_config_alone_does_not_tell_the_shape_of_states():
+    with pytest.raises(UnsupportedModel, match=r"linear_attention layers, .* read from a run"):
+        ModelLayout.from_config(config("qwen3_next", num_hidden_layers=4))

@@ -8,12 +8,30 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from quire.errors import ConfigError  # noqa: E402
-from quire.tensors import KVLayout, KVPool, apply_copies, gather, scatter  # noqa: E402
+from quire.tensors import (  # noqa: E402
+    KVLayout,
+    KVPool,
+    StateLayout,
+    StatePool,
+    StateShape,
+    apply_copies,
+    apply_plan,
+    gather,
+    gather_into,
+    scatter,
+)
 from quire.tensors.copy import SLICE_RUN_BLOCKS  # noqa: E402
 from quire.tensors.slots import runs  # noqa: E402
 
 
 class Copy(NamedTuple):
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class GroupCopy(NamedTuple):
+    group: int
     src: int
     dst: int
     num_tokens: int
@@ -52,7 +70,7 @@ def test_a_pool_needs_a_block():
 
 
 def test_a_pool_that_the_device_cannot_hold_says_so():
-    with pytest.raises(ConfigError, match="cpu has no room for a pool of"):
+    with pytest.raises(ConfigError, match=r"cpu has no room for a tensor of .* of a pool"):
         KVPool(LAYOUT, 1 << 44)
 
 
@@ -121,6 +139,30 @@ def test_scatter_writes_the_given_tokens_and_nothing_else(block_ids, data):
     scatter(pool, block_ids, start, new)
     np.testing.assert_array_equal(pool.k.numpy(), k)
     np.testing.assert_array_equal(pool.v.numpy(), v)
+
+
+@settings(max_examples=60)
+@given(BLOCKS | NEIGHBOURS, st.data())
+def test_gather_from_the_middle_reads_no_block_before(block_ids, data):
+    start = data.draw(st.integers(0, 4 * len(block_ids)))
+    stop = data.draw(st.integers(start, 4 * len(block_ids)))
+    pool, k, v = filled()
+    table = [-1] * (start // 4) + block_ids[start // 4 :]
+    out = [(torch.empty(3, stop - start, 4), torch.empty(3, stop - start, 2)) for _ in range(2)]
+    gather_into(pool, table, stop, out, start)
+    for layer, (k_out, v_out) in enumerate(out):
+        k_want = tokens_of(k, layer, block_ids, stop)[:, start:]
+        np.testing.assert_array_equal(k_out.numpy(), k_want)
+        v_want = tokens_of(v, layer, block_ids, stop)[:, start:]
+        np.testing.assert_array_equal(v_out.numpy(), v_want)
+
+
+def test_scatter_writes_behind_blocks_that_are_gone():
+    pool, _, _ = filled()
+    new = [(torch.ones(3, 3, 4), torch.ones(3, 3, 2))] * 2
+    scatter(pool, [-1, -1, 5], 9, new)
+    assert bool((pool.k[:, 5, 1:] == 1).all())
+    assert not bool((pool.k[:, 5, 0] == 1).any())
 
 
 def test_what_was_scattered_is_gathered_again_in_the_pools_dtype():
@@ -198,3 +240,108 @@ def test_a_wrong_copy_is_refused_and_changes_nothing(call, words):
 )
 def test_runs_are_maximal_and_in_order(ids, expected):
     assert runs(np.array(ids, dtype=np.int64)) == expected
+
+
+STATES = StateLayout(
+    (
+        (
+            StateShape("conv.0", (3, 2), torch.float32),
+            StateShape("recurrent.0", (4,), torch.float64),
+        ),
+        (StateShape("conv.0", (5,), torch.bfloat16),),
+    )
+)
+
+
+def filled_states(num_blocks=6, **options):
+    pool = StatePool(STATES, num_blocks, **options)
+    for layer in pool.layers:
+        for held in layer:
+            held.copy_(torch.arange(num_blocks).view(-1, *[1] * (held.ndim - 1)).expand_as(held))
+    return pool
+
+
+def values(pool):
+    """The number that fills each block, per tensor."""
+    return [held.flatten(1).double()[:, 0].tolist() for layer in pool.layers for held in layer]
+
+
+def test_a_state_takes_the_bytes_of_its_tensors_whatever_the_block_size():
+    assert STATES.bytes_per_block == 6 * 4 + 4 * 8 + 5 * 2
+    pool = StatePool(STATES, 7)
+    assert pool.num_bytes == 7 * STATES.bytes_per_block
+    assert "7 states" in repr(pool)
+    assert "2 layers, 3 tensors" in repr(pool)
+
+
+def test_a_state_layout_needs_tensors():
+    with pytest.raises(ConfigError, match="at least one tensor"):
+        StateLayout(((),))
+
+
+def test_a_state_is_written_and_read_whole():
+    pool = filled_states()
+    states = [
+        [torch.full((3, 2), 9.0), torch.full((4,), 8.0, dtype=torch.float64)],
+        [torch.full((5,), 7.0)],
+    ]
+    pool.write(4, states)
+    assert values(pool) == [[0, 1, 2, 3, 9, 5], [0, 1, 2, 3, 8, 5], [0, 1, 2, 3, 7, 5]]
+    assert torch.equal(pool.read(4)[0][1], states[0][1])
+
+
+def test_a_state_of_other_shapes_is_refused_and_nothing_is_written():
+    pool = filled_states()
+    with pytest.raises(ConfigError, match="do not fit"):
+        pool.write(1, [[torch.zeros(3, 2), torch.zeros(5)], [torch.zeros(5)]])
+    assert values(pool) == [[0, 1, 2, 3, 4, 5]] * 3
+
+
+def test_states_are_copied_whole_and_at_once():
+    pool = filled_states()
+    apply_copies(pool, [Copy(1, 2, 1), Copy(2, 1, 1), Copy(2, 5, 1)])
+    assert values(pool) == [[0, 2, 1, 3, 4, 2]] * 3
+
+
+def test_in_debug_fresh_states_are_nan_after_the_sources_are_read():
+    pool = filled_states(debug_nan=True)
+    apply_copies(pool, [Copy(3, 4, 1)], fresh=[3, 0])
+    assert [np.isnan(each).tolist() for each in values(pool)] == [
+        [True, False, False, True, False, False]
+    ] * 3
+    assert [each[4] for each in values(pool)] == [3, 3, 3]
+    assert bool(StatePool(STATES, 2, debug_nan=True).layers[1][0].isnan().all())
+
+
+def test_a_plan_over_groups_copies_in_the_pool_of_each():
+    kv, k, _ = filled()
+    states = filled_states()
+    apply_plan([kv, states], [GroupCopy(1, 0, 3, 1), GroupCopy(0, 1, 2, 4)])
+    np.testing.assert_array_equal(kv.k[:, 2].numpy(), k[:, 1])
+    np.testing.assert_array_equal(kv.k[:, 3].numpy(), k[:, 3])
+    assert values(states) == [[0, 1, 2, 0, 4, 5]] * 3
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5, 6, 40])
+def test_a_resized_pool_keeps_what_its_leading_blocks_hold(num_blocks):
+    kv, k, v = filled(6, debug_nan=True)
+    states = filled_states(6, debug_nan=True)
+    held = min(num_blocks, 6)
+    for pool in (kv, states):
+        pool.resize(num_blocks)
+        assert pool.num_blocks == num_blocks
+        assert pool.num_bytes == num_blocks * pool.layout.bytes_per_block
+    np.testing.assert_array_equal(kv.k[:, :held].numpy(), k[:, :held])
+    np.testing.assert_array_equal(kv.v[:, :held].numpy(), v[:, :held])
+    assert bool(kv.k[:, held:].isnan().all())
+    assert [each[:held] for each in values(states)] == [list(range(held))] * 3
+    assert all(bool(held_state[held:].isnan().all()) for held_state in states.layers[0])
+
+
+def test_a_pool_cannot_be_resized_to_nothing_or_beyond_the_device():
+    pool, k, _ = filled(6)
+    for wrong in (0, 1 << 44):
+        with pytest.raises(ConfigError):
+            pool.resize(wrong)
+    assert pool.num_blocks == 6
+    np.testing.assert_array_equal(pool.k.numpy(), k)

@@ -1,14 +1,32 @@
-"""K and V as tensors.
+"""K and V, and recurrent states, as tensors.
 
-kinds   what a transformers config says about a model's KV
-layout  shapes and bytes per token and block
+kinds   what a transformers config says about a model's layers
+layout  shapes and bytes per token, block and state
+model   the layer groups of a model
 slots   block ids and token slots, on the host
 pool    paged storage on a device
 copy    gather, scatter, and planned block copies
 """
 
-from quire.tensors.copy import KV, apply_copies, gather, gather_into, scatter
-from quire.tensors.layout import KVLayout
-from quire.tensors.pool import KVPool
+from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter
+from quire.tensors.layout import KVLayout, StateLayout, StateShape
+from quire.tensors.model import GroupLayout, ModelLayout
+from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
 
-__all__ = ["KV", "KVLayout", "KVPool", "apply_copies", "gather", "gather_into", "scatter"]
+__all__ = [
+    "KV",
+    "GroupLayout",
+    "KVLayout",
+    "KVPool",
+    "ModelLayout",
+    "Pool",
+    "StateLayout",
+    "StatePool",
+    "StateShape",
+    "apply_copies",
+    "apply_plan",
+    "gather",
+    "gather_into",
+    "make_pool",
+    "scatter",
+]

@@ -1,6 +1,6 @@
 """Moving K and V between the paged pool and contiguous tensors, and inside the pool."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from quire.errors import ConfigError
-from quire.tensors.pool import KVPool
+from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.slots import BlockIds, block_array, block_slots, on_device, runs
 
 KV = tuple[torch.Tensor, torch.Tensor]
@@ -37,6 +37,15 @@ class Copy(Protocol):
         ...
 
 
+class GroupCopy(Copy, Protocol):
+    """A planned block copy that names its layer group."""
+
+    @property
+    def group(self) -> int:
+        """Index of the layer group whose pool it is in."""
+        ...
+
+
 def gather(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> list[KV]:
     """Return K and V of the first `num_tokens` tokens that lie in `block_ids`, per layer, contiguous.
 
@@ -55,35 +64,44 @@ def gather(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> list[KV]:
     return out
 
 
-def gather_into(pool: KVPool, block_ids: BlockIds, num_tokens: int, out: Sequence[KV]) -> None:
-    """As `gather`, into `out`, one pair per layer; any strides, dtype and device."""
+def gather_into(
+    pool: KVPool, block_ids: BlockIds, num_tokens: int, out: Sequence[KV], start: int = 0
+) -> None:
+    """As `gather`, of tokens `start` to `num_tokens`, into `out`; any strides, dtype and device.
+
+    `block_ids` is the sequence's whole table; what it says of other tokens' blocks is not read.
+    """
     _check_layers(pool, out)
-    ids, spans = _spans(pool, block_ids, 0, num_tokens)
+    ids, spans = _spans(pool, block_ids, start, num_tokens)
     index = None if spans else on_device(ids, pool.device)
+    head = start % pool.layout.block_size
     for layer, pair in enumerate(out):
         for states, target in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
             if index is not None:
-                read = states.index_select(0, index).flatten(0, 1)[:num_tokens]
-                target.copy_(read.transpose(0, 1))
+                slots = states.index_select(0, index).flatten(0, 1)
+                target.copy_(slots[head : head + num_tokens - start].transpose(0, 1))
                 continue
             slots = states.flatten(0, 1)
-            for slot, start, stop in spans:
-                read = slots[slot : slot + stop - start]
-                target[:, start:stop].copy_(read.transpose(0, 1))
+            for slot, first, last in spans:
+                read = slots[slot : slot + last - first]
+                target[:, first - start : last - start].copy_(read.transpose(0, 1))
 
 
 def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> None:
     """Write K and V of tokens from position `start` on into the blocks of a sequence.
 
-    `block_ids` is the sequence's whole table; `kv` is one pair per layer, K
-    `[kv_heads, n, k_width]`, V `[kv_heads, n, v_width]`, of any strides, float dtype and device.
+    `block_ids` is the sequence's whole table, of which only the blocks of these tokens are read;
+    `kv` is one pair per layer, K `[kv_heads, n, k_width]`, V `[kv_heads, n, v_width]`, of any strides, float dtype and device.
     Raises `ConfigError` when the blocks end before token `start + n`.
     """
     _check_layers(pool, kv)
     end = start + int(kv[0][0].shape[1])
     ids, spans = _spans(pool, block_ids, start, end)
     size = pool.layout.block_size
-    index = None if spans else on_device(block_slots(ids, start, end, size), pool.device)
+    head = start % size
+    index = None
+    if not spans:
+        index = on_device(block_slots(ids, head, head + end - start, size), pool.device)
     for layer, pair in enumerate(kv):
         for states, source in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
             slots, written = states.flatten(0, 1), source.detach().transpose(0, 1)
@@ -95,11 +113,25 @@ def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> 
                 target.copy_(written[first - start : last - start])
 
 
-def apply_copies(pool: KVPool, copies: Sequence[Copy], fresh: BlockIds = ()) -> None:
-    """Do planned block copies as one simultaneous assignment.
+def apply_plan(
+    pools: Sequence[Pool],
+    copies: Sequence[GroupCopy],
+    fresh: Mapping[int, BlockIds] | None = None,
+) -> None:
+    """Do the copies that a manager planned, each in the pool of its group: `pools[group]`.
+
+    `fresh`: blocks given out since the last call, per group; see `apply_copies`.
+    """
+    for group, pool in enumerate(pools):
+        own = [copy for copy in copies if copy.group == group]
+        apply_copies(pool, own, (fresh or {}).get(group, ()))
+
+
+def apply_copies(pool: Pool, copies: Sequence[Copy], fresh: BlockIds = ()) -> None:
+    """Do planned block copies in one pool as one simultaneous assignment.
 
     Every source is read before any destination is written; of each block the first
-    `num_tokens` tokens are copied. `fresh` are blocks given out since the last call: with
+    `num_tokens` tokens are copied, or the whole state. `fresh` are blocks given out since the last call: with
     `debug_nan` they and the destinations become NaN after the sources are read (a source may
     have been evicted and given out again) and before the destinations are written.
     Raises `ConfigError` for a block outside the pool, two copies into one block, or more
@@ -108,12 +140,16 @@ def apply_copies(pool: KVPool, copies: Sequence[Copy], fresh: BlockIds = ()) -> 
     if not copies:
         pool.poison(fresh)
         return
-    block_size = pool.layout.block_size
     src = block_array([c.src for c in copies], pool.num_blocks)
     dst = block_array([c.dst for c in copies], pool.num_blocks)
     counts = np.array([c.num_tokens for c in copies], dtype=np.int64)
     if np.unique(dst).size != dst.size:
         raise ConfigError("two copies have the same destination block; it can hold one only")
+    fill = np.concatenate((block_array(fresh, pool.num_blocks), dst))
+    if isinstance(pool, StatePool):
+        _copy_states(pool, src, dst, fill)
+        return
+    block_size = pool.layout.block_size
     if counts.min() < 0 or counts.max() > block_size:
         raise ConfigError(
             f"a copy of {int(counts.max())} tokens (least {int(counts.min())}) is not within a "
@@ -125,36 +161,49 @@ def apply_copies(pool: KVPool, copies: Sequence[Copy], fresh: BlockIds = ()) -> 
     write = on_device(dst[copy_of] * block_size + offset, pool.device)
     k_slots, v_slots = pool.k.flatten(1, 2), pool.v.flatten(1, 2)
     k, v = k_slots.index_select(1, read), v_slots.index_select(1, read)
-    pool.poison(np.concatenate((block_array(fresh, pool.num_blocks), dst)))
+    pool.poison(fill)
     k_slots.index_copy_(1, write, k)
     v_slots.index_copy_(1, write, v)
+
+
+def _copy_states(
+    pool: StatePool,
+    src: npt.NDArray[np.int64],
+    dst: npt.NDArray[np.int64],
+    fill: npt.NDArray[np.int64],
+) -> None:
+    read, write = on_device(src, pool.device), on_device(dst, pool.device)
+    states = [[held.index_select(0, read) for held in layer] for layer in pool.layers]
+    pool.poison(fill)
+    for held_layer, layer in zip(pool.layers, states, strict=True):
+        for held, state in zip(held_layer, layer, strict=True):
+            held.index_copy_(0, write, state)
 
 
 def _spans(
     pool: KVPool, block_ids: BlockIds, start: int, stop: int
 ) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
-    """Return the blocks up to token `stop`, and the tokens from `start` on as spans of slots.
+    """Return the blocks of tokens `start` to `stop`, and those tokens as spans of slots.
 
     A span is (slot of its first token, its first token, its last token + 1). There are none
     where the blocks lie so scattered that one index over all is faster.
     """
-    ids = block_array(block_ids, pool.num_blocks)
     size = pool.layout.block_size
-    if not 0 <= start <= stop <= ids.size * size:
+    if not 0 <= start <= stop <= len(block_ids) * size:
         raise ConfigError(
-            f"tokens {start} to {stop} are not within the {ids.size * size} tokens of "
-            f"{ids.size} blocks of {size}"
+            f"tokens {start} to {stop} are not within the {len(block_ids) * size} tokens of "
+            f"{len(block_ids)} blocks of {size}"
         )
-    ids = ids[: -(-stop // size)]
     first_block = start // size
-    neighbours = runs(ids[first_block:])
-    if len(neighbours) * SLICE_RUN_BLOCKS > max(ids.size - first_block, SLICE_RUN_BLOCKS):
+    ids = block_array(block_ids[first_block : -(-stop // size)], pool.num_blocks)
+    neighbours = runs(ids)
+    if len(neighbours) * SLICE_RUN_BLOCKS > max(ids.size, SLICE_RUN_BLOCKS):
         return ids, []
     spans: list[tuple[int, int, int]] = []
     for index, length in neighbours:
         block = first_block + index
         begin, end = max(block * size, start), min((block + length) * size, stop)
-        spans.append((int(ids[block]) * size + begin - block * size, begin, end))
+        spans.append((int(ids[index]) * size + begin - block * size, begin, end))
     return ids, spans
 
 

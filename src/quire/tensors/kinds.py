@@ -10,15 +10,18 @@ from typing import Any, cast
 
 from quire.errors import UnsupportedModel
 
+_TOKEN_KINDS = {
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "hybrid": "full",
+    "hybrid_sliding": "sliding",
+}
+_STATE_KINDS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 _REASONS = {
-    "sliding_attention": "a sliding window keeps the last tokens only",
-    "chunked_attention": "chunked attention keeps the current chunk only",
-    "linear_attention": "linear attention keeps a recurrent state, not K and V per token",
-    "conv": "a convolution keeps a state, not K and V per token",
-    "hybrid": "a hybrid layer keeps a recurrent state beside K and V",
-    "hybrid_sliding": "a hybrid layer keeps a recurrent state beside a sliding window",
     "indexed_attention": "indexed attention keeps indexer keys beside K and V",
-    "dummy": "the layer keeps no K and V of its own",
+    "compressed_sparse_attention": "compressed attention keeps sums over runs of tokens",
+    "heavily_compressed_attention": "compressed attention keeps sums over runs of tokens",
 }
 _RECURRENT_FIELDS = (
     "ssm_cfg",
@@ -44,12 +47,29 @@ _COMPOSITE_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Layers, heads and widths of the KV of a decoder."""
+    """Heads and widths of the K and V of one layer."""
 
-    num_layers: int
     kv_heads: int
     k_width: int
     v_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What one layer keeps between two forwards.
+
+    word    transformers' name of the kind
+    tokens  how its K and V look back: "full", "sliding", "chunked"; None: it keeps none
+    window  tokens that a sliding layer sees, its own included, or of a chunk; None: all
+    states  recurrent states (a convolution's and its recurrence's counted as one); 0: none
+
+    A layer may keep both (a hybrid), or nothing (no attention, or another layer's K and V).
+    """
+
+    word: str
+    tokens: str | None
+    window: int | None
+    states: int
 
 
 def decoder_config(config: Any) -> Any:
@@ -57,25 +77,62 @@ def decoder_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
-def layer_kinds(config: Any) -> list[str]:
-    """Return the attention kind of each layer of the text decoder, in transformers' words."""
+def layer_kinds(config: Any) -> list[LayerKind]:
+    """Return what each layer of the text decoder keeps.
+
+    Raises `UnsupportedModel` for kinds that keep something else.
+    """
+    words, arguments = _words_and_arguments(config)
+    other: dict[str, list[int]] = {}
+    kinds: list[LayerKind] = []
+    for index, (word, given) in enumerate(zip(words, arguments, strict=True)):
+        if word not in _TOKEN_KINDS and word not in _STATE_KINDS and word != "dummy":
+            other.setdefault(word, []).append(index)
+        tokens = _TOKEN_KINDS.get(word)
+        window = given.get("sliding_window") if tokens in ("sliding", "chunked") else None
+        if tokens in ("sliding", "chunked") and window is None:
+            tokens = "full"
+        states = given.get("number_of_states", 1) if word in _STATE_KINDS else 0
+        kinds.append(LayerKind(word, tokens, window, states))
+    if other:
+        listed = "; ".join(
+            f"layers {_ranges(layers)} are {word} ({_REASONS.get(word, 'of a kind of their own')})"
+            for word, layers in other.items()
+        )
+        raise UnsupportedModel(
+            f"{model_type(config)} cannot be cached: {listed}. quire knows full, sliding, chunked, "
+            "recurrent and hybrid layers"
+        )
+    return kinds
+
+
+def describe_layers(config: Any) -> str:
+    """Return which layers are of which kind, as `layers 0-4, 6 sliding_attention (window 512), ...`."""
+    of_kind: dict[str, list[int]] = {}
+    for index, kind in enumerate(layer_kinds(config)):
+        window = f" (window {kind.window})" if kind.window else ""
+        of_kind.setdefault(kind.word + window, []).append(index)
+    return ", ".join(f"layers {_ranges(layers)} {word}" for word, layers in of_kind.items())
+
+
+def _words_and_arguments(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
     from transformers.cache_utils import (  # noqa: PLC0415 - see the module docstring
         get_layer_types_and_kwargs,  # pyright: ignore[reportUnknownVariableType]
     )
 
     try:
-        kinds = get_layer_types_and_kwargs(decoder_config(config))[0]
+        words, arguments = cast("Any", get_layer_types_and_kwargs)(decoder_config(config))
     except AttributeError as error:
         raise UnsupportedModel(
             f"{model_type(config)} does not say what its layers are: {error}"
         ) from error
-    return list(kinds)
+    return list(words), list(arguments)
 
 
 def check_cacheable(config: Any) -> None:
-    """Raise `UnsupportedModel` unless each layer's KV is a function of the tokens before it.
+    """Raise `UnsupportedModel` unless what each layer keeps is a function of the tokens before it.
 
-    That is so for decoders whose layers are all full causal attention with fixed positions.
+    That is so for decoders with fixed positions, of layers that `layer_kinds` knows.
     """
     name = model_type(config)
     text = decoder_config(config)
@@ -90,25 +147,14 @@ def check_cacheable(config: Any) -> None:
             f"{name} is a composite model that cannot be cached: {reason}. Known are "
             f"{', '.join(sorted(MEDIA_MODELS))}; use the text decoder as a model of its own"
         )
-    recurrent = [field for field in _RECURRENT_FIELDS if getattr(text, field, None) is not None]
-    if recurrent or getattr(_layer_configs(text)[0], "num_attention_heads", None) is None:
+    kinds = layer_kinds(config)
+    fields = [field for field in _RECURRENT_FIELDS if getattr(text, field, None) is not None]
+    hidden = bool(fields) and not any(kind.states for kind in kinds)
+    if hidden or all(kind.tokens is None for kind in kinds) or not _has_heads(text):
         raise UnsupportedModel(
-            f"{name} has recurrent layers or no attention (its config sets "
-            f"{', '.join(recurrent) or 'no num_attention_heads'}): a state is valid at one "
-            "position only and cannot be shared by prefix; use a model with full attention"
-        )
-    other: dict[str, list[int]] = {}
-    for index, kind in enumerate(layer_kinds(config)):
-        if kind != "full_attention":
-            other.setdefault(kind, []).append(index)
-    if other:
-        listed = "; ".join(
-            f"layers {_ranges(layers)} are {kind} ({_REASONS.get(kind, 'not full attention')})"
-            for kind, layers in other.items()
-        )
-        raise UnsupportedModel(
-            f"{name} cannot be cached yet: {listed}. quire caches models whose layers are all "
-            "full_attention"
+            f"{name} keeps nothing but recurrent states, or keeps them outside the cache (its "
+            f"config sets {', '.join(fields) or 'no num_attention_heads'}): where a prefix ends "
+            "cannot be read from them; use a model that has attention layers as well"
         )
     rope = _length_dependent_rope(text)
     if rope is not None:
@@ -120,21 +166,9 @@ def check_cacheable(config: Any) -> None:
         )
 
 
-def kv_shape(text: Any) -> KVShape:
-    """Return layers, heads and widths that transformers 5.23 caches for the decoder config `text`.
-
-    Raises `UnsupportedModel` when layers differ.
-    """
-    per_layer = [_layer_shape(layer) for layer in _layer_configs(text)]
-    heads, k_width, v_width = per_layer[0]
-    differing = [index for index, shape in enumerate(per_layer) if shape != per_layer[0]]
-    if differing:
-        raise UnsupportedModel(
-            f"{model_type(text)} has layers of different KV shapes: layers {_ranges(differing)} "
-            f"differ from layer 0 (kv_heads {heads}, K width {k_width}, V width {v_width}); "
-            "quire needs one shape for all layers"
-        )
-    return KVShape(len(per_layer), heads, k_width, v_width)
+def kv_shapes(config: Any) -> list[KVShape]:
+    """Return the shape that transformers 5.23 caches for K and V of each layer of `config`."""
+    return [_layer_shape(layer) for layer in _layer_configs(decoder_config(config))]
 
 
 def model_type(config: Any) -> str:
@@ -149,13 +183,17 @@ def _layer_configs(text: Any) -> list[Any]:
     return [text] * _count(text, "num_hidden_layers")
 
 
-def _layer_shape(text: Any) -> tuple[int, int, int]:
+def _has_heads(text: Any) -> bool:
+    return getattr(_layer_configs(text)[0], "num_attention_heads", None) is not None
+
+
+def _layer_shape(text: Any) -> KVShape:
     latent, rope = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
     if latent and rope:
-        return 1, int(latent), int(rope)
+        return KVShape(1, int(latent), int(rope))
     heads = _count(text, "num_attention_heads")
     head_dim = getattr(text, "head_dim", None) or _count(text, "hidden_size") // heads
-    return _kv_heads(text, heads), int(head_dim), int(head_dim)
+    return KVShape(_kv_heads(text, heads), int(head_dim), int(head_dim))
 
 
 def _kv_heads(text: Any, heads: int) -> int:

@@ -1,13 +1,21 @@
-"""What the KV of a model looks like: shapes, widths and bytes, per token and per block."""
+"""What one layer group keeps per block: shapes, widths and bytes."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
 from quire.config import format_bytes
-from quire.errors import ConfigError
-from quire.tensors.kinds import check_cacheable, decoder_config, kv_shape
+from quire.errors import ConfigError, UnsupportedModel
+from quire.tensors.kinds import (
+    check_cacheable,
+    decoder_config,
+    describe_layers,
+    kv_shapes,
+    layer_kinds,
+    model_type,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +51,30 @@ class KVLayout:
     def from_config(
         cls, config: Any, block_size: int = 16, dtype: torch.dtype | None = None
     ) -> "KVLayout":
-        """Return the layout of the model that a transformers `config` describes.
+        """Return the layout of a model whose layers are all full attention of one shape.
 
-        `dtype`: what the pool stores; None takes the config's own dtype, else float32.
-        Raises `UnsupportedModel` for a model with anything but full attention layers whose K
-        and V depend on the tokens before them alone; it names the layers and the reason.
+        `config`: of transformers; `dtype`: what the pool stores, None takes the config's own,
+        else float32. Raises `UnsupportedModel` for other models, with the layers and the reason;
+        those with layers of several kinds have a `ModelLayout`.
         """
         check_cacheable(config)
-        text = decoder_config(config)
-        shape = kv_shape(text)
-        if dtype is None:
-            declared = getattr(text, "dtype", None)
-            dtype = declared if isinstance(declared, torch.dtype) else torch.float32
+        kinds, shapes = layer_kinds(config), kv_shapes(config)
+        if any(kind.tokens != "full" or kind.states for kind in kinds):
+            raise UnsupportedModel(
+                f"{model_type(config)} has {describe_layers(config)}: one KVLayout describes full "
+                "attention alone; ModelLayout.from_config describes one group per kind"
+            )
+        if len(set(shapes)) > 1:
+            raise UnsupportedModel(
+                f"{model_type(config)} has layers of different KV shapes: {sorted(map(str, set(shapes)))}; "
+                "one KVLayout has one, ModelLayout.from_config describes one group per shape"
+            )
         return cls(
-            num_layers=shape.num_layers,
-            kv_heads=shape.kv_heads,
-            k_width=shape.k_width,
-            v_width=shape.v_width,
-            dtype=dtype,
+            num_layers=len(shapes),
+            kv_heads=shapes[0].kv_heads,
+            k_width=shapes[0].k_width,
+            v_width=shapes[0].v_width,
+            dtype=dtype or declared_dtype(config),
             block_size=block_size,
         )
 
@@ -97,3 +111,44 @@ class KVLayout:
     def v_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         """`[num_layers, num_blocks, block_size, kv_heads, v_width]`."""
         return (self.num_layers, num_blocks, self.block_size, self.kv_heads, self.v_width)
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One state tensor of one sequence: its name, its shape, without rows, and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """What the recurrent layers of a group keep: one state each, of one or more tensors.
+
+    `layers[i]` are the tensors of the group's i-th layer: the tail of a convolution's input, the
+    sum of a recurrence, or both. A block holds the states of all layers at one position, so that
+    bytes_per_block == sum of all tensors' bytes, whatever the block size.
+    """
+
+    layers: tuple[tuple[StateShape, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers or not all(self.layers):
+            raise ConfigError("a state layout needs layers with at least one tensor each")
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of the states of all layers at one position."""
+        return sum(tensor.num_bytes for layer in self.layers for tensor in layer)
+
+
+def declared_dtype(config: Any) -> torch.dtype:
+    """Return the dtype that the config of a decoder declares, else float32."""
+    declared = getattr(decoder_config(config), "dtype", None)
+    return declared if isinstance(declared, torch.dtype) else torch.float32

@@ -1,16 +1,15 @@
 """Prefix reuse for Hugging Face models."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 
 from quire.config import format_bytes, parse_bytes
 from quire.core import CacheManager, Explanation, Scope, Stats
+from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
@@ -20,15 +19,18 @@ from quire.engines.hf.inputs import (
     read_plan,
     read_prompts,
 )
+from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader, Named
-from quire.engines.hf.probe import probe_layout
+from quire.engines.hf.memory import GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.probe import probe_model
 from quire.engines.hf.recorder import Recorder
 from quire.engines.hf.report import CallReport
-from quire.engines.hf.request import Kept, Request, Terms
+from quire.engines.hf.request import Feed, Request, Terms
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, ScopeError, TokensError
-from quire.tensors.pool import KVPool
+from quire.tensors.pool import make_pool
 
 NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
 
@@ -43,13 +45,17 @@ class PrefixCache:
     computed in other matrix shapes than a whole prompt (1e-6 in float32, more in half precision);
     greedy tokens are equal unless two logits are closer than that.
 
-    model       a decoder of transformers whose layers are all full attention, in eval mode,
-                on one device
-    capacity    bytes for K and V: "2GiB", "512MB", or an integer
+    model       a decoder of transformers, in eval mode, on one device; its layers may be full,
+                sliding-window, chunked, recurrent (linear attention, Mamba, convolutions), or mixed
+    capacity    bytes for K, V and states: "2GiB", "512MB", or an integer; or blocks per layer
+                group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
     policy      what to evict: "lru", "fifo", "lfu", or a factory of policies
     dtype       what the pool stores; None stores K and V as computed. A smaller one saves
                 memory and gives up equality
+    expected_tokens    length of a cached sequence, by which layer groups share the capacity
+    snapshot_interval  tokens between windows and states that are kept on the way, besides those
+                at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
     clock       seconds, rising
 
@@ -68,26 +74,38 @@ class PrefixCache:
     def __init__(
         self,
         model: Any,
-        capacity: str | int = "1GiB",
+        capacity: str | int | Mapping[str, int] = "1GiB",
         block_size: int = 16,
         *,
         policy: Any = "lru",
         dtype: torch.dtype | None = None,
+        expected_tokens: int = EXPECTED_TOKENS,
+        snapshot_interval: int | None = None,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        capacity_bytes = parse_bytes(capacity)
-        computed = probe_layout(model, block_size, None)
-        self.layout = computed if dtype is None else replace(computed, dtype=dtype)
-        num_blocks = self.layout.num_blocks(capacity_bytes)
+        capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        kinds, computed = probe_model(model, block_size)
+        computed = computed.with_interval(snapshot_interval)
+        self.layout = computed.stored_as(dtype)
+        groups = (
+            named_groups(self.layout, cast("Mapping[str, int]", capacity))
+            if capacity_bytes is None
+            else split_layout(self.layout, capacity_bytes, expected_tokens)
+        )
         self.model = model
-        self.manager = CacheManager(num_blocks, block_size, policy=policy, debug=debug, clock=clock)
-        self.pool = KVPool(self.layout, num_blocks, model.device, debug_nan=debug)
+        self.manager = CacheManager(
+            groups=groups, block_size=block_size, policy=policy, debug=debug, clock=clock
+        )
+        self.pools = [
+            make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
+            for group, num in zip(self.layout.groups, groups, strict=True)
+        ]
         self._weights = Weights(model, self.layout)
         self.last = NO_REPORT
-        self._compute_dtype = computed.dtype
         self._clock = clock
-        self._store = BlockStore(self.manager, self.pool)
+        self._store = BlockStore(self.manager, self.pools, self.layout)
+        self._making = Making(kinds, computed, model.device, debug_nan=debug)
         self._signatures = Signatures.of(model)
         self._media = MediaReader(model)
 
@@ -130,7 +148,8 @@ class PrefixCache:
         row that is left are kept.
 
         Raises `TokensError`, `MediaError`, `ConfigError` and `ScopeError` before anything is changed; whatever
-        generate raises leaves the cache usable and keeps nothing of this call.
+        generate raises leaves the cache usable and keeps nothing of this call, but for states of the
+        prompt (recurrent layers), which are kept on the way.
         """
         started = self._clock()
         prompts = self._prompts(input_ids, attention_mask, arguments)
@@ -139,10 +158,11 @@ class PrefixCache:
         self._check_expandable(prompts, found, plan)
         request = self._open(prompts, found, scope, priority, retain_s)
         try:
-            columns = request.num_columns
+            making = self._making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in self._signatures.forward or found.items):
-                columns = 0  # its loop feeds the whole prompt, and nothing would tell us so
-            past = request.working_cache(columns, room=plan.room, dtype=self._compute_dtype)
+                past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
+            else:
+                past = request.start(making, self._feed(plan.chunk))
             if plan.expand > 1:
                 self._prefill(prompts, found, past, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
@@ -155,8 +175,8 @@ class PrefixCache:
                     **arguments,
                     **plan.extra,
                 )
-            stored = request.keep(past, _returned(prompts, plan, past, output))
-            self._report(request, columns, stored, started, recorder)
+            stored = request.keep(past, returned(prompts, plan, past, output))
+            self._report(request, stored, started, recorder)
         finally:
             request.close()
         return output
@@ -201,16 +221,15 @@ class PrefixCache:
         request = self._open(prompts, declared, scope, priority, retain_s)
         state = self._weights.state()
         try:
-            columns = request.num_columns
-            past = request.working_cache(columns, dtype=self._compute_dtype)
+            past = request.start(self._making, self._feed(None))
             recorder = self._recorder(past, declared)
             try:
                 with recorder:
                     yield past
             finally:
                 unchanged = self._weights.state() == state
-                stored = request.keep(past, _recorded(past)) if unchanged else 0
-                self._report(request, columns, stored, started, recorder)
+                stored = request.keep(past, recorded(past)) if unchanged else 0
+                self._report(request, stored, started, recorder)
         finally:
             request.close()
 
@@ -246,14 +265,28 @@ class PrefixCache:
         self._weights.renew()
         return dropped
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.num_bytes for pool in self.pools)
+
+    def memory(self) -> list[GroupMemory]:
+        """Return what each layer group has of the memory: blocks, their states and bytes."""
+        return group_memory(self.layout, self.manager)
+
     def __repr__(self) -> str:
-        manager = self.manager
-        used = manager.num_active + manager.num_cached
+        groups = self.memory()
+        used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)
+        named = [f"{group.name} " if len(groups) > 1 else "" for group in groups]
+        blocks = ", ".join(
+            f"{name}{group.active + group.cached} of {group.num_blocks}"
+            for name, group in zip(named, groups, strict=True)
+        )
         return (
-            f"PrefixCache({type(self.model).__name__}, {used} of {self.pool.num_blocks} blocks "
-            f"of {self.layout.block_size} tokens used ({format_bytes(used * self.layout.bytes_per_block)} "
-            f"of {format_bytes(self.pool.num_bytes)}), {manager.num_active} active, "
-            f"{manager.num_cached} cached, hit rate {self.stats.hit_rate:.1%})"
+            f"PrefixCache({type(self.model).__name__}, {blocks} blocks of "
+            f"{self.layout.block_size} tokens used ({format_bytes(used)} of "
+            f"{format_bytes(self.num_bytes)}), {sum(group.active for group in groups)} active, "
+            f"{sum(group.cached for group in groups)} cached, hit rate {self.stats.hit_rate:.1%})"
         )
 
     def _prompts(
@@ -281,15 +314,29 @@ class PrefixCache:
                 "return sequences; let a token of text follow it"
             )
 
-    def _prefill(
-        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None
-    ) -> None:
-        """Compute each prompt once, but for its last token, before its rows multiply.
+    def _feed(self, chunk: int | None) -> Feed:
+        """Return a function that computes a prompt of one row up to a length."""
 
-        generate would compute it once per beam or return sequence.
+        def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
+            media = self._media.declared(prompt, [()])
+            self._prefill(prompt, media, past, chunk, num_tokens)
+
+        return feed
+
+    def _prefill(
+        self,
+        prompts: Prompts,
+        media: Media,
+        past: WorkingCache,
+        chunk: int | None,
+        stop: int = -1,
+    ) -> None:
+        """Compute each prompt once, up to a column, by default all but its last token.
+
+        So it is done before rows multiply: generate would do it once per beam or return sequence.
         """
         names, device = self._signatures.forward, self.model.device
-        ids, mask = prompts.ids[:, :-1].to(device), prompts.mask
+        ids, mask = prompts.ids[:, :stop].to(device), prompts.mask
         if mask is not None and "position_ids" not in names:
             return
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
@@ -309,6 +356,8 @@ class PrefixCache:
                     seen = mask[:, :end].to(device)
                     positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
                     padded = {"attention_mask": seen, "position_ids": positions[:, start:]}
+                elif "position_ids" in names:  # some models count them from 0 in every forward
+                    padded = {"position_ids": torch.arange(start, end, device=device)[None]}
                 if media.positions is not None:
                     padded["position_ids"] = media.positions[..., start:end]
                 self.model(input_ids=ids[:, start:end], **fixed, **padded, **content)
@@ -335,45 +384,11 @@ class PrefixCache:
             )
         return self._weights.bind(scope)
 
-    def _report(
-        self, request: Request, columns: int, stored: int, started: float, recorder: Recorder
-    ) -> None:
+    def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
         first = recorder.first_token_at
         self.last = CallReport(
             prompt_tokens=request.prompts.num_tokens,
-            cached_tokens=request.num_reused(columns),
+            cached_tokens=request.num_reused,
             stored_tokens=stored,
             ttft_s=None if first is None else first - started,
         )
-
-
-def _recorded(past: WorkingCache) -> Iterator[Kept]:
-    """Every row of a working cache, with all tokens that it holds."""
-    for row, tokens in enumerate(past.ledger.rows()):
-        yield Kept(row, tokens)
-
-
-def _returned(prompts: Prompts, plan: Plan, past: WorkingCache, output: Any) -> Iterator[Kept]:
-    """Each returned sequence, cut after its end, as far as a row of its prompt holds it."""
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    texts = sequences.cpu().numpy().astype(np.int32)
-    per_prompt = max(len(texts) // len(prompts.tokens), 1)
-    held = past.ledger.rows()
-    for index, padded in enumerate(texts):
-        origin = index // per_prompt
-        text = padded[prompts.pads[origin] :]
-        ends = np.flatnonzero(np.isin(text[prompts.tokens[origin].size :], plan.eos))
-        if ends.size:
-            text = text[: prompts.tokens[origin].size + int(ends[0]) + 1]
-        candidates = [
-            (_shared(text, held[row]), -int(row))
-            for row in np.flatnonzero(past.ledger.origins == origin)
-        ]
-        length, row = max(candidates)
-        yield Kept(-row, text[:length])
-
-
-def _shared(one: Any, two: Any) -> int:
-    length = min(one.size, two.size)
-    differ = np.flatnonzero(one[:length] != two[:length])
-    return int(differ[0]) if differ.size else length

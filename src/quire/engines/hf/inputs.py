@@ -43,6 +43,11 @@ class Prompts:
         """Tokens of all rows, padding not counted."""
         return sum(row.size for row in self.tokens)
 
+    def row(self, row: int) -> "Prompts":
+        """Return one row alone, without its padding."""
+        ids = self.ids[row : row + 1, int(self.pads[row]) :]
+        return Prompts(ids, None, np.zeros(1, dtype=np.int64), [self.tokens[row]])
+
     def full_mask(self) -> torch.Tensor:
         """Return the mask for generate; all ones without padding, so that none is inferred."""
         return torch.ones_like(self.ids) if self.mask is None else self.mask

@@ -1,15 +1,28 @@
 """Finding out, by running it, what a model writes into its cache, and whether that can be reused."""
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from quire.engines.hf.ledger import TokenLedger
+from quire.engines.hf.making import Making, make_layers
+from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.copy import KV
-from quire.tensors.kinds import check_cacheable, model_type
-from quire.tensors.layout import KVLayout
+from quire.tensors.kinds import (
+    KVShape,
+    LayerKind,
+    check_cacheable,
+    decoder_config,
+    layer_kinds,
+    model_type,
+)
+from quire.tensors.layout import StateShape
+from quire.tensors.model import ModelLayout
 
 _NUM_TOKENS = 8
 _NUM_FIRST = 5
@@ -21,52 +34,112 @@ _LAYERS_IN_PARTS = 2
 # other experts); state outside the cache gives about 1.
 _TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.float64: (1e-4, 1e-3)}
 _TOLERANCE_HALF = (0.03, 0.15)
+# A recurrent state in two pieces, against what it is when the first piece is forgotten: with a
+# layer that goes on from its state, rounding only; with one that does not, the same (1).
+_FORGOTTEN = 0.25
+_STATE_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
+_STATE_ROUNDING_HALF = 0.02
 
 
-def probe_layout(model: Any, block_size: int, dtype: torch.dtype | None) -> KVLayout:
-    """Return the layout of what `model` really caches; `dtype` None stores K and V as computed.
+def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayout]:
+    """Return what each layer of `model` keeps, and its layer groups, as it computes them.
 
-    Runs four short forwards. Raises `UnsupportedModel` for a model whose KV is not a function of
-    the tokens before it, with the layers and the reason, and `ConfigError` for one that is in
-    training mode or spread over devices.
+    Runs four or five short forwards. Raises `UnsupportedModel` for a model for which what is kept
+    is not a function of the tokens before it, with the layers and the reason, and `ConfigError`
+    for one that is in training mode or spread over devices.
     """
     _check_model(model)
-    whole = _run(model, [_NUM_TOKENS])
-    parts = _run(model, [_NUM_FIRST, _NUM_TOKENS - _NUM_FIRST])
-    other = _run(model, [_NUM_TOKENS], other_end=True)
-    name = model_type(model.config)
-    shapes = {(tuple(k.shape), tuple(v.shape)) for k, v in whole}
-    if not whole or {k.shape[-2] for k, _ in whole + parts + other} != {_NUM_TOKENS}:
+    name, kinds = model_type(model.config), layer_kinds(model.config)
+    run = _Run(model, kinds)
+    whole = run(_NUM_TOKENS)
+    if any(layer.length != _NUM_TOKENS for layer in whole.kv_layers.values()) or not all(
+        layer.names() for layer in whole.state_layers
+    ):
         raise UnsupportedModel(
-            f"{name} did not write {_NUM_TOKENS} columns of K and V into the cache it was given "
-            f"for {_NUM_TOKENS} tokens, in each layer; its KV cannot be kept per token"
+            f"{name} did not write {_NUM_TOKENS} columns of K and V for {_NUM_TOKENS} tokens, or a "
+            "state, into each layer of the cache it was given; what it keeps elsewhere cannot be "
+            "reused"
         )
-    if len(shapes) != 1:
+    layout = _layout(kinds, whole, block_size)
+    if decoder_config(model.config) is not model.config and not layout.is_full_attention:
         raise UnsupportedModel(
-            f"{name} has layers of different KV shapes: {sorted(shapes)}; quire needs one shape"
+            f"{name} is a composite model with layers other than full attention: where its images "
+            "or audio end, a window or state cannot start; use its text decoder as a model of its own"
         )
-    causal, split = _TOLERANCE.get(whole[0][0].dtype, _TOLERANCE_HALF)
-    for layer, (one, two) in enumerate(zip(whole, other, strict=True)):
-        if not _distance(one, two, _NUM_FIRST) <= causal:
+    first = run(_NUM_FIRST)
+    parts = _rebuilt(first, Making(kinds, layout, model.device))
+    other = run(_NUM_TOKENS, other_end=True)
+    run.go_on(parts, _NUM_TOKENS)
+    causal, split = _TOLERANCE.get(_dtype(whole), _TOLERANCE_HALF)
+    for layer in whole.kv_layers:
+        if not _distance(_kv(whole, layer), _kv(other, layer), _NUM_FIRST) <= causal:
             raise UnsupportedModel(
                 f"{name}: K or V of layer {layer} depend on the tokens that follow; such a layer "
                 "is not causal, and a prefix of it cannot be reused"
             )
-    for layer, (one, two) in enumerate(zip(whole, parts, strict=True)):
-        if layer < _LAYERS_IN_PARTS and not _distance(one, two, _NUM_TOKENS) <= split:
+    for layer in list(whole.kv_layers)[:_LAYERS_IN_PARTS]:
+        if layer < _LAYERS_IN_PARTS and not _split_distance(whole, parts, layer) <= split:
             raise UnsupportedModel(
                 f"{name}: K or V of layer {layer} differ when the tokens are fed in two pieces; "
                 "such a layer keeps state outside the cache, and a prefix of it cannot be reused"
             )
-    k, v = whole[0]
-    return KVLayout(
-        num_layers=len(whole),
-        kv_heads=k.shape[1],
-        k_width=k.shape[-1],
-        v_width=v.shape[-1],
-        dtype=dtype or k.dtype,
-        block_size=block_size,
-    )
+    if whole.state_layers and _forgets(whole, parts, run.last_piece()):
+        raise UnsupportedModel(
+            f"{name}: its recurrent layers do not go on from their state when they are fed several "
+            "tokens at once (transformers starts them anew, or keeps state outside the cache); "
+            "what was computed before cannot be reused"
+        )
+    return kinds, layout
+
+
+class _Run:
+    """Runs a model over the same few tokens, into caches of its kinds of layers."""
+
+    def __init__(self, model: Any, kinds: Sequence[LayerKind]) -> None:
+        self._model = model
+        self._kinds = kinds
+        vocab = model.get_input_embeddings().num_embeddings
+        self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
+        self._vocab = vocab
+        names = inspect.signature(model.forward).parameters
+        self._counts = "position_ids" in names and not hasattr(model.base_model, "rope_deltas")
+
+    def __call__(self, num_tokens: int, *, other_end: bool = False) -> WorkingCache:
+        """Feed the first tokens at once; `other_end`: other ones from `_NUM_FIRST` on."""
+        ids = self._ids.clone()
+        if other_end:
+            ids[:, _NUM_FIRST:] = (ids[:, _NUM_FIRST:] + 1) % self._vocab
+        return self._feed(self._empty(), ids[:, :num_tokens], 0)
+
+    def go_on(self, cache: WorkingCache, num_tokens: int) -> None:
+        """Feed the tokens that a cache lacks."""
+        start = cache.get_seq_length()
+        self._feed(cache, self._ids[:, start:num_tokens], start)
+
+    def last_piece(self) -> WorkingCache:
+        """Feed the tokens from `_NUM_FIRST` on alone."""
+        return self._feed(self._empty(), self._ids[:, _NUM_FIRST:], 0)
+
+    def _empty(self) -> WorkingCache:
+        return WorkingCache(
+            make_layers(self._kinds), TokenLedger(self._ids[:, :0], np.zeros(1, dtype=np.int64))
+        )
+
+    def _feed(self, cache: WorkingCache, ids: torch.Tensor, start: int) -> WorkingCache:
+        model: Any = self._model
+        if hasattr(model.base_model, "rope_deltas"):
+            model.base_model.rope_deltas = None  # the position offset of an earlier call
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        given = {"position_ids": positions} if self._counts else {}
+        try:
+            with torch.no_grad():
+                model(input_ids=ids, past_key_values=cache, use_cache=True, **given)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UnsupportedModel(
+                f"{model_type(model.config)} does not compute with a transformers cache of one "
+                f"layer per decoder layer: {error}"
+            ) from error
+        return cache
 
 
 def _check_model(model: Any) -> None:
@@ -82,11 +155,6 @@ def _check_model(model: Any) -> None:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot generate; load the model with a language model head, "
             "for example AutoModelForCausalLM"
-        )
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which is valid at one position only; use a model "
-            "with full attention"
         )
     if model.training:
         raise ConfigError(
@@ -107,30 +175,68 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _run(model: Any, pieces: list[int], *, other_end: bool = False) -> list[KV]:
-    vocab = model.get_input_embeddings().num_embeddings
-    ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919) % vocab
-    if other_end:
-        ids[_NUM_FIRST:] = (ids[_NUM_FIRST:] + 1) % vocab
-    cache = DynamicCache()
-    if hasattr(model.base_model, "rope_deltas"):
-        model.base_model.rope_deltas = None  # the position offset of an earlier call
-    done = 0
-    with torch.no_grad():
-        for piece in pieces:
-            model(
-                input_ids=ids[None, done : done + piece],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            done += piece
-    kv: list[KV] = []
-    for layer in cache.layers:
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
-            return []
-        kv.append((keys, values))
-    return kv
+def _rebuilt(cache: WorkingCache, making: Making) -> WorkingCache:
+    """Return a new cache with what a next token needs of `cache`, and nothing else."""
+    column = cache.get_seq_length()
+    rebuilt = making.cache(cache.ledger.tokens, np.zeros(1, dtype=np.int64))
+    for group, memory in making.token_groups:
+        for layer in group.layers:
+            new = rebuilt.kv_layers[layer]
+            targets = new.start_with(column, making.like(memory, 1))
+            for target, states in zip(
+                targets, cache.kv_layers[layer].row(0, new.first, column), strict=True
+            ):
+                target.copy_(states[None])
+    if cache.state_layers:
+        rebuilt.fill_states([cache.row_states(0)], making.state_names)
+    return rebuilt
+
+
+def _layout(kinds: Sequence[LayerKind], cache: WorkingCache, block_size: int) -> ModelLayout:
+    """Read the layer groups from what a model has written."""
+    shapes: list[KVShape | None] = [None] * len(kinds)
+    for index, layer in cache.kv_layers.items():
+        k, v = layer.row(0, layer.first, layer.length)
+        shapes[index] = KVShape(k.shape[0], k.shape[-1], v.shape[-1])
+    states: list[tuple[StateShape, ...]] = [()] * len(kinds)
+    recurrent = [index for index, kind in enumerate(kinds) if kind.states]
+    for index, layer in zip(recurrent, cache.state_layers, strict=True):
+        states[index] = tuple(
+            StateShape(name, tuple(held.shape), held.dtype)
+            for name, held in zip(layer.names(), layer.read(0), strict=True)
+        )
+    return ModelLayout.of_layers(kinds, shapes, states, _dtype(cache), block_size)
+
+
+def _dtype(cache: WorkingCache) -> torch.dtype:
+    layer = next(iter(cache.kv_layers.values()))
+    return layer.row(0, layer.first, layer.length)[0].dtype
+
+
+def _kv(cache: WorkingCache, layer: int) -> KV:
+    """Return K and V of the last tokens that a layer of a cache holds, `_NUM_TOKENS` at most."""
+    held = cache.kv_layers[layer]
+    return held.row(0, held.first, held.length)
+
+
+def _split_distance(whole: WorkingCache, parts: WorkingCache, layer: int) -> float:
+    """Return the distance of a layer's K and V, over the columns that both caches hold."""
+    first = parts.kv_layers[layer].first
+    one = whole.kv_layers[layer].row(0, first, _NUM_TOKENS)
+    return _distance(one, _kv(parts, layer), _NUM_TOKENS)
+
+
+def _forgets(whole: WorkingCache, parts: WorkingCache, alone: WorkingCache) -> bool:
+    """Whether the first recurrent layer ends as if the first piece had never been fed."""
+    for one, two, three in zip(
+        *(c.state_layers[0].read(0) for c in (whole, parts, alone)), strict=True
+    ):
+        distance = _norm(one - two) / max(_norm(one), 1e-12)
+        forgotten = _norm(one - three) / max(_norm(one), 1e-12)
+        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF)
+        if not distance <= max(rounding, _FORGOTTEN * forgotten):
+            return True
+    return False
 
 
 def _distance(one: KV, two: KV, num_tokens: int) -> float:

@@ -78,7 +78,7 @@ class Recorder:
         if self._argument("past_key_values", args, kwargs) is not self._cache:
             return None
         self.mark_first_token()
-        self._cache.drop_partial()
+        self._cache.forward_starts()
         ids = self._argument("input_ids", args, kwargs)
         self._fed = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else None
         if self._fed is None or not self._feeds_again(self._fed, kwargs):
@@ -99,16 +99,11 @@ class Recorder:
     ) -> None:
         if self._argument("past_key_values", args, kwargs) is not self._cache:
             return
-        ledger = self._cache.ledger
-        computed = self._cache.get_seq_length() - ledger.length
-        if self._fed is not None and self._fed.shape == (ledger.num_rows, computed):
-            ledger.append(self._fed)
-        else:
-            ledger.append_unknown(computed)
-        self._forget_unnamed(self._fed, ledger.length - computed)
+        start = self._cache.ledger.length
+        self.num_computed += self._cache.forward_ends(self._fed)
+        self._forget_unnamed(self._fed, start)
         self._fed = None
         self.num_forwards += 1
-        self.num_computed += computed
 
     def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:
         if fed is not None and self._media is not None:

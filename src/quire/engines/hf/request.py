@@ -1,6 +1,7 @@
 """One call: its sequences, the working cache they share, and what is kept of it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +9,14 @@ import torch
 
 from quire.core import Scope, Sequence
 from quire.engines.hf.inputs import Prompts
+from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import BlockStore, Tokens, media_before
-from quire.engines.hf.working import WorkingCache, empty_cache
+from quire.engines.hf.store import BlockStore, Tokens, first_token, media_before
+from quire.engines.hf.working import WorkingCache
 from quire.tensors.copy import KV
+
+Feed = Callable[[Prompts, WorkingCache, int], None]
+"""Computes the tokens of a prompt of one row that a working cache lacks, up to a length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +39,8 @@ class Kept:
 class Request:
     """The sequences of the rows of one call, from lookup to close.
 
-    The rows of a batch advance together, so what is reused ends at the same column for all:
-    `num_columns` is the least column up to which every row is cached or padding, and which ends
-    inside no media item. Columns and tokens of row r: column = pads[r] + token position.
+    Columns and tokens of row r: column = pads[r] + token position. The rows of a batch advance
+    together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
     """
 
     def __init__(self, store: BlockStore, prompts: Prompts, media: Media, terms: Terms) -> None:
@@ -45,6 +49,7 @@ class Request:
         self._store = store
         self._terms = terms
         self._sequences: list[Sequence] = []
+        self.num_reused = 0
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
                 self._sequences.append(
@@ -56,7 +61,7 @@ class Request:
 
     @property
     def num_columns(self) -> int:
-        """Columns that need no compute."""
+        """Columns that need no compute in any row."""
         return self._media.cut(
             min(
                 int(pad) + seq.num_cached
@@ -64,42 +69,92 @@ class Request:
             )
         )
 
-    def working_cache(self, num_columns: int, *, room: int = 0, dtype: torch.dtype) -> WorkingCache:
-        """Make a working cache that holds the first `num_columns` columns of all prompts.
+    def start(self, making: Making, feed: Feed) -> WorkingCache:
+        """Return a working cache of all rows that ends at the same column in each.
 
-        `room`: columns to allocate from the start; `dtype`: what the model computes in.
+        Full attention can start anywhere in what is cached: at `num_columns`. A window or a
+        state is valid at the end of a row's cached tokens only, so that rows which end at
+        different columns are brought to one by computing them alone, with `feed`; recurrent rows
+        so that their states are kept at each of the manager's stops as well.
         """
-        prompts, pool = self.prompts, self._store.pool
-        cache = empty_cache(
-            pool.layout.num_layers,
-            prompts.ids[:, :0].to(pool.device),  # beside the states: no transfer per token
-            prompts.pads,
-            room=max(room, num_columns),
-            debug_nan=pool.debug_nan,
-        )
-        if num_columns == 0:
-            return cache
-        shape = (len(prompts.tokens), pool.layout.kv_heads, num_columns)
-        like_k = pool.k.new_empty((), dtype=dtype).expand(*shape, pool.layout.k_width)
-        like_v = pool.v.new_empty((), dtype=dtype).expand(*shape, pool.layout.v_width)
-        columns = [layer.extend(like_k, like_v) for layer in cache.working_layers]
-        for row, (pad, seq) in enumerate(zip(prompts.pads, self._sequences, strict=True)):
-            num_tokens = max(num_columns - int(pad), 0)
-            num_padding = num_columns - num_tokens
-            out: list[KV] = []
-            for k, v in columns:
-                # Padding is masked, but 0 * NaN is NaN: what is masked must be finite.
-                k[row, :, :num_padding] = 0
-                v[row, :, :num_padding] = 0
-                out.append((k[row, :, num_padding:], v[row, :, num_padding:]))
-            if num_tokens:
-                self._store.load(seq, num_tokens, out)
-        cache.ledger.append(prompts.ids[:, :num_columns])
+        rows = range(len(self._sequences))
+        hits = [seq.num_cached for seq in self._sequences]
+        if self._store.layout.is_full_attention:
+            return self._loaded(rows, self.num_columns, making)
+        if self._store.layout.is_recurrent:
+            return self._start_recurrent(making, feed)
+        pads = self.prompts.pads
+        column = max((int(pads[row]) + hits[row] for row in rows if hits[row]), default=0)
+        if all(int(pads[row]) + hits[row] == column for row in rows) or column == 0:
+            return self._loaded(rows, column, making)
+        caches = [self._row_loaded(row, making) for row in rows]
+        for row, cache in zip(rows, caches, strict=True):
+            feed(self.prompts.row(row), cache, column - int(pads[row]))
+        return stacked(caches, self.prompts, making)
+
+    def start_empty(self, making: Making) -> WorkingCache:
+        """Return a working cache of all rows without columns: everything is computed."""
+        self.num_reused = 0
+        return making.cache(self.prompts.ids, self.prompts.pads)
+
+    def _start_recurrent(self, making: Making, feed: Feed) -> WorkingCache:
+        """Compute each row alone, and keep its states at each stop on the way."""
+        manager, alone = self._store.manager, len(self._sequences) == 1
+        caches: list[WorkingCache] = []
+        for row, seq in enumerate(self._sequences):
+            prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
+            tokens = self.prompts.tokens[row]
+            stops = manager.stops(seq)
+            for stop in stops:
+                feed(prompt, cache, stop)
+                self._save(cache, seq, Kept(0, tokens[:stop]))
+            if not alone:
+                feed(prompt, cache, tokens.size - 1)
+            caches.append(cache)
+        if alone and self.prompts.pads[0] == 0:
+            return caches[0]
+        return stacked(caches, self.prompts, making)
+
+    def _row_loaded(self, row: int, making: Making) -> WorkingCache:
+        """Return a working cache of one row, without its padding, up to its cached end."""
+        seq, prompt = self._sequences[row], self.prompts.row(row)
+        states = None
+        if self._store.layout.is_recurrent and seq.num_cached:
+            states = self._store.load_states(seq)
+            if states is None:
+                return making.cache(prompt.ids, prompt.pads)
+        cache = self._loaded([row], seq.num_cached, making, prompt)
+        if states is not None:
+            cache.fill_states([states], making.state_names)
         return cache
 
-    def num_reused(self, num_columns: int) -> int:
-        """Return the tokens of all rows that `num_columns` reused columns stand for."""
-        return int(np.maximum(num_columns - self.prompts.pads, 0).sum())
+    def _loaded(
+        self, rows: Items[int], column: int, making: Making, prompts: Prompts | None = None
+    ) -> WorkingCache:
+        """Return a working cache of `rows` with their cached tokens up to a column."""
+        prompts = prompts or self.prompts
+        cache = making.cache(prompts.ids, prompts.pads, column)
+        self.num_reused += int(np.maximum(column - prompts.pads, 0).sum())
+        if column == 0:
+            return cache
+        groups = making.token_groups
+        views = [
+            [
+                cache.kv_layers[layer].start_with(column, making.like(memory, len(rows)))
+                for layer in group.layers
+            ]
+            for group, memory in groups
+        ]
+        for index, (row, pad) in enumerate(zip(rows, prompts.pads, strict=True)):
+            num_tokens = column - int(pad)
+            out: list[list[KV]] = []
+            for (group, _), layers in zip(groups, views, strict=True):
+                first = int(pad) + first_token(group.kind, max(num_tokens, 0))
+                out.append([_behind(k[index], v[index], column - first) for k, v in layers])
+            if num_tokens > 0:
+                self._store.load(self._sequences[row], num_tokens, out)
+        cache.ledger.append(prompts.ids[:, :column])
+        return cache
 
     def keep(self, cache: WorkingCache, texts: Iterable[Kept]) -> int:
         """Store the whole blocks of `texts`, prompts first; return how many tokens were new."""
@@ -149,10 +204,23 @@ class Request:
             self._store.manager.close(seq)
 
     def _save(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
-        def read(start: int, stop: int) -> list[KV]:
-            return cache.row_kv(text.row, start, stop)
+        def read(layers: Items[int], start: int, stop: int) -> list[KV]:
+            return cache.row_kv(layers, text.row, start, stop)
 
-        return self._store.save(seq, text.tokens, read)
+        if cache.first_token(text.row) > seq.computed:
+            return 0  # what was cached when this row was loaded has been evicted since
+        return self._store.save(seq, text.tokens, read, cache.snapshots[text.row])
+
+
+def _behind(k: torch.Tensor, v: torch.Tensor, num_columns: int) -> KV:
+    """Return the last columns of one row as views, and make those before them finite.
+
+    They are padding, or chunks that are over: masked, but 0 * NaN is NaN.
+    """
+    num_before = k.shape[-2] - max(min(num_columns, k.shape[-2]), 0)
+    k[:, :num_before] = 0
+    v[:, :num_before] = 0
+    return k[:, num_before:], v[:, num_before:]
 
 
 def _agree(text: Tokens, prompt: Tokens) -> bool:

@@ -1,4 +1,4 @@
-"""A manager and a pool together: sequences whose KV can be loaded and saved."""
+"""A manager and its pools together: sequences whose KV and states can be loaded and saved."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -6,24 +6,44 @@ from collections.abc import Sequence as Items
 import numpy as np
 import numpy.typing as npt
 
-from quire.core import CacheManager, MediaItem, Scope, Sequence
+from quire.core import (
+    CacheManager,
+    ChunkedAttention,
+    FullAttention,
+    MediaItem,
+    Scope,
+    Sequence,
+    SlidingWindow,
+)
+from quire.core.groups import Kind
+from quire.engines.hf.states import RowStates, Snapshot
 from quire.errors import OutOfBlocks
-from quire.tensors.copy import KV, apply_copies, gather_into, scatter
-from quire.tensors.pool import KVPool
+from quire.tensors.copy import KV, apply_plan, gather_into, scatter
+from quire.tensors.model import ModelLayout
+from quire.tensors.pool import KVPool, Pool, StatePool
 
 Tokens = npt.NDArray[np.int32]
+ReadKV = Callable[[Items[int], int, int], list[KV]]
+"""K and V of these layers, for the tokens from a start to a stop."""
 
 
 class BlockStore:
-    """Keeps the pool's bytes in step with the manager's decisions.
+    """Keeps the bytes of all pools in step with the manager's decisions.
 
     Whatever the manager plans is done here before anything is read or written: copies first,
     then gather or scatter, then commit. A block is never committed before its bytes are there.
+
+    `pools[g]` and `layout.groups[g]` belong to `manager.groups[g]`. `lacked[g]` counts the
+    blocks that were refused in group g for want of room.
     """
 
-    def __init__(self, manager: CacheManager, pool: KVPool) -> None:
+    def __init__(self, manager: CacheManager, pools: list[Pool], layout: ModelLayout) -> None:
         self.manager = manager
-        self.pool = pool
+        self.pools = pools
+        self.layout = layout
+        self.lacked = [0] * len(pools)
+        self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
+        self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
 
     def open(
         self,
@@ -33,48 +53,136 @@ class BlockStore:
         retain_s: float | None,
         media: Items[MediaItem] = (),
     ) -> Sequence:
-        """Open a sequence for a prompt, or for its head where the pool cannot hold it all."""
-        head = tokens[: self.pool.num_blocks * self.manager.block_size]
+        """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
+        head = tokens[: self._most_tokens()]
         if head.size < tokens.size:
             media = media_before(media, head.size)
         seq = self.manager.open(head, scope, media=media, priority=priority, retain_s=retain_s)
-        apply_copies(self.pool, self.manager.take_copies())
+        self._copy()
         return seq
 
-    def load(self, seq: Sequence, num_tokens: int, out: list[KV]) -> None:
-        """Gather K and V of the first `num_tokens` cached tokens into `out`, a pair per layer."""
-        gather_into(self.pool, seq.block_ids(), num_tokens, out)
+    def first_token(self, group: int, num_tokens: int) -> int:
+        """Return the first token whose K and V a group needs to go on after `num_tokens`."""
+        return first_token(self.layout.groups[group].kind, num_tokens)
 
-    def save(self, seq: Sequence, tokens: Tokens, read: Callable[[int, int], list[KV]]) -> int:
+    def load(self, seq: Sequence, num_tokens: int, out: Items[list[KV]]) -> None:
+        """Gather K and V of cached tokens up to `num_tokens`, per group with tokens, per layer.
+
+        `out[i]` are the layers of the i-th group with tokens, from `first_token` on.
+        """
+        for (group, pool), layers in zip(self._tokens, out, strict=True):
+            start = self.first_token(group, num_tokens)
+            gather_into(pool, seq.block_ids(group), num_tokens, layers, start)
+
+    def load_states(self, seq: Sequence) -> RowStates | None:
+        """Return the states at the end of a sequence's cached tokens: views, per recurrent layer.
+
+        None when no block is to be had to work on: then nothing of the sequence can be reused.
+        """
+        if not self._reserve(seq, 1):
+            return None
+        return [
+            layer
+            for group, pool in self._states
+            for layer in pool.read(int(seq.block_ids(group)[0]))
+        ]
+
+    def save(
+        self, seq: Sequence, tokens: Tokens, read: ReadKV, snapshot: Snapshot | None = None
+    ) -> int:
         """Keep what is not kept yet of the whole blocks of `tokens`; return the tokens kept.
 
-        `tokens` are the sequence's from its start; `read(start, stop)` gives their K and V per
-        layer. Where the pool has no room for all, as many leading blocks as fit are kept.
+        `tokens` are the sequence's from its start. With recurrent groups exactly as many are
+        kept as `snapshot` has states for, and these with them. Where the pools have no room for
+        all, as many leading blocks as fit are kept; windowed groups need room for one piece at
+        a time, since what lies behind a window gives way to what follows.
         """
         start = seq.computed
-        whole = tokens.size - tokens.size % self.manager.block_size
-        stop = start + self._reserve(seq, whole - start)
-        if stop == start:
-            return 0
-        scatter(self.pool, seq.block_ids(), start, read(start, stop))
-        self.manager.commit(seq, tokens[start:stop])
-        return stop - start
+        stop = tokens.size - tokens.size % self.manager.block_size
+        if self._states:
+            stop = snapshot.length if snapshot and snapshot.length <= tokens.size else 0
+        while seq.computed < stop:
+            begin, num_tokens = seq.computed, self._reserve(seq, stop - seq.computed)
+            if self._states and 0 < num_tokens < stop - begin:
+                num_tokens -= 1  # the manager keeps states where a block ends; there are none here
+            if num_tokens <= 0:
+                break
+            for group, pool in self._tokens:
+                layers = self.layout.groups[group].layers
+                kv = read(layers, begin, begin + num_tokens)
+                scatter(pool, seq.block_ids(group), begin, kv)
+            if snapshot and begin + num_tokens == snapshot.length:
+                self._write_states(seq, snapshot.states)
+            self.manager.commit(seq, tokens[begin : begin + num_tokens])
+            self._copy()
+        if snapshot and self._states and start < seq.computed == snapshot.length:
+            self.manager.checkpoint(seq)
+            self._copy()
+        return seq.computed - start
+
+    def _write_states(self, seq: Sequence, states: RowStates) -> None:
+        first = 0
+        for group, pool in self._states:
+            num_layers = len(pool.layers)
+            pool.write(int(seq.block_ids(group)[0]), states[first : first + num_layers])
+            first += num_layers
 
     def _reserve(self, seq: Sequence, num_tokens: int) -> int:
         """Reserve `num_tokens`, or as many as end a block and fit; return how many."""
         size = self.manager.block_size
-        before = seq.block_ids()
+        before = [seq.block_ids(group) for group in range(len(self.pools))]
+        available = [pool.num_available for pool in self.manager.groups]
+        fit = min(available[group] for group, _ in self._tokens) * size + -seq.computed % size
+        if num_tokens > fit:
+            self._note_shortage(available, -(-num_tokens // size))
+            num_tokens = fit - (seq.computed + fit) % size
         while num_tokens > 0:
             try:
                 self.manager.reserve(seq, num_tokens)
-            except OutOfBlocks as error:
-                fit = (error.free + error.cached) * size + -seq.computed % size
-                num_tokens = min(num_tokens - size, fit - (seq.computed + fit) % size)
+            except OutOfBlocks:
+                self._note_shortage(available, 1)
+                num_tokens -= size
                 continue
-            fresh = np.setdiff1d(seq.block_ids(), before) if self.pool.debug_nan else ()
-            apply_copies(self.pool, self.manager.take_copies(), fresh)
+            self._copy(
+                {
+                    group: np.setdiff1d(seq.block_ids(group), [*before[group], -1])
+                    for group, pool in enumerate(self.pools)
+                    if pool.debug_nan
+                }
+            )
             return num_tokens
         return 0
+
+    def _note_shortage(self, available: Items[int], num_blocks: int) -> None:
+        for group, room in enumerate(available):
+            needed = num_blocks if isinstance(self.pools[group], KVPool) else 1
+            self.lacked[group] += max(needed - room, 0)
+
+    def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
+        apply_plan(self.pools, self.manager.take_copies(), fresh)
+
+    def _most_tokens(self) -> int:
+        """Return the longest prompt that the pools can hold at once, what windows drop not counted."""
+        size = self.manager.block_size
+        limits: list[int] = []
+        for group, pool in self._tokens:
+            kind = self.layout.groups[group].kind
+            if isinstance(kind, FullAttention):
+                limits.append(pool.num_blocks * size)
+            elif _most_blocks(kind, size) >= pool.num_blocks:
+                limits.append((pool.num_blocks - 1) * size)
+        return max(min(limits), size) if limits else 2**31 - 1
+
+
+def first_token(kind: Kind, num_tokens: int) -> int:
+    """Return the first token whose K and V layers of a kind need to go on after `num_tokens`."""
+    match kind:
+        case SlidingWindow(window):
+            return max(num_tokens - window + 1, 0)
+        case ChunkedAttention(chunk):
+            return num_tokens // chunk * chunk
+        case _:
+            return 0
 
 
 def media_before(media: Items[MediaItem], num_tokens: int) -> list[MediaItem]:
@@ -84,3 +192,14 @@ def media_before(media: Items[MediaItem], num_tokens: int) -> list[MediaItem]:
         for item in media
         if item.start < num_tokens
     ]
+
+
+def _most_blocks(kind: Kind, block_size: int) -> int:
+    """Return the most blocks that a window of a kind can touch."""
+    match kind:
+        case SlidingWindow(window, sinks):
+            return -(-window // block_size) + 1 + -(-sinks // block_size)
+        case ChunkedAttention(chunk):
+            return -(-chunk // block_size) + 1
+        case _:
+            return 0

@@ -1,0 +1,111 @@
+"""The memory of a model's layer groups: how it is split, and how it is used."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire.config import format_bytes
+from quire.core import CacheManager, LayerGroup
+from quire.core.budget import GroupSize, split_budget
+from quire.errors import ConfigError
+from quire.tensors.layout import KVLayout
+from quire.tensors.model import ModelLayout
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """What one layer group has: `free + active + cached == num_blocks`.
+
+    share: of the bytes of all groups, 0 to 1
+    """
+
+    name: str
+    kind: str
+    num_layers: int
+    bytes_per_block: int
+    num_blocks: int
+    free: int
+    active: int
+    cached: int
+    share: float
+
+
+def group_sizes(layout: ModelLayout) -> list[GroupSize]:
+    """Return what a budget must know of each group."""
+    return [GroupSize(group.name, group.kind, group.bytes_per_block) for group in layout.groups]
+
+
+def split_layout(
+    layout: ModelLayout, capacity_bytes: int, expected_tokens: int
+) -> list[LayerGroup]:
+    """Split a capacity over the groups of a model; see `quire.core.budget.split_budget`."""
+    only = layout.groups[0]
+    if len(layout.groups) == 1 and isinstance(only.memory, KVLayout) and layout.is_full_attention:
+        return [LayerGroup(only.name, only.memory.num_blocks(capacity_bytes), only.kind)]
+    return split_budget(capacity_bytes, group_sizes(layout), layout.block_size, expected_tokens)
+
+
+def named_groups(layout: ModelLayout, num_blocks: Mapping[str, int]) -> list[LayerGroup]:
+    """Return the groups of a model with these numbers of blocks, by name.
+
+    Raises `ConfigError` unless each group, and nothing else, is named.
+    """
+    names = [group.name for group in layout.groups]
+    if set(names) != set(num_blocks):
+        raise ConfigError(
+            f"capacity names the groups {sorted(num_blocks)}; this model has {sorted(names)}: give "
+            "a number of blocks for each, or bytes for all"
+        )
+    return [LayerGroup(group.name, num_blocks[group.name], group.kind) for group in layout.groups]
+
+
+def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory]:
+    """Return what each group of a model has in a manager."""
+    total = sum(
+        group.bytes_per_block * pool.num_blocks
+        for group, pool in zip(layout.groups, manager.groups, strict=True)
+    )
+    return [
+        GroupMemory(
+            name=group.name,
+            kind=_words(group.kind),
+            num_layers=len(group.layers),
+            bytes_per_block=group.bytes_per_block,
+            num_blocks=pool.num_blocks,
+            free=pool.num_free,
+            active=pool.num_active,
+            cached=pool.num_cached,
+            share=group.bytes_per_block * pool.num_blocks / total,
+        )
+        for group, pool in zip(layout.groups, manager.groups, strict=True)
+    ]
+
+
+def memory_table(groups: list[GroupMemory]) -> str:
+    """Return the groups as a plain table, one line each."""
+    head = ("group", "kind", "layers", "bytes/block", "blocks", "share")
+    lines = [head] + [
+        (
+            group.name,
+            group.kind,
+            str(group.num_layers),
+            format_bytes(group.bytes_per_block),
+            f"{group.num_blocks:,}",
+            f"{group.share:.0%}",
+        )
+        for group in groups
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _words(kind: object) -> str:
+    """`SlidingWindow(window=8, sinks=0, interval=None)` as `SlidingWindow(window=8)`."""
+    fields = ((name, getattr(kind, name)) for name in getattr(kind, "__struct_fields__", ()))
+    told = ", ".join(f"{name}={value}" for name, value in fields if value)
+    return type(kind).__name__ + (f"({told})" if told else "")
