@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import ConfigError, TokensError
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 class Timed(NamedTuple):
@@ -17,9 +18,57 @@ class Timed(NamedTuple):
     total_s: float
 
 
-def message(role: str, content: str) -> dict[str, str]:
+def message(role: str, content: str) -> dict[str, Any]:
     """Return one message of a conversation."""
     return {"role": role, "content": content}
+
+
+def message_with_images(role: str, content: str, images: list[Any]) -> dict[str, Any]:
+    """Return one message of images, then text, in parts as processors' chat templates read them."""
+    parts = [{"type": "image", "image": image} for image in images]
+    return {"role": role, "content": [*parts, {"type": "text", "text": content}]}
+
+
+def read_image(path: Path) -> Any:
+    """Read an image file. Raises `ConfigError`."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ConfigError("reading images needs Pillow: pip install pillow") from error
+    try:
+        with Image.open(path.expanduser()) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise ConfigError(f"cannot read the image {str(path)!r}: {error}") from error
+
+
+def prompt_inputs(processor: Any, messages: Messages) -> dict[str, Any]:
+    """Return what a processor makes of a conversation with images: the arguments of generate.
+
+    Raises `ConfigError` if the processor has no chat template, or it refuses.
+    """
+    if processor.chat_template is None:
+        raise ConfigError("the model's processor has no chat template to place images with")
+    from jinja2 import TemplateError
+
+    parted = [
+        said
+        if isinstance(said["content"], list)
+        else message_with_images(said["role"], said["content"], [])
+        for said in messages
+    ]
+    try:
+        return dict(
+            processor.apply_chat_template(
+                parted,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            )
+        )
+    except (TemplateError, ValueError) as error:
+        raise ConfigError(f"the model's processor refuses this: {error}") from error
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> Any:

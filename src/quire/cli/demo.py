@@ -1,6 +1,5 @@
 """`quire demo`: conversations under one long system prompt, with and without quire."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +19,12 @@ from quire.cli.output import (
     pool_counts,
     print_json,
     progress,
+    save_snapshot,
     stderr,
     stdout,
     times,
 )
 from quire.config import format_bytes, parse_bytes
-from quire.errors import ConfigError
 
 SMALL = 50_000_000
 """Models of fewer parameters may be faster on one thread; it is tried."""
@@ -93,7 +92,7 @@ def demo(
         pair = Pair(loaded, tokenizer, cache, size)
         found = compare(pair, size, say, time.perf_counter() - started)
     if save is not None:
-        _save(save, found.snapshot, text_is_bytes=model == TINY)
+        save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
     if as_json:
         print_json(found.figures() | machine(model, loaded))
     else:
@@ -219,10 +218,3 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
 
 def _at_least(num_tokens: int) -> str:
     return f"{num_tokens:,}+" if num_tokens > 1 else "any"
-
-
-def _save(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:
-    try:
-        path.write_text(json.dumps(snapshot | {"text_is_bytes": text_is_bytes}), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -8,9 +8,25 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from quire.cli.chat import Messages, message, prompt_ids, reply_text, timed
+from quire.cli.chat import (
+    Messages,
+    message,
+    message_with_images,
+    prompt_ids,
+    prompt_inputs,
+    read_image,
+    reply_text,
+    timed,
+)
 from quire.cli.models import TINY, load
-from quire.cli.output import milliseconds, print_json, progress, stderr, stdout
+from quire.cli.output import (
+    milliseconds,
+    print_json,
+    progress,
+    save_snapshot,
+    stderr,
+    stdout,
+)
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TokensError
 
@@ -32,6 +48,19 @@ def generate(
     salt: Annotated[
         str | None, typer.Option(help="Share the cache only with calls of the same salt.")
     ] = None,
+    lora: Annotated[
+        Path | None, typer.Option(help="A PEFT adapter to switch on: its folder.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="An image for the first question; may be given again.", show_default=False
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
+    ] = None,
     capacity: Annotated[str, typer.Option(help="Memory for cached K and V.")] = "256MiB",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "float32",
@@ -51,12 +80,15 @@ def generate(
       quire generate --system @notes.txt --turns questions.txt
       echo "What is a list?" | quire generate --json
       quire generate --model ./my-model --temperature 0.8 "Once upon a time"
+      quire generate --model ./my-vision-model --image cat.png "What is this?"
+      quire generate --model ./my-model --lora ./my-adapter --salt me "Hello"
     """
     questions = _questions(prompt, file, turns)
     talk: Messages = [message("system", _system(system))] if system is not None else []
     parse_bytes(capacity)
+    images = [read_image(path) for path in image or ()]
     with progress(f"loading {model}"):
-        loaded, tokenizer = load(model, dtype)
+        loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
@@ -64,24 +96,32 @@ def generate(
     arguments = _sampling(temperature) | {
         "max_new_tokens": max_new_tokens,
         "scope": Scope(salt=salt),
-        "pad_token_id": _pad_id(loaded, tokenizer),
+        "pad_token_id": _pad_id(loaded, getattr(reader, "tokenizer", reader)),
     }
     made: list[dict[str, Any]] = []
     for question in questions:
-        talk.append(message("user", question))
+        talk.append(
+            message("user", question)
+            if made or not images
+            else message_with_images("user", question, images)
+        )
         if len(questions) > 1 and not as_json:
             stdout().print(Text(f"> {question}", "bold"))
-        made.append(_turn(cache, tokenizer, talk, seed, arguments, streams=not as_json))
+        turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
+        made.append({"prompt": question, **turn})
         talk.append(message("assistant", made[-1]["text"]))
+    if save is not None:
+        save_snapshot(save, cache.manager.snapshot(), text_is_bytes=model == TINY)
     if as_json:
         stats = cache.stats
         totals = {"hit_rate": stats.hit_rate, "missed": stats.missed}
-        print_json({"model": model, "turns": made, "stats": totals})
+        scope = {"salt": salt, "lora": str(lora) if lora else None}
+        print_json({"model": model, "scope": scope, "turns": made, "stats": totals})
 
 
 def _turn(
     cache: Any,
-    tokenizer: Any,
+    reader: Any,
     talk: Messages,
     seed: int,
     arguments: dict[str, Any],
@@ -92,7 +132,15 @@ def _turn(
     from transformers import TextStreamer
 
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-    ids = prompt_ids(tokenizer, talk).to(cache.model.device)
+    tokenizer = getattr(reader, "tokenizer", reader)
+    device = cache.model.device
+    if any(isinstance(said["content"], list) for said in talk):
+        content = {name: value.to(device) for name, value in prompt_inputs(reader, talk).items()}
+        ids = content.pop("input_ids")
+        content.pop("attention_mask", None)  # of one row, without padding
+        arguments = arguments | content
+    else:
+        ids = prompt_ids(tokenizer, talk).to(device)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     made = timed(cache.generate, ids, streamer if streams else None, **arguments)
     report = cache.last
@@ -105,7 +153,6 @@ def _turn(
             highlight=False,
         )
     return {
-        "prompt": talk[-1]["content"],
         "text": reply_text(tokenizer, made.new_ids[0]),
         "prompt_tokens": report.prompt_tokens,
         "cached_tokens": report.cached_tokens,

@@ -12,16 +12,26 @@ HUB_TIMEOUT_S = 5
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
-def load(name: str = TINY, dtype: str = "float32", threads: int | None = None) -> tuple[Any, Any]:
+def load(
+    name: str = TINY,
+    dtype: str = "float32",
+    threads: int | None = None,
+    *,
+    images: bool = False,
+    lora: Path | None = None,
+) -> tuple[Any, Any]:
     """Return model and tokenizer of `quire-tiny`, a local folder, or a hub id.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
     transformers knows: "float32", "bfloat16", "auto". `threads` is torch's, for this process.
-    Raises `ConfigError`.
+    With `images`, a model that reads them and its processor are returned. `lora` is the folder of
+    a PEFT adapter, which is active then. Raises `ConfigError`.
     """
     check_installed()
+    if lora is not None:
+        _check_adapter(lora)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     hush()
     if threads is not None:
@@ -29,16 +39,26 @@ def load(name: str = TINY, dtype: str = "float32", threads: int | None = None) -
     source = _source(name)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")
-    tokenizers: Any = AutoTokenizer
-    models: Any = AutoModelForCausalLM
+    kinds = ("AutoProcessor", "AutoModelForImageTextToText") if images else (
+        "AutoTokenizer", "AutoModelForCausalLM")  # fmt: skip
+    readers, models = (getattr(transformers, kind) for kind in kinds)
     local = isinstance(source, Path) or not _hub_answers()
     try:
-        tokenizer = tokenizers.from_pretrained(source, local_files_only=local)
+        reader = readers.from_pretrained(source, local_files_only=local)
         model = models.from_pretrained(source, local_files_only=local, dtype=dtype)
     except Exception as error:
         raise ConfigError(_why_not(name, source, error)) from error
+    if images and not hasattr(reader, "image_processor"):
+        raise ConfigError(f"{name!r} reads no images; leave --image out, or pass a vision model")
+    if lora is not None:
+        try:
+            model.load_adapter(str(lora), adapter_name=re.sub(r"\W", "_", lora.resolve().name))
+        except Exception as error:
+            raise ConfigError(
+                f"the adapter {str(lora)!r} does not fit the model: {_reason(error)}"
+            ) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), tokenizer
+    return model.to(device).eval(), reader
 
 
 def check_installed() -> None:
@@ -49,6 +69,16 @@ def check_installed() -> None:
             f"running a model needs {' and '.join(missing)}: pip install 'quire-kv[hf]' "
             "(quire doctor shows what is there)"
         )
+
+
+def _check_adapter(folder: Path) -> None:
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{str(folder)!r} has no adapter_config.json; pass the folder that save_pretrained of "
+            "a PEFT adapter wrote"
+        )
+    if not importlib.util.find_spec("peft"):
+        raise ConfigError("an adapter needs peft: pip install peft")
 
 
 def hush() -> None:
@@ -101,10 +131,14 @@ def _hub_answers() -> bool:
 
 
 def _why_not(name: str, source: str | Path, error: Exception) -> str:
-    reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    reason = _reason(error)
     if isinstance(source, Path):
         return f"{name!r} cannot be loaded: {reason}"
     return (
         f"{name!r} is no local folder, and the hub did not give it; pass a local folder, or leave "
         f"--model out for {TINY}. transformers says: {reason}"
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

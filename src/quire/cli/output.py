@@ -8,12 +8,15 @@ import json
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from quire.errors import ConfigError
 
 BAR_WIDTH = 40
 ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
@@ -32,6 +35,14 @@ def stderr() -> Console:
 def print_json(document: object) -> None:
     """Print a JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:
+    """Write a manager's snapshot for `quire inspect`. Raises `ConfigError`."""
+    try:
+        path.write_text(json.dumps(snapshot | {"text_is_bytes": text_is_bytes}), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 @contextmanager

@@ -1,0 +1,191 @@
+"""The command line with tenants, adapters and images."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from quire.bench.hf_models import QUIRE_TINY  # noqa: E402
+from quire.cli.app import app  # noqa: E402
+
+VOCAB = 264
+IMAGE = "<image>"
+TEMPLATE = (
+    "{% for said in messages %}{{ said['role'] }}: {% for part in said['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %} {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    """A random model with the packaged tokenizer."""
+    path = tmp_path_factory.mktemp("text")
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)).save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(QUIRE_TINY).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory):
+    """A random LLaVA with a processor, saved as any vision model is."""
+    pytest.importorskip("PIL")
+    path = tmp_path_factory.mktemp("vision")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(QUIRE_TINY)
+    tokenizer.add_tokens([IMAGE], special_tokens=True)
+    tower = {
+        "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.LlavaConfig(
+        vision_config=tower,
+        text_config={"model_type": "llama", **TEXT, "vocab_size": VOCAB + 8},
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(path)
+    size = {"height": 8, "width": 8}
+    transformers.LlavaProcessor(
+        transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size=size),
+        tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE,
+        image_token=IMAGE,
+    ).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapter(text_model, tmp_path_factory):
+    """A random adapter of the text model, saved by PEFT."""
+    peft = pytest.importorskip("peft")
+    path = tmp_path_factory.mktemp("adapters") / "cats.v1"
+    model = transformers.LlamaForCausalLM.from_pretrained(text_model)
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=["k_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, config).save_pretrained(path)
+    return path
+
+
+def picture(path, seed):
+    from PIL import Image
+
+    random = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (20, 30, 3), dtype=torch.uint8, generator=random)
+    Image.fromarray(pixels.numpy()).save(path)
+    return path
+
+
+@pytest.fixture
+def run():
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def told(run):
+    """Run `quire generate --json` and return what it says."""
+
+    def generate(*words):
+        result = run("generate", "--max-new-tokens", 4, "--json", *words)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return generate
+
+
+def test_generate_names_its_scope(told, text_model, adapter):
+    words = ("--model", text_model, "Hello there, how are you?")
+    assert told(*words)["scope"] == {"salt": None, "lora": None}
+    scope = {"salt": "me", "lora": str(adapter)}
+    assert told("--salt", "me", "--lora", adapter, *words)["scope"] == scope
+
+
+def test_an_adapter_changes_the_text_and_stands_in_the_saved_tree(
+    run, told, text_model, adapter, tmp_path
+):
+    saved = tmp_path / "run.json"
+    words = ("--model", text_model, "Hello there, how are you?")
+    plain = told(*words)["turns"][0]["text"]
+    adapted = told("--lora", adapter, "--salt", "me", "--save", saved, *words)["turns"][0]["text"]
+    assert adapted != plain
+    shown = run("inspect", saved).stdout
+    assert "salt='me'" in shown
+    assert "lora='cats_v1'" in shown
+
+
+def test_images_are_part_of_the_conversation(told, vision_model, tmp_path):
+    turns = tmp_path / "turns.txt"
+    turns.write_text("What is on it?\nAnd behind it?\n")
+    words = ("--model", vision_model, "--turns", turns)
+    found = told("--image", picture(tmp_path / "a.png", 1), *words)["turns"]
+    assert [turn["prompt"] for turn in found] == ["What is on it?", "And behind it?"]
+    assert found[0]["cached_tokens"] == 0
+    assert found[1]["cached_tokens"] >= 20
+    other = told("--image", picture(tmp_path / "b.png", 2), *words)["turns"]
+    assert [turn["text"] for turn in other] != [turn["text"] for turn in found]
+    pair = told("--image", tmp_path / "a.png", "--image", tmp_path / "b.png", *words)["turns"]
+    assert pair[0]["prompt_tokens"] == found[0]["prompt_tokens"] + 4
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--lora", "no/such", "hi"), "no adapter_config.json"),
+        (("--image", "no/such.png", "hi"), "cannot read the image 'no/such.png'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, words, reason):
+    result = run("generate", *words)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_image_for_a_model_that_reads_none_is_refused(run, text_model, tmp_path):
+    image = picture(tmp_path / "a.png", 1)
+    result = run("generate", "--model", text_model, "--image", image, "hi")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_adapter_of_another_model_is_refused(run, adapter):
+    result = run("generate", "--lora", adapter, "hi")
+    assert result.exit_code == 2
+    assert "does not fit the model" in result.stderr
+
+
+def test_a_snapshot_that_cannot_be_written_is_refused(run, text_model):
+    result = run("generate", "--model", text_model, "--save", "no/such/run.json", "hi")
+    assert result.exit_code == 2
+    assert "cannot write 'no/such/run.json'" in result.stderr
