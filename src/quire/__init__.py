@@ -3,6 +3,7 @@
 `CacheManager`   the control plane: which blocks hold which tokens (no torch)
 `PrefixCache`    a transformers model that never computes the same prefix twice
 `KVLayout`, `KVPool`   the tensors behind block ids (torch)
+`SlotCache`, `SlotPool`, `SlotPrefixCache`   the same three for contiguous caches: a slot per request
 
 Importing `quire` imports nothing else; each name is loaded when it is first used.
 """
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
         Scope,
         Sequence,
         SlidingWindow,
+        SlotCache,
         Stats,
         TokenMove,
         TokenRange,
         block_hashes,
     )
-    from quire.engines.hf import PrefixCache
+    from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
-    from quire.tensors import KVLayout, KVPool
+    from quire.tensors import KVLayout, KVPool, SlotPool
 
 _HOME = {
     "BlockCopy": "quire.core",
@@ -56,6 +58,9 @@ _HOME = {
     "Scope": "quire.core",
     "Sequence": "quire.core",
     "SlidingWindow": "quire.core",
+    "SlotCache": "quire.core",
+    "SlotPool": "quire.tensors",
+    "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
     "TokenMove": "quire.core",
     "TokenRange": "quire.core",
@@ -81,6 +86,9 @@ __all__ = [
     "Scope",
     "Sequence",
     "SlidingWindow",
+    "SlotCache",
+    "SlotPool",
+    "SlotPrefixCache",
     "Stats",
     "TokenMove",
     "TokenRange",

@@ -86,6 +86,8 @@ class SlotHandle(msgspec.Struct, gc=False, eq=False):
 
     def expected(self, start: int, stop: int) -> tuple[bytes, bytes]:
         """Return what of tokens [start, stop) the prompt says: as stored, and as committed."""
+        if not self.known:
+            return b"", b""
         begin, end = start * TOKEN_BYTES, min(stop, self.prompt_len) * TOKEN_BYTES
         offset = self.known_start * TOKEN_BYTES
         stored = self.known[max(begin - offset, 0) : max(end - offset, 0)]

@@ -136,28 +136,15 @@ class SlotCache(SlotStore):
         `CopyError` when a planned copy of the slot was not taken, `SlotError` for a handle
         that is closed, `TokensError`.
         """
-        slot = self._held(handle)
-        key = key_of(token_ids)
-        computed = self.contents.length(slot)
-        end = computed + len(key) // TOKEN_BYTES
-        if end > self.max_tokens:
-            raise CommitError(
-                f"commit of {end - computed} tokens behind {computed} computed ones: a slot holds "
-                f"{self.max_tokens}; close the request, or make the slots larger"
-            )
-        if self.copies.waiting and (copy := self.copies.in_the_way(slot, computed)) is not None:
-            raise CopyError(
-                f"commit into slot {slot} while {copy} waits; take_copies and do them before the "
-                "forward"
-            )
-        if handle.known:
-            key = _checked(handle, computed, key)
-        else:
-            check_sign(key)
-        self.contents.append(slot, key)
-        self.counters.computed_tokens += end - computed
-        if handle.known and end >= handle.prompt_len:
+        key = self._checked(handle, token_ids)
+        self.contents.append(handle.slot, key)
+        self.counters.computed_tokens += len(key) // TOKEN_BYTES
+        if handle.known and handle.computed >= handle.prompt_len:
             handle.known, handle.known_start = b"", handle.prompt_len
+
+    def check_commit(self, handle: SlotHandle, token_ids: TokenIds) -> None:
+        """Raise what `commit` would; for engines that want to know before they compute."""
+        self._checked(handle, token_ids)
 
     def truncate(self, handle: SlotHandle, num_tokens: int) -> None:
         """Forget the tokens of a running request from position `num_tokens` on.
@@ -252,6 +239,33 @@ class SlotCache(SlotStore):
         self.num_free -= 1
         return handle
 
+    def _checked(self, handle: SlotHandle, token_ids: TokenIds) -> Key:
+        """Return the key to store for tokens to commit; raise if they are refused."""
+        slot = self._held(handle)
+        key = key_of(token_ids)
+        computed = self.contents.length(slot)
+        num_tokens = len(key) // TOKEN_BYTES
+        if computed + num_tokens > self.max_tokens:
+            raise CommitError(
+                f"commit of {num_tokens} tokens behind {computed} computed ones: a slot holds "
+                f"{self.max_tokens}; close the request, or make the slots larger"
+            )
+        if self.copies.waiting and (copy := self.copies.in_the_way(slot, computed)) is not None:
+            raise CopyError(
+                f"commit into slot {slot} while {copy} waits; take_copies and do them before the "
+                "forward"
+            )
+        stored, given = handle.expected(computed, computed + num_tokens)
+        head, rest = key[: len(given)], key[len(given) :]
+        if not given.startswith(head):
+            at = computed + int((array_of(given) != array_of(head)).argmax())
+            raise CommitError(
+                f"commit of another token than the prompt's at position {at}; the prompt comes "
+                "first, as it was given to open"
+            )
+        check_sign(rest)
+        return memoryview(stored + rest.tobytes()) if handle.raw_prompt else key
+
     def _held(self, handle: SlotHandle) -> int:
         """Return the slot of an open handle of this cache."""
         if not isinstance(handle, SlotHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -263,17 +277,3 @@ class SlotCache(SlotStore):
                 f"the handle of slot {handle.slot} was closed already; open the request again"
             )
         return handle.slot
-
-
-def _checked(handle: SlotHandle, computed: int, key: Key) -> Key:
-    """Return the key to store for tokens of a prompt; raise `CommitError` if they are others."""
-    stored, given = handle.expected(computed, computed + len(key) // TOKEN_BYTES)
-    head = key[: len(given)]
-    if not given.startswith(head):
-        at = computed + int((array_of(given) != array_of(head)).argmax())
-        raise CommitError(
-            f"commit of another token than the prompt's at position {at}; the prompt comes first, "
-            "as it was given to open"
-        )
-    check_sign(key[len(given) :])
-    return memoryview(stored + key[len(given) :].tobytes()) if handle.raw_prompt else key

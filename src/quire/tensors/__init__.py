@@ -6,12 +6,14 @@ model   the layer groups of a model
 slots   block ids and token slots, on the host
 pool    paged storage on a device
 copy    gather, scatter, and planned block copies
+slot_pool   contiguous storage: a slot per request
 """
 
 from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter
 from quire.tensors.layout import KVLayout, StateLayout, StateShape
 from quire.tensors.model import GroupLayout, ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
+from quire.tensors.slot_pool import SlotPool
 
 __all__ = [
     "KV",
@@ -20,6 +22,7 @@ __all__ = [
     "KVPool",
     "ModelLayout",
     "Pool",
+    "SlotPool",
     "StateLayout",
     "StatePool",
     "StateShape",

@@ -10,10 +10,12 @@ store        manager and pool together: load and save sequences
 request      one call: its sequences, working cache, and what is kept
 report       what one call reused and computed
 cache        PrefixCache
+static       SlotPrefixCache: the same over slots of fixed shape
 """
 
 from quire.engines.hf.cache import PrefixCache
 from quire.engines.hf.report import CallReport
+from quire.engines.hf.static import SlotPrefixCache, SlotSession
 from quire.engines.hf.working import WorkingCache
 
-__all__ = ["CallReport", "PrefixCache", "WorkingCache"]
+__all__ = ["CallReport", "PrefixCache", "SlotPrefixCache", "SlotSession", "WorkingCache"]
