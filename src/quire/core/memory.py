@@ -130,8 +130,9 @@ def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
     moved: list[int] = (renamed != np.arange(len(renamed))).nonzero()[0].tolist()
     if moved:
         _rename(manager, group, renamed)
+    num_tokens = manager.block_size if group in manager.rows.token_groups else 1
     for src in moved:
-        manager.copies.plan(BlockCopy(group, src, int(renamed[src]), manager.block_size))
+        manager.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
     return len(moved)
 
 

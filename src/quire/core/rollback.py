@@ -33,9 +33,9 @@ class Rollback:
             keep_for = seq.keep_for_at(node.parent.end)
             if keep_for:
                 node.keep_until = max(node.keep_until, now + keep_for)
+                for group in tree.sparse:
+                    group.touched(node)
             tree.unlock(node)
-            for group in tree.sparse:
-                group.touched(node)
             node = node.parent
         rows.give_back(seq.row)
         seq.node = seq.root

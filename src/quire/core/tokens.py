@@ -6,6 +6,7 @@ Equal keys mean equal tokens: there is no hash between a prompt and its cached p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +28,9 @@ Key: TypeAlias = "memoryview[int]"
 IntArray: TypeAlias = "npt.NDArray[np.int32]"
 
 TOKEN_BYTES = 4
+TOP_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
+SHORT_KEY = 2048 * TOKEN_BYTES
+"""Up to so many bytes, the signs are seen faster in the top bytes than with NumPy."""
 INT32 = np.dtype(np.int32)
 EMPTY_KEY: Key = memoryview(b"")
 
@@ -50,8 +54,9 @@ def check_sign(key: Key) -> None:
     """Raise `TokensError` if any token id is negative."""
     if not key:
         return
-    short = len(key) <= 32 * TOKEN_BYTES  # below that, NumPy's call costs more than the loop
-    lowest = min(key.cast("i")) if short else int(np.minimum.reduce(np.frombuffer(key, INT32)))
+    if len(key) <= SHORT_KEY and key.tobytes()[TOP_BYTE::TOKEN_BYTES].isascii():
+        return
+    lowest = int(np.minimum.reduce(np.frombuffer(key, INT32)))
     if lowest < 0:
         msg = f"token id {lowest} is negative; token ids run from 0 to {2**31 - 1}"
         raise TokensError(msg)

@@ -68,7 +68,8 @@ class WindowGroup(SparseGroup):
     def first_of(self, num_tokens: int) -> int:
         """Return the first block that the next token after so many needs, sinks apart."""
         if self._sliding:
-            return max(num_tokens - self._span, 0) // self._size
+            before = num_tokens - self._span
+            return before // self._size if before > 0 else 0
         return num_tokens // self._span * self._span // self._size
 
     # -- what a hit needs ------------------------------------------------------------------
@@ -81,7 +82,8 @@ class WindowGroup(SparseGroup):
             while end <= node.start:
                 assert node.parent is not None
                 node = node.parent
-            gap = self._last_gap(node, first, end)
+            whole = first >= node.start and node.parts[self.place].num_held == node.num_blocks
+            gap = -1 if whole else self._last_gap(node, first, end)
             if gap < 0:
                 return end
             end = gap if gap < end - 1 else self._last_held(node, gap)
@@ -274,6 +276,11 @@ class WindowGroup(SparseGroup):
 
     # -- eviction --------------------------------------------------------------------------
 
+    def _list(self, node: Node, part: Part) -> None:
+        """Only a node that is longer than its window has passing blocks."""
+        if self.first(node.end) > max(node.start, self.num_sinks):
+            super()._list(node, part)
+
     def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
         assert isinstance(part, WindowPart)
         stop = self.first(node.end)
@@ -297,6 +304,8 @@ class WindowGroup(SparseGroup):
         stop = max(self.first(node.end), start) if part.guards else node.end
         if stop <= start:
             return 0
+        if part.num_held == node.num_blocks:
+            return self._free(node, part, start, min(stop, start + num_blocks))
         ids = self._array(node)[start - node.start : stop - node.start]
         held = (ids >= 0).nonzero()[0][:num_blocks]
         if not len(held):
