@@ -220,9 +220,9 @@ class SparseGroup(ABC):
 
     def _file(self, node: Node, part: Part) -> None:
         """Put a part into its eviction class, as the one used last."""
-        keep_until = node.keep_until
-        if not keep_until and part.rank == (False, node.priority):
-            self._kept[part.rank].move_to_end(node)
+        keep_until, now_in = node.keep_until, part.rank
+        if now_in is not None and not keep_until and now_in == (False, node.priority):
+            self._kept[now_in].move_to_end(node)
             return
         rank = (keep_until > 0 and keep_until > self._evictor.now(), node.priority)
         if rank[0]:

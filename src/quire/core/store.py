@@ -205,9 +205,14 @@ class BlockStore:
         return self.room.evict(num_blocks)
 
     def clear(self) -> int:
-        """Drop all that is cached and not referenced, in every scope; return blocks per group."""
+        """Drop all that is cached and not referenced, in every scope; return blocks per group.
+
+        Of a running sequence's path, that is what lies behind its windows.
+        """
         self.pins.release_expired()
         dropped = sum(self.room.invalidate_below(root) for root in self.tree.roots.values())
+        for group in self.tree.sparse:
+            self.room.evict_sparse(group, group.pool.num_cached)
         if self.event_log is not None and not any(r.children for r in self.tree.roots.values()):
             self.event_log.cleared()
         return dropped
