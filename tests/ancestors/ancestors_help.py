@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="install it with: make setup")
 
 from quire import KVLayout, KVPool  # noqa: E402
-from quire.tensors import apply_copies, gather, scatter  # noqa: E402
+from quire.tensors import apply_plan, gather, scatter  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -79,15 +79,13 @@ class Engine:
         """Write the KV of the next tokens through the sequence's own tables."""
         tokens = [*seq.tokens.tolist(), *(int(token) for token in token_ids)]
         new = kv_of(tokens, seq.computed, self.layout)
-        first, offset = divmod(seq.computed, self.layout.block_size)
         for group, pool in enumerate(self.pools):
-            scatter(pool, seq.block_ids(group)[first:], offset, new)
+            scatter(pool, seq.block_ids(group), seq.computed, new)
 
     def copy(self):
         """Do the copies that the manager planned; return them."""
         copies = self.manager.take_copies()
-        for group, pool in enumerate(self.pools):
-            apply_copies(pool, [copy for copy in copies if copy.group == group])
+        apply_plan(self.pools, copies)
         return copies
 
     def move(self, moves):

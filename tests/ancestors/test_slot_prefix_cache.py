@@ -11,9 +11,8 @@ from time import perf_counter
 import pytest
 from ancestors_help import LAYOUT, kv_of, run, same, torch
 
-from quire.core import SlotCache
+from quire import SlotCache, SlotPool
 from quire.errors import CommitError, OutOfSlots, PinError, SlotError, StaleSlot, TokensError
-from quire.tensors.slot_pool import SlotPool
 
 MAX_TOKENS = 32
 
