@@ -53,14 +53,14 @@ class SlotStore:
 
     def is_free(self, slot: int) -> bool:
         """Whether no request holds a slot. Raises `SlotError` for an unknown one."""
-        return not self.order.busy[self.known(slot)]
+        return not self.order.busy[self._known(slot)]
 
     def generation(self, slot: int) -> int:
         """Return a slot's generation: it rises whenever tokens in it are cut off or replaced.
 
         Raises `SlotError` for an unknown slot.
         """
-        return self.contents.generations[self.known(slot)]
+        return self.contents.generations[self._known(slot)]
 
     def find(
         self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
@@ -71,7 +71,7 @@ class SlotStore:
         busy one. None: no slot holds the first token. Raises `TokensError`, `ScopeError`,
         `MediaError`.
         """
-        key, where = self.read(tokens, scope, media)
+        key, where = self._read(tokens, scope, media)
         found = self.contents.find(where, key[:-TOKEN_BYTES])
         if not found.num_tokens:
             return None
@@ -88,7 +88,7 @@ class SlotStore:
         The whole slot goes to no other request meanwhile, but to one that starts with what is
         pinned. Raises `TokensError`, `ScopeError`, `MediaError`.
         """
-        key, where = self.read(tokens, scope, media)
+        key, where = self._read(tokens, scope, media)
         found = self.contents.find(where, key)
         order = self.order
         slot = max(found.slots, key=lambda each: (order.pinned[each], order.used[each]), default=0)
@@ -110,17 +110,17 @@ class SlotStore:
         self.ghosts.forget()
         for slot in range(self.num_slots):
             if not self.order.busy[slot]:
-                self.forget(slot)
+                self._forget(slot)
 
     # -- which slot ------------------------------------------------------------------------
 
-    def known(self, slot: int) -> int:
+    def _known(self, slot: int) -> int:
         """Return a slot's number; raise `SlotError` if there is no such slot."""
         if type(slot) is not int or not 0 <= slot < self.num_slots:
             raise SlotError(f"there is no slot {slot!r}; slots are 0 to {self.num_slots - 1}")
         return slot
 
-    def victim(self, what: str) -> int:
+    def _victim(self, what: str) -> int:
         """Return the slot to give away next; raise `OutOfSlots` if there is none. Pure."""
         slot = self.order.victim()
         if slot is None:
@@ -134,11 +134,11 @@ class SlotStore:
             )
         return slot
 
-    def choose(self, found: Found, scope: Scope, key: Key) -> int:
+    def _choose(self, found: Found, scope: Scope, key: Key) -> int:
         """Return the slot for a request that found this: one of those found, or a victim. Pure."""
         slot = self._cheapest(found)
         if slot is None:
-            return self.victim("open")
+            return self._victim("open")
         lost = self._lost(slot, found.num_tokens)
         victim = self.order.victim()
         if not lost or victim is None:
@@ -162,7 +162,7 @@ class SlotStore:
 
     # -- what it holds ---------------------------------------------------------------------
 
-    def copy(self, source: int, slot: int, num_tokens: int) -> None:
+    def _copy(self, source: int, slot: int, num_tokens: int) -> None:
         """Make a slot hold the first tokens of another one, by a planned copy."""
         with memoryview(self.contents.keys[source]) as key:
             head = key[: num_tokens * TOKEN_BYTES]
@@ -175,25 +175,25 @@ class SlotStore:
         self.counters.copied_slots += 1
         self.counters.copied_tokens += num_tokens - there
 
-    def reoccupy(self, slot: int, num_tokens: int) -> None:
+    def _reoccupy(self, slot: int, num_tokens: int) -> None:
         """Keep the first tokens of a slot for a request that starts with them."""
         self._remember(slot, num_tokens)
-        self.cut(slot, num_tokens)
+        self._cut(slot, num_tokens)
 
-    def empty(self, slot: int, scope: Scope) -> None:
+    def _empty(self, slot: int, scope: Scope) -> None:
         """Make a slot ready for a request of a scope that starts from nothing."""
-        self.reoccupy(slot, 0)
+        self._reoccupy(slot, 0)
         self.contents.clear(slot, scope)
 
-    def cut(self, slot: int, num_tokens: int) -> None:
+    def _cut(self, slot: int, num_tokens: int) -> None:
         """Forget the tokens of a slot from position `num_tokens` on."""
         self.contents.cut(slot, num_tokens)
         self.copies.cut(slot, num_tokens)
 
-    def forget(self, slot: int) -> None:
+    def _forget(self, slot: int) -> None:
         """Forget the tokens of a slot that no pin keeps."""
         kept = int(self.order.pinned[slot])
-        self.cut(slot, kept)
+        self._cut(slot, kept)
         if not kept:
             self.order.used[slot] = 0
 
@@ -214,7 +214,7 @@ class SlotStore:
 
     # -- reading and counting --------------------------------------------------------------
 
-    def read(
+    def _read(
         self, tokens: TokenIds, scope: Scope | None, media: Items[MediaItem]
     ) -> tuple[Key, Scope]:
         """Return the key and scope to look up; raise what `find` raises."""
@@ -229,7 +229,7 @@ class SlotStore:
             key = self.media.peek(key, media)
         return key, scope or NO_SCOPE
 
-    def store_media(self, key: Key, media: Items[MediaItem], known: Items[bytes]) -> Key:
+    def _store_media(self, key: Key, media: Items[MediaItem], known: Items[bytes]) -> Key:
         """Encode a prompt's media, forgetting those in no slot and not `known` to a request."""
         if len(self.media) >= self._max_media:
             keys = [*self.contents.keys, *self.ghosts.keys, *known]
@@ -238,7 +238,7 @@ class SlotStore:
             self._max_media = max(MAX_MEDIA, 2 * len(self.media))
         return self.media.encode(key, media)
 
-    def count_open(self, num_cached: int, scope: Scope, key: Key) -> None:
+    def _count_open(self, num_cached: int, scope: Scope, key: Key) -> None:
         """Count a request, and why not more of its prompt was found."""
         counters = self.counters
         num_tokens = len(key) // TOKEN_BYTES

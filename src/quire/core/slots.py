@@ -75,7 +75,7 @@ class SlotCache(SlotStore):
         `TokensError` for an empty prompt or one of more than `max_tokens` tokens, `ScopeError`,
         `MediaError`.
         """
-        key, where = self.read(tokens, scope, media)
+        key, where = self._read(tokens, scope, media)
         prompt_len = len(key) // TOKEN_BYTES
         if prompt_len > self.max_tokens:
             raise TokensError(
@@ -84,20 +84,20 @@ class SlotCache(SlotStore):
             )
         found = self.contents.find(where, key[:-TOKEN_BYTES])
         num_cached = found.num_tokens
-        slot = self.choose(found, where, key)
+        slot = self._choose(found, where, key)
         raw = b""
         if media:
             raw = key_of(tokens).tobytes()
             known = [holder.known for holder in self.holders if holder is not None]
-            key = self.store_media(memoryview(raw), media, known)
-        self.count_open(num_cached, where, key)
+            key = self._store_media(memoryview(raw), media, known)
+        self._count_open(num_cached, where, key)
         if slot in found.slots:
-            self.reoccupy(slot, num_cached)
+            self._reoccupy(slot, num_cached)
             self.counters.reoccupied_slots += 1
         elif num_cached:
-            self.copy(found.slots[0], slot, num_cached)
+            self._copy(found.slots[0], slot, num_cached)
         else:
-            self.empty(slot, where)
+            self._empty(slot, where)
         return self._hold(slot, num_cached, prompt_len, key[num_cached * TOKEN_BYTES :], raw)
 
     def allocate(self, scope: Scope | None = None) -> SlotHandle:
@@ -107,8 +107,8 @@ class SlotCache(SlotStore):
         """
         if scope is not None:
             check_scope(scope)
-        slot = self.victim("allocate")
-        self.empty(slot, scope or NO_SCOPE)
+        slot = self._victim("allocate")
+        self._empty(slot, scope or NO_SCOPE)
         return self._hold(slot)
 
     def occupy(self, slot: int, generation: int | None = None) -> SlotHandle:
@@ -168,7 +168,7 @@ class SlotCache(SlotStore):
             end = min(handle.known_start, handle.prompt_len) * TOKEN_BYTES
             cut = bytes(self.contents.keys[slot][num_tokens * TOKEN_BYTES : end])
             handle.known, handle.known_start = cut + handle.known, num_tokens
-        self.cut(slot, num_tokens)
+        self._cut(slot, num_tokens)
 
     def fork(self, handle: SlotHandle) -> SlotHandle:
         """Copy a running request into another slot: same tokens, same prompt to come.
@@ -176,12 +176,12 @@ class SlotCache(SlotStore):
         `take_copies` afterwards. Raises `OutOfSlots`, `SlotError`.
         """
         source = self._held(handle)
-        slot = self.victim("fork")
+        slot = self._victim("fork")
         computed = self.contents.length(source)
         if computed:
-            self.copy(source, slot, computed)
+            self._copy(source, slot, computed)
         else:
-            self.empty(slot, self.contents.scopes[source])
+            self._empty(slot, self.contents.scopes[source])
         twin = self._hold(slot, handle.num_cached, handle.prompt_len)
         twin.known, twin.known_start = handle.known, handle.known_start
         twin.raw_prompt = handle.raw_prompt
@@ -203,7 +203,7 @@ class SlotCache(SlotStore):
     def free(self, handle: SlotHandle) -> None:
         """End a request and forget what it computed, but for what a pin keeps. Raises as `close`."""
         self.close(handle)
-        self.forget(handle.slot)
+        self._forget(handle.slot)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data; two caches with equal data act alike."""
