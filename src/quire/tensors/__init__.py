@@ -6,12 +6,14 @@ model   the layer groups of a model
 slots   block ids and token slots, on the host
 pool    paged storage on a device
 copy    gather, scatter, and planned block copies
+moves   single tokens: accepted drafts
 slot_pool   contiguous storage: a slot per request
 """
 
 from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter
 from quire.tensors.layout import KVLayout, StateLayout, StateShape
 from quire.tensors.model import GroupLayout, ModelLayout
+from quire.tensors.moves import move_tokens
 from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
 from quire.tensors.slot_pool import SlotPool
 
@@ -31,5 +33,6 @@ __all__ = [
     "gather",
     "gather_into",
     "make_pool",
+    "move_tokens",
     "scatter",
 ]
