@@ -60,7 +60,10 @@ def core(
         wanted = list(QUICK_CORE)
     with progress("starting") as say:
         measured = _measured(lambda: core_rows.rows(wanted, say))
-    _print("quire's core, CPU time", measured, as_json=as_json)
+    if as_json:
+        print_json(measured)
+    else:
+        stdout().print(figures("quire's core, CPU time, medians", measured))
 
 
 @app.command("hf")
@@ -162,6 +165,23 @@ def listed(title: str, rows: list[Row]) -> Table:
         )
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for key in columns))
+    return table
+
+
+def figures(title: str, rows: list[Row]) -> Table:
+    """Return a table of one figure per row, and whatever else a row says beside it."""
+    table = plain_table(title=Text(title, "bold"), title_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("figure", justify="right", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    table.add_column("beside it")
+    for row in rows:
+        unit = next(unit for unit in UNITS if unit in row)
+        others = [key for key in row if key not in ("name", unit)]
+        notes = [
+            f"{key.removesuffix('_us').replace('_', ' ')} {_cell(key, row[key])}" for key in others
+        ]
+        table.add_row(str(row["name"]), _cell(unit, row[unit]), UNITS[unit], ", ".join(notes))
     return table
 
 
