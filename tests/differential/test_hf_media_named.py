@@ -303,8 +303,20 @@ def test_other_composite_models_are_refused_by_name(model_type):
         check_cacheable(transformers.CONFIG_MAPPING[model_type]())
 
 
+def test_a_composite_model_with_windows_is_refused():
+    text = {
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    }
+    with pytest.raises(UnsupportedModel, match="inside an image"):
+        check_cacheable(transformers.Qwen2VLConfig(text_config=text))
+
+
 def test_a_model_that_was_used_before_is_probed_the_same():
     model = media_model("qwen2_vl")
-    model.generate(**request("qwen2_vl", picture("qwen2_vl", 1, (16, 16)), words(0, 4)))
+    inputs = request("qwen2_vl", picture("qwen2_vl", 1, (16, 16)), words(0, 4))
+    model.generate(**inputs, max_new_tokens=2)
     assert int(model.model.rope_deltas) != 0
     PrefixCache(model, "1MiB")

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
 
 from quire.core import Scope  # noqa: E402
-from quire.engines.hf import PrefixCache  # noqa: E402
+from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
 from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
 
 
@@ -141,6 +141,7 @@ def test_a_step_of_an_optimizer_is_noticed(model, cache, ids):
 # -- adapters ------------------------------------------------------------------------------
 
 peft = pytest.importorskip("peft")
+second_adapter = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 
 
 def add_adapter(model, name, seed, **settings):
@@ -152,6 +153,7 @@ def add_adapter(model, name, seed, **settings):
     model.eval()
 
 
+@second_adapter
 def test_each_adapter_finds_what_it_computed_itself(model, cache, ids):
     assert reused(model, cache, ids) == 0
     add_adapter(model, "cats", 1)
@@ -216,6 +218,7 @@ def test_an_adapter_is_not_part_of_the_models_own_fingerprint(model, cache):
     assert make_cache(model, block_size=4).fingerprint == alone
 
 
+@second_adapter
 def test_a_name_of_the_callers_does_not_hide_the_adapter(model, cache, ids):
     add_adapter(model, "cats", 1)
     assert reused(model, cache, ids, lora="mine") == 0
@@ -239,6 +242,24 @@ def test_merged_adapters_are_active_adapters(model, ids):
     with wrapped.disable_adapter():
         assert reused(inner, cache, ids) == 40
     cache.manager.check()
+
+
+def test_slots_tell_adapters_and_weights_apart_too(model, ids):
+    slots = SlotPrefixCache(model, 4, 64)
+
+    def ask():
+        before, plain = slots.stats.hit_tokens, model.generate(ids, max_new_tokens=4)
+        assert torch.equal(slots.generate(ids, max_new_tokens=4), plain)
+        return slots.stats.hit_tokens - before
+
+    assert [ask(), ask()] == [0, 40]
+    add_adapter(model, "cats", 1)
+    assert [ask(), ask()] == [0, 40]
+    model.disable_adapters()
+    assert ask() == 40
+    change(model)
+    with pytest.raises(ConfigError, match="k_proj"):
+        slots.generate(ids)
 
 
 def test_a_session_in_which_the_adapter_is_switched_keeps_nothing(model, cache, ids):

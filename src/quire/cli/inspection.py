@@ -31,6 +31,7 @@ MISSES = {
     "last_token": "the last token of each prompt is always computed",
     "partial_block": "in the last, incomplete block",
     "evicted": "was cached once, and evicted",
+    "window": "cached, but not the window or state to go on from",
     "scope": "cached in another scope, which does not share",
     "cold": "never seen before",
 }

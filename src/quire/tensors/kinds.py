@@ -148,6 +148,12 @@ def check_cacheable(config: Any) -> None:
             f"{', '.join(sorted(MEDIA_MODELS))}; use the text decoder as a model of its own"
         )
     kinds = layer_kinds(config)
+    if text is not config and any(kind.tokens != "full" or kind.states for kind in kinds):
+        raise UnsupportedModel(
+            f"{name} is a composite model with layers that are not full attention: reuse that ends "
+            "inside an image cannot go back to where the image begins; use its text decoder as a "
+            "model of its own"
+        )
     fields = [field for field in _RECURRENT_FIELDS if getattr(text, field, None) is not None]
     hidden = bool(fields) and not any(kind.states for kind in kinds)
     if hidden or all(kind.tokens is None for kind in kinds) or not _has_heads(text):

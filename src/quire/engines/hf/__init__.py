@@ -4,8 +4,10 @@ ledger       which token each column of a working cache was computed from
 working      the transformers `Cache` a model computes with: contiguous, growing in place
 recorder     forward hooks that fill the ledger
 inputs       a request's arguments, checked
+modalities   what composite models take besides tokens, split into single items
+media        images, video and audio of a request: names, what is left to feed
 probe        what a model really caches, found by running it
-fingerprint  what binds cached KV to a model
+fingerprint  what binds cached KV to a model: weights and adapters, at each call
 store        manager and pool together: load and save sequences
 request      one call: its sequences, working cache, and what is kept
 report       what one call reused and computed

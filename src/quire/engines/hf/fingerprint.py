@@ -123,7 +123,7 @@ class Weights:
         return (
             f"{len(changed)} of the model's {len(now)} weights have changed since this cache was made "
             f"(the first one is {changed[0]!r}), so that cached K and V are not what it computes; "
-            "call cache.clear() to start anew, or name each set of weights: Scope(lora=...)"
+            "make a new cache or clear() this one, or name each set of weights: Scope(lora=...)"
             if changed
             else "the model's weights have moved since this cache was made; make a new PrefixCache"
         )

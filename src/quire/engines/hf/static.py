@@ -9,7 +9,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope, SlotCache, SlotHandle, SlotStats
-from quire.engines.hf.fingerprint import model_fingerprint
+from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
@@ -143,9 +143,14 @@ class SlotPrefixCache:
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self.fingerprint = model_fingerprint(model, self.layout)
+        self._weights = Weights(model, self.layout)
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what binds K and V to the model: config, layout, a sample of weights."""
+        return self._weights.fingerprint
 
     @property
     def stats(self) -> SlotStats:
@@ -235,12 +240,12 @@ class SlotPrefixCache:
 
     def _scope(self, scope: object) -> Scope:
         if scope is None:
-            return Scope(model=self.fingerprint)
+            return self._weights.bind(Scope())
         if not isinstance(scope, Scope) or scope.model is not None:
             raise ScopeError(
                 f"scope is {scope!r}; pass quire.Scope(salt=..., lora=...): the cache sets its model"
             )
-        return Scope(salt=scope.salt, lora=scope.lora, model=self.fingerprint)
+        return self._weights.bind(scope)
 
     def __repr__(self) -> str:
         return f"SlotPrefixCache({type(self.model).__name__}, {self.slots!r}, {self.pool!r})"
