@@ -78,19 +78,24 @@ def run_schedule(
     """Return medians over `rounds` of `ours` (under `quire`) and of the peers, measured in turns.
 
     All of them run once a round, in an order that is reversed every other round, so that what
-    else the machine does falls on all of them alike.
+    else the machine does falls on all of them alike. Peers measure the rows that `ours` has; one
+    that has none of them is left out.
     """
     collected: dict[str, list[Rows]] = {}
+    wanted: list[str] = []
     chosen = list(ADAPTERS) if names is None else list(names)
     for number in range(rounds):
         if progress:
             progress(f"round {number + 1} of {rounds}")
         order = chosen if number % 2 == 0 else chosen[::-1]
         first = {OURS: ours()} if number % 2 == 0 else {}
-        measured = _measure(first, order, progress, folder)
+        wanted = wanted or [str(row["name"]) for row in first[OURS]]
+        measured = _measure(first, order, progress, folder, wanted)
         if not first:
             measured[OURS] = ours()
         for name, rows in measured.items():
+            if not rows:
+                continue
             collected.setdefault(name, []).append(rows)
     return {name: median_rows(runs) for name, runs in sorted(collected.items())}
 
@@ -117,6 +122,7 @@ def _measure(
     names: Iterable[str] | None,
     progress: Progress | None,
     folder: Path,
+    rows: Iterable[str] = (),
 ) -> dict[str, Rows]:
     chosen = list(ADAPTERS) if names is None else list(names)
     wanted = tuple(dict.fromkeys(ADAPTERS[name].peer for name in chosen))
@@ -126,7 +132,7 @@ def _measure(
         if adapter.peer in prepared.installed:
             if progress:
                 progress(f"measuring {name}")
-            measured[name] = _run_adapter(adapter, prepared.python)
+            measured[name] = _run_adapter(adapter, prepared.python, rows)
     for name, reason in prepared.missing.items():
         for shown in [n for n in chosen if ADAPTERS[n].peer == name] or [name]:
             measured[shown] = [{"name": "not_installed", "reason": reason}]
@@ -135,11 +141,11 @@ def _measure(
     return measured
 
 
-def _run_adapter(adapter: Adapter, python: Path) -> Rows:
+def _run_adapter(adapter: Adapter, python: Path, rows: Iterable[str]) -> Rows:
     script = Path(__file__).with_name(adapter.script)
     try:
         done = subprocess.run(  # noqa: S603  # our script, in the environment we made
-            [str(python), str(script), adapter.argument],
+            [str(python), str(script), adapter.argument, ",".join(rows)],
             capture_output=True,
             text=True,
             check=True,

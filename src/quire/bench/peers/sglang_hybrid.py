@@ -86,6 +86,16 @@ def evict_row(name: str, build: Callable[[], HybridPeer]) -> timing.Row:
     return {"name": name, "median_us": statistics.median(times[1:])}
 
 
+def evict_turns_row(core: str) -> timing.Row:
+    """Return the row of eviction out of one long conversation."""
+    return evict_row("hybrid_evict_16k_turns", lambda: one_conversation(core))
+
+
+def evict_leaves_row(core: str) -> timing.Row:
+    """Return the row of eviction out of many short prompts."""
+    return evict_row("hybrid_evict_16k_leaves", lambda: full_of_leaves(core))
+
+
 def full_of_leaves(core: str) -> HybridPeer:
     """Return a tree of `NUM_LEAVES` leaves of `LEAF_TOKENS` tokens that fill both pools."""
     peer = HybridPeer(core, work.NUM_LEAVES * work.LEAF_TOKENS)
@@ -94,10 +104,10 @@ def full_of_leaves(core: str) -> HybridPeer:
     return peer
 
 
-def rows(core: str) -> Iterator[timing.Row]:
+def measurements(core: str) -> Iterator[timing.Measurement]:
     """Yield the hybrid rows of `core`."""
-    yield match_row(core)
-    yield turn_row(core)
-    yield insert_row(core)
-    yield evict_row("hybrid_evict_16k_turns", lambda: one_conversation(core))
-    yield evict_row("hybrid_evict_16k_leaves", lambda: full_of_leaves(core))
+    yield ("hybrid_match_32k_102_turns",), lambda: [match_row(core)]
+    yield ("hybrid_turn",), lambda: [turn_row(core)]
+    yield ("hybrid_insert_turn",), lambda: [insert_row(core)]
+    yield ("hybrid_evict_16k_turns",), lambda: [evict_turns_row(core)]
+    yield ("hybrid_evict_16k_leaves",), lambda: [evict_leaves_row(core)]

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-"""Rows of one of SGLang's prefix trees: `python sglang_rows.py legacy|unified|rust`.
+"""Rows of one of SGLang's prefix trees: `python sglang_rows.py legacy|unified|rust [names]`.
 
 Runs inside the peers' environment, without quire, and prints one JSON array. SGLang has no decode step that publishes blocks, so it has no `decode_*` and no `serve_b` row.
 """
@@ -136,23 +136,24 @@ def serve_row(core: str, *, events: bool) -> timing.Row:
     }
 
 
-def rows(core: str) -> Iterator[timing.Row]:
-    """Yield every row of `core`; those of many nodes first, while the process is small."""
-    yield leaf_row(core)
-    yield from evict_rows(core)
-    yield from match_rows(core)
-    yield insert_row(core, events=False)
-    yield insert_row(core, events=True)
-    yield from pool_rows(core)
-    yield serve_row(core, events=False)
-    yield serve_row(core, events=True)
+def measurements(core: str) -> Iterator[timing.Measurement]:
+    """Yield what there is of `core`; rows of many nodes first, while the process is small."""
+    yield ("bytes_per_64_token_leaf",), lambda: [leaf_row(core)]
+    yield ("evict_one_of_10k", "evict_10k"), lambda: evict_rows(core)
+    matches = (*work.MATCH_LENGTHS, "match_32k_102_turns", "match_8k_26_branches")
+    yield matches, lambda: match_rows(core)
+    yield ("insert_512_after_8k",), lambda: [insert_row(core, events=False)]
+    yield ("insert_512_after_8k_events",), lambda: [insert_row(core, events=True)]
+    yield (*(f"alloc_free_{run}" for run in work.ALLOC_RUNS), "pool_1m"), lambda: pool_rows(core)
+    yield ("serve_a",), lambda: [serve_row(core, events=False)]
+    yield ("serve_a_events",), lambda: [serve_row(core, events=True)]
     if core != "legacy":  # which has no sliding window
-        yield from sglang_hybrid.rows(core)
-    yield timing.import_row([__file__, core, "--import-only"])
+        yield from sglang_hybrid.measurements(core)
+    yield ("import_core",), lambda: [timing.import_row([__file__, core, "--import-only"])]
 
 
 def main() -> None:
-    """Print the rows of the core named by the first argument."""
+    """Print the rows of the core named by the first argument; those of the second, if given."""
     core = sys.argv[1]
     if core not in CORES:
         raise SystemExit(f"unknown core {core!r}: one of {', '.join(CORES)}")
@@ -160,7 +161,8 @@ def main() -> None:
         timing.print_import_cost(lambda: load(core))
         return
     load(core)
-    print(json.dumps(timing.rounded(rows(core))))  # noqa: T201  # standard output is the protocol
+    found = timing.measured(measurements(core), "".join(sys.argv[2:]))
+    print(json.dumps(timing.rounded(found)))  # noqa: T201  # standard output is the protocol
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from time import process_time_ns, thread_time_ns
@@ -130,6 +130,18 @@ def print_import_cost(load: Callable[[], object]) -> None:
             }
         )
     )
+
+
+Measurement = tuple[tuple[str, ...], Callable[[], Iterable[Row]]]
+"""The names of some rows, and what measures them."""
+
+
+def measured(measurements: Iterable[Measurement], wanted: str) -> Iterator[Row]:
+    """Yield the rows named in `wanted`, separated by commas (all if empty); measure no others."""
+    names = set(wanted.split(",")) - {""}
+    for known, measure in measurements:
+        if not names or names & set(known):
+            yield from (row for row in measure() if not names or row["name"] in names)
 
 
 def rounded(rows: Iterable[Row]) -> list[Row]:

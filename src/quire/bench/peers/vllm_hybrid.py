@@ -67,9 +67,9 @@ def hybrid_decode_row(block_size: int) -> timing.Row:
     return decode_row("hybrid_decode_256", peer, prompts)
 
 
-def rows(block_size: int) -> Iterator[timing.Row]:
+def measurements(size: int) -> Iterator[timing.Measurement]:
     """Yield the hybrid rows at one block size."""
-    yield match_row(block_size)
-    yield turn_row(block_size)
-    yield insert_row(block_size)
-    yield hybrid_decode_row(block_size)
+    yield ("hybrid_match_32k_102_turns",), lambda: [match_row(size)]
+    yield ("hybrid_turn",), lambda: [turn_row(size)]
+    yield ("hybrid_insert_turn",), lambda: [insert_row(size)]
+    yield ("hybrid_decode_256",), lambda: [hybrid_decode_row(size)]

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false
 # (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-"""Rows of vLLM's KVCacheManager: `python vllm_rows.py 16|64`, the argument is the block size.
+"""Rows of vLLM's KVCacheManager: `python vllm_rows.py 16|64 [names]`, by block size.
 
 Runs inside the peers' environment, without quire, and prints one JSON array. One full-attention
 group, in the `hybrid_*` rows one of sliding layers beside it. vLLM evicts blocks as they are
@@ -162,29 +162,34 @@ def serve_row(name: str, loop: work.ServeLoop, block_size: int, *, events: bool)
     }
 
 
-def rows(block_size: int) -> Iterator[timing.Row]:
-    """Yield every row; memory first, while the process is small."""
-    yield leaf_row(block_size)
-    yield from match_rows(block_size)
-    yield insert_row(block_size, events=False)
-    yield insert_row(block_size, events=True)
-    yield from pool_rows(block_size)
-    yield from decode_rows(block_size)
-    yield serve_row("serve_a", work.SERVE_A, block_size, events=False)
-    yield serve_row("serve_a_events", work.SERVE_A, block_size, events=True)
-    yield serve_row("serve_b", work.SERVE_B, block_size, events=False)
-    yield from vllm_hybrid.rows(block_size)
-    yield large_pool_row(block_size)
-    yield timing.import_row([__file__, str(block_size), "--import-only"])
+def measurements(size: int) -> Iterator[timing.Measurement]:
+    """Yield what there is; memory first, while the process is small."""
+    yield ("bytes_per_64_token_leaf",), lambda: [leaf_row(size)]
+    matches = (*work.MATCH_LENGTHS, "match_32k_102_turns", "match_8k_26_branches")
+    yield matches, lambda: match_rows(size)
+    yield ("insert_512_after_8k",), lambda: [insert_row(size, events=False)]
+    yield ("insert_512_after_8k_events",), lambda: [insert_row(size, events=True)]
+    yield tuple(f"alloc_free_{run}" for run in work.ALLOC_RUNS), lambda: pool_rows(size)
+    yield tuple(f"decode_{batch}" for batch in work.DECODE_BATCHES), lambda: decode_rows(size)
+    yield ("serve_a",), lambda: [serve_row("serve_a", work.SERVE_A, size, events=False)]
+    yield (
+        ("serve_a_events",),
+        lambda: [serve_row("serve_a_events", work.SERVE_A, size, events=True)],
+    )
+    yield ("serve_b",), lambda: [serve_row("serve_b", work.SERVE_B, size, events=False)]
+    yield from vllm_hybrid.measurements(size)
+    yield ("pool_1m",), lambda: [large_pool_row(size)]
+    yield ("import_core",), lambda: [timing.import_row([__file__, str(size), "--import-only"])]
 
 
 def main() -> None:
-    """Print the rows at the block size named by the first argument."""
+    """Print the rows at a block size, the first argument; those of the second, if given."""
     if "--import-only" in sys.argv:
         timing.print_import_cost(load)
         return
     load()
-    print(json.dumps(timing.rounded(rows(int(sys.argv[1])))))  # noqa: T201  # standard output is the protocol
+    found = timing.measured(measurements(int(sys.argv[1])), "".join(sys.argv[2:]))
+    print(json.dumps(timing.rounded(found)))  # noqa: T201  # standard output is the protocol
 
 
 if __name__ == "__main__":
