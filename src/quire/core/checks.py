@@ -63,15 +63,22 @@ def _check_children(node: Node, size: int) -> None:
 
 def _check_locks(manager: CacheManager) -> None:
     locks: Counter[int] = Counter()
+    stands: Counter[tuple[int, int]] = Counter()
     pins: Counter[int] = Counter()
     for seq in manager.sequences.values():
         locks[id(seq.root)] += 1
         if seq.state == "open":
             locks.update(id(node) for node in seq.node.path())
+            stands.update((group.index, id(seq.node)) for group in manager.rows.standing(seq))
     for pin in manager.pins.held.values():
         path = [id(node) for node in pin.node.path()]
+        stands.update((group.index, id(pin.node)) for group in manager.tree.sparse)
         locks.update(path)
         pins.update(path)
+    for node in manager.tree.nodes():
+        for group, part in zip(manager.tree.sparse, node.parts, strict=True):
+            standing = stands[group.index, id(node)]
+            _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
     pinned = 0
     for node in [*manager.tree.roots.values(), *manager.tree.nodes()]:
         counted = (locks[id(node)], pins[id(node)])

@@ -47,7 +47,7 @@ class Claims:
             for group in tree.sparse:
                 group.touched(node)
             node = node.parent
-        tree.stand(seq.node)
+        tree.stand(seq.node, tree.sparse)
         if num_tokens:
             self._make_room([int(g in groups) for g in range(len(tree.pools))])
             tail = seq.node.end
@@ -145,7 +145,7 @@ class Claims:
         while node.parent is not None:
             tree.lock(node)
             node = node.parent
-        tree.stand(twin.node)
+        tree.stand(twin.node, rows.standing(twin))
         rows.version += 1
         return twin
 
@@ -163,6 +163,7 @@ class Claims:
             if snapshot is None:
                 raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
             source = snapshot
+            state.unguard(seq.node)
         else:
             return
         self._copies.plan(BlockCopy(group, source, entry[0], num_tokens))

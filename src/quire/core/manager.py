@@ -104,8 +104,9 @@ class CacheManager(Requests):
         """Commit the drafts of a path, each one's parent before it, and drop the others.
 
         Returns the copies that bring the KV of accepted tokens together: do them at once,
-        every source read before any destination is written. Raises `DraftError` and what
-        `commit` raises.
+        every source read before any destination is written. A recurrent state has gone on to
+        the end of the draft: bring it back to the accepted length before the planned copies
+        are done. Raises `DraftError` and what `commit` raises.
         """
         self._check_open(seq)
         key = key_of(token_ids)

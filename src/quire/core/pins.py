@@ -90,6 +90,8 @@ class PinBoard:
             if self.num_blocks > budget:
                 what = f"{self.num_blocks} blocks are pinned, {num_blocks[group]} allow {budget}"
                 raise pool.shortage(what, self.num_blocks, "close pins", PinBudgetExceeded)
+        for group in self._tree.sparse:
+            self._refuse_if_wide(group, 0, num_blocks[group.index])
 
     def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
         """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
@@ -97,7 +99,7 @@ class PinBoard:
         wanted = self.num_blocks + self._not_pinned_yet(found)
         end = found.num_bytes // self._tree.block_bytes
         for group in self._tree.sparse:
-            self._refuse_if_wide(group, end)
+            self._refuse_if_wide(group, end, group.pool.num_blocks)
         if self._tree.full and wanted > self.budget:
             what = (
                 f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
@@ -111,7 +113,7 @@ class PinBoard:
             if not each.pins:
                 self.num_blocks += each.num_blocks
             each.pins += 1
-        self._tree.stand(node)
+        self._tree.stand(node, self._tree.sparse)
         pin = Pin(self, node, num_tokens, deadline)
         self.held[id(pin)] = pin
         if deadline:
@@ -130,7 +132,7 @@ class PinBoard:
         """Let go of a pin's path, unless its time ran out before."""
         if self.held.pop(id(pin), None) is None:
             return
-        self._tree.leave(pin.node)
+        self._tree.leave(pin.node, self._tree.sparse)
         for node in reversed(pin.node.path()):
             node.pins -= 1
             if not node.pins:
@@ -144,9 +146,9 @@ class PinBoard:
                 break
             self.release(heapq.heappop(self._deadlines)[2])
 
-    def _refuse_if_wide(self, group: SparseGroup, end: int) -> None:
+    def _refuse_if_wide(self, group: SparseGroup, end: int, num_blocks: int) -> None:
         wanted = sum(group.reach(pin.node.end) for pin in self.held.values()) + group.reach(end)
-        budget = int(self.share * group.pool.num_blocks)
+        budget = int(self.share * num_blocks)
         if wanted > budget:
             what = (
                 f"pinning {end} blocks would make pins hold {wanted} blocks of group {group.index}"

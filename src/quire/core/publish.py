@@ -121,21 +121,23 @@ class Publisher:
         ids = [rows.slots(g, row, start, stop) for g in range(len(rows.flat))]
         for state in rows.states:
             ids[state.index] = NO_IDS
-        priority, keep_for = seq.priority, seq.keep_for
+        priority, keep_for, goes_on = seq.priority, seq.keep_for, True
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
+            goes_on = seq.terms.at(start).start != start
         if (
             node.locks == 1
             and not node.children
             and node.parent is not None
+            and goes_on
             and tree.evictor.extendable(node, priority, keep_for)
         ):
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
             new = seq.node = tree.add(node, key, blocks, priority)
-            tree.stand(new)
-            tree.leave(node)
+            tree.stand(new, rows.windows)
+            tree.leave(node, rows.windows)
             node = new
         node.writer = seq if seq.terms is None else None
         self.counters.published_blocks += num_blocks
@@ -157,9 +159,11 @@ class Publisher:
                 slots[:] = memoryview(each.blocks[g])
             for window in rows.windows:
                 window.merge(each, rows.slots(window.index, row, each.start, each.end))
+            for group in tree.sparse:
+                group.touched(each)
             each = each.parent
-        tree.stand(node)
-        tree.leave(seq.node)
+        tree.stand(node, rows.windows)
+        tree.leave(seq.node, rows.windows)
         seq.node = node
         self.counters.deduplicated_blocks += node.end - start
 

@@ -238,8 +238,7 @@ class PrefixTree:
     def unlock(self, node: Node) -> None:
         """Drop a reference; after the last one active blocks become cached.
 
-        Paths are unlocked from the deepest node upwards, so that a parent is always the
-        more recently used one.
+        Paths are unlocked from the deepest node up: a parent is the more recently used one.
         """
         node.locks -= 1
         node.writer = None
@@ -251,14 +250,14 @@ class PrefixTree:
         for group in self._sinking:
             group.recount(node)
 
-    def stand(self, node: Node) -> None:
+    def stand(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
         """A sequence or pin stands at the end of this node, whose path it has locked."""
-        for group in self.sparse if node.parent is not None else ():
+        for group in groups if node.parent is not None else ():
             group.guard(node)
 
-    def leave(self, node: Node) -> None:
+    def leave(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
         """A sequence or pin stands at the end of this node no more."""
-        for group in self.sparse if node.parent is not None else ():
+        for group in groups if node.parent is not None else ():
             group.unguard(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:

@@ -26,8 +26,8 @@ class Rollback:
         """Release all that an open sequence holds, and its row."""
         tree, rows = self._tree, self._rows
         self._free(seq, seq.node.end, seq.num_blocks)
+        tree.leave(seq.node, rows.standing(seq))
         self._free_states(seq)
-        tree.leave(seq.node)
         node = seq.node
         while node.parent is not None:
             keep_for = seq.keep_for_at(node.parent.end)
@@ -54,8 +54,11 @@ class Rollback:
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
         taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
+        tree = self._tree
         if num_tokens < computed:
             self._check_sparse(seq, num_tokens)
+        tree.leave(seq.node, rows.standing(seq))
+        if num_tokens < computed:
             self._free_states(seq)
         if keep >= published and keep < computed // size:
             at = (keep - published) * self._tree.block_bytes
@@ -69,6 +72,7 @@ class Rollback:
             for window in rows.windows:
                 self._refresh(seq, window.index, keep + 1)
             self._unpublish(seq, keep, in_tail)
+        tree.stand(seq.node, rows.standing(seq))
         rows.computed[row] = rows.capacity[row] = num_tokens
 
     def _check_sparse(self, seq: Sequence, num_tokens: int) -> None:
@@ -143,7 +147,6 @@ class Rollback:
         """
         tree = self._tree
         node = seq.node
-        tree.leave(node)
         own = keep if in_tail else max(keep, seq.num_cached // self._rows.block_size)
         while node.end > keep and node.parent is not None:
             parent, start = node.parent, node.start
@@ -160,7 +163,6 @@ class Rollback:
                 tree.unlock(node)
                 node = parent
         seq.node = node
-        tree.stand(node)
 
     def _withdraw(self, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
         """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""

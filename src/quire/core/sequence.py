@@ -10,6 +10,7 @@ import numpy as np
 from quire.core.groups import check_group
 from quire.core.radix import Node, PrefixTree
 from quire.core.scope import Scope
+from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
 from quire.core.terms import Terms
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, array_of
@@ -187,6 +188,14 @@ class Rows:
         self.unused.append(row)
         self.version += 1
         self.epoch += 1
+
+    def standing(self, seq: Sequence) -> tuple[SparseGroup, ...]:
+        """Return the groups in which a sequence guards the node where it stands.
+
+        A snapshot is guarded until it was copied: then the sequence has a state of its own.
+        """
+        waits = any(self.flat[state.index][seq.row * self.width] == GAP for state in self.states)
+        return self.tree.sparse if waits else self.windows
 
     def widen(self, num_blocks: int) -> None:
         """Make every row long enough for so many blocks."""

@@ -36,8 +36,7 @@ NEVER = float("inf")
 class Part(msgspec.Struct, gc=False, eq=False):
     """What one sparse group keeps of a node.
 
-    `guards`   references to the node's end: sequences and pins that stand there, and nodes
-               below whose windows reach into this one
+    `guards`   sequences and pins that stand at the end of the node
     `guarded`  blocks of the part that those references protect
     `num_held` blocks of the part that are there
     `listed`   whether it stands among the parts that may have passing blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from math import lcm
 from typing import TYPE_CHECKING
@@ -28,11 +29,13 @@ FAR = 2**31
 class WindowPart(Part, gc=False, eq=False):
     """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
 
-    `need`   the first block that a guard of this node needs; below the node's start, the
-             node holds a guard of its parent
+    `below`  how many nodes below need this one, by the first block that they need
+    `need`   the first block that is needed by whoever stands here and by those below, FAR if
+             nobody does; where it lies before the node, the parent knows of it
     `swept`  no block before this one is passing
     """
 
+    below: dict[int, int] | None = None
     need: int = FAR
     swept: int = 0
 
@@ -165,11 +168,8 @@ class WindowGroup(SparseGroup):
     def settle(self, node: Node, part: WindowPart) -> None:
         """Bring a leaf that its writer lengthened up to date."""
         self._recount(node, part)
-        first = self.first(node.end)
-        if part.guards == 1 and part.need < node.start <= first:
-            part.need = first
-            assert node.parent is not None
-            self.unguard(node.parent)
+        if part.need < node.start:
+            self._tell(node)
         if not part.listed:
             self._list(node, part)
         if part.rank is None:
@@ -182,8 +182,8 @@ class WindowGroup(SparseGroup):
         part.num_held -= top.num_held
         part.swept = max(part.swept, upper.end)
         upper.parts = (*upper.parts, top)
-        if part.guards and part.need < upper.end:
-            top.guards, top.need = 1, part.need
+        if part.need < upper.end:
+            top.below, top.need = {part.need: 1}, part.need
         self._recount(lower, part)
         self._recount(upper, top)
         for node, each in ((lower, part), (upper, top)):
@@ -211,37 +211,38 @@ class WindowGroup(SparseGroup):
             self._unfile(node, part)
 
     def guard(self, node: Node) -> None:
-        need = self.first(node.end)
-        is_new = True
-        while True:
-            part = self._part(node)
-            holds_parent = part.guards > 0 and part.need < node.start
-            part.need = min(part.need, need)
-            if is_new:
-                part.guards += 1
-                self._recount(node, part)
-            if need >= node.start:
-                return
-            is_new = not holds_parent
-            assert node.parent is not None
-            node = node.parent
+        self._part(node).guards += 1
+        self._tell(node)
 
     def unguard(self, node: Node) -> None:
+        self._part(node).guards -= 1
+        self._tell(node)
+
+    def _tell(self, node: Node) -> None:
+        """Find out anew what is needed of a node, and tell the nodes above as far as it matters."""
         while True:
             part = self._part(node)
-            part.guards -= 1
-            if part.guards:
-                return
-            holds_parent = part.need < node.start
-            part.need = FAR
-            self._recount(node, part)
-            if part.num_held:
-                self._list(node, part)
-                self._file(node, part)
-            if not holds_parent:
+            before = part.need
+            need = self.first(node.end) if part.guards else FAR
+            part.need = need = min(need, *part.below) if part.below else need
+            if (before == FAR) != (need == FAR):
+                self._recount(node, part)
+                if need == FAR and part.num_held:
+                    self._list(node, part)
+                    self._file(node, part)
+            start = node.start
+            if before == need or (before >= start and need >= start):
                 return
             assert node.parent is not None
             node = node.parent
+            below = self._part(node).below or {}
+            if before < start:
+                below[before] -= 1
+                if not below[before]:
+                    del below[before]
+            if need < start:
+                below[need] = below.get(need, 0) + 1
+            self._part(node).below = below
 
     def recount(self, node: Node) -> None:
         """The node's first reference came, or its last one went: sinks change sides."""
@@ -301,7 +302,7 @@ class WindowGroup(SparseGroup):
 
     def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
         start = max(node.start, self.num_sinks)
-        stop = max(self.first(node.end), start) if part.guards else node.end
+        stop = max(self.first(node.end), start) if self._part(node).need < FAR else node.end
         if stop <= start:
             return 0
         if part.num_held == node.num_blocks:
@@ -316,6 +317,18 @@ class WindowGroup(SparseGroup):
         if node.parts[self.place].num_held:
             return False
         return self._sliding or self.accepted(node, node.end) <= node.start
+
+    def check(self, node: Node) -> str:
+        part = self._part(node)
+        needs = [(self._part(child).need, child.start) for child in node.children.values()]
+        below = Counter(need for need, start in needs if need < start)
+        if below != Counter(part.below or {}):
+            return f"those below need {dict(below)}, it knows of {part.below}"
+        need = min([FAR, *below, *[self.first(node.end)] * (part.guards > 0)])
+        is_leaf = not node.children
+        if part.need != need and not (is_leaf and FAR > need > part.need):
+            return f"blocks from {need} on are needed, it says {part.need}"
+        return super().check(node)
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         for at, block in enumerate(node.blocks[self.index], node.start + 1):
@@ -344,13 +357,13 @@ class WindowGroup(SparseGroup):
             self.pool.num_cached -= len(run)
         return len(run)
 
-    def _recount(self, node: Node, part: Part, end: int | None = None) -> None:
+    def _recount(self, node: Node, part: WindowPart, end: int | None = None) -> None:
         """Count the protected blocks of a node that ends at `end`; the rest is cached."""
         start = node.start
         end = node.end if end is None else end
-        first = max(self.first(end), start) if part.guards else end
+        first = max(self.first(end), start) if part.need < FAR else end
         guarded = end - first
-        if part.guards and part.num_held < end - start:
+        if guarded and part.num_held < end - start:
             ids = node.blocks[self.index][first - start : end - start]
             guarded -= ids.count(GAP)
         if self.num_sinks > start and node.locks:
