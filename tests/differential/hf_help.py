@@ -86,18 +86,141 @@ MORE_FAMILIES = {
     "granite": _GQA,
     "starcoder2": {**_GQA, "sliding_window": None},
 }
+_THREE = {**_GQA, "num_hidden_layers": 3, "head_dim": 8}
+_SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+_LINEAR = ["linear_attention", "full_attention", "linear_attention"]
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 4,
+}
+_MORE_EXPERTS = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
+WINDOWED_FAMILIES = {
+    "gemma2": {**_THREE, "sliding_window": 12, "layer_types": _SLIDING},
+    "gemma3_text": {**_THREE, "sliding_window": 20, "layer_types": _SLIDING},
+    "mistral+window": {**_THREE, "sliding_window": 8},
+    "gpt_oss": {**_THREE, **_EXPERTS, "sliding_window": 12, "layer_types": _SLIDING},
+    "llama4_text": {
+        **_THREE,
+        **_EXPERTS,
+        "attention_chunk_size": 12,
+        "intermediate_size_mlp": 48,
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        "no_rope_layers": [1, 0, 1],
+        "moe_layers": [1],
+    },
+}
+RECURRENT_FAMILIES = {
+    "qwen3_next": {**_THREE, **_MORE_EXPERTS, **_DELTA, "layer_types": _LINEAR},
+    "bamba": {**_THREE, **_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**_THREE, **_MAMBA, "mamba_d_ssm": 64},
+    "lfm2": {
+        **_THREE,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "block_multiple_of": 8,
+    },
+    "lfm3": {
+        **_THREE,
+        **_MORE_EXPERTS,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "sliding_window": 12,
+    },
+}
+MORE_HYBRID_FAMILIES = {
+    "gemma3n_text": {
+        **_THREE,
+        "num_hidden_layers": 4,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+        "vocab_size_per_layer_input": VOCAB,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "gemma4_text": {
+        **_THREE,
+        "num_hidden_layers": 4,
+        "global_head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+    "cohere2": {**_THREE, "sliding_window": 12, "layer_types": _SLIDING},
+    "olmo3": {**_THREE, "sliding_window": 12, "layer_types": _SLIDING},
+    "exaone4": {**_THREE, "sliding_window": 12, "layer_types": _SLIDING},
+    "qwen3_5_text": {**_THREE, **_MORE_EXPERTS, **_DELTA, "layer_types": _LINEAR},
+    "olmo_hybrid": {**_THREE, **_DELTA, "layer_types": _LINEAR},
+    "granitemoehybrid": {
+        **_THREE,
+        **_MORE_EXPERTS,
+        **_MAMBA,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "shared_intermediate_size": 32,
+    },
+    "zamba2": {
+        **_THREE,
+        "mamba_d_state": 8,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "chunk_size": 4,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_key_value_heads": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "hybrid_layer_ids": [1],
+        "num_mem_blocks": 1,
+        "use_mamba_kernels": False,
+    },
+    "nemotron_h": {
+        **_THREE,
+        **_MORE_EXPERTS,
+        "layers_block_type": ["mamba", "attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 1,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "chunk_size": 4,
+    },
+    "inkling_text": {**_THREE, **_MORE_EXPERTS, "sliding_window": 12},
+}
+HYBRID_FAMILIES = {**WINDOWED_FAMILIES, **RECURRENT_FAMILIES}
+ALL_FAMILIES = {**FAMILIES, **MORE_FAMILIES, **HYBRID_FAMILIES, **MORE_HYBRID_FAMILIES}
+
+
+def tiny_config(family):
+    """The config of a family's tiny model; `+` sets a variant's name off from its type."""
+    return transformers.CONFIG_MAPPING[family.split("+")[0]](**ALL_FAMILIES[family])
 
 
 @functools.cache
 def tiny_model(family, seed=0, dtype=torch.float32):
     """A random model of a family, always the same one; weights large enough to disagree."""
-    values = {**FAMILIES, **MORE_FAMILIES}[family]
-    config = transformers.CONFIG_MAPPING[family](**values)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=dtype).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.ndim > 1:
+            if weight.ndim > 1 and weight.std() < 0.05:
                 weight.mul_(5.0)
     return _settled(model)
 

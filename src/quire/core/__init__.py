@@ -1,5 +1,6 @@
 """The control plane: which blocks hold which tokens. No tensors, no clock, no randomness."""
 
+from quire.core.budget import GroupSize, split_budget
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
@@ -37,6 +38,7 @@ __all__ = [
     "Event",
     "Explanation",
     "FullAttention",
+    "GroupSize",
     "Hit",
     "LayerGroup",
     "MediaItem",
@@ -58,4 +60,5 @@ __all__ = [
     "TokenMove",
     "TokenRange",
     "block_hashes",
+    "split_budget",
 ]

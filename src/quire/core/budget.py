@@ -110,23 +110,26 @@ def shift_budget(
     """Return new block counts in which the groups under pressure have memory of the others.
 
     `pressure`: blocks per group name that were evicted or refused for want of room since the
-    last shift. Groups without pressure give `share` of their bytes, which the others get in
-    proportion to the bytes they lacked; none goes below what one sequence of a block needs.
-    The bytes of all groups together never grow. Nothing changes while none or all lack room.
+    last shift. Groups that lacked at most half the bytes of the one that lacked most give `share`
+    of their blocks, which the others get in proportion to what they lacked; none goes below what
+    one sequence of a block needs. The bytes of all groups together never grow.
     """
     lacked = [pressure.get(size.name, 0) * size.bytes_per_block for size in sizes]
     counts = list(num_blocks)
-    if not any(lacked) or all(lacked):
+    giving = [2 * bytes_lacked <= max(lacked) for bytes_lacked in lacked]
+    wanted = sum(n for n, gives in zip(lacked, giving, strict=True) if not gives)
+    if not wanted:
         return counts
     freed = 0
     for index, size in enumerate(sizes):
-        if not lacked[index]:
+        if giving[index]:
             floor = blocks_for(size.kind, block_size, block_size)
             given = max(min(int(counts[index] * share), counts[index] - floor), 0)
             counts[index] -= given
             freed += given * size.bytes_per_block
     for index, size in enumerate(sizes):
-        counts[index] += freed * lacked[index] // sum(lacked) // size.bytes_per_block
+        if not giving[index]:
+            counts[index] += freed * lacked[index] // wanted // size.bytes_per_block
     return counts
 
 

@@ -1,15 +1,21 @@
 """Prefix reuse for Hugging Face `generate`.
 
 ledger       which token each column of a working cache was computed from
-working      the transformers `Cache` a model computes with: contiguous, growing in place
+layers       K and V of one layer, of full attention or with a window
+states       recurrent states of one layer, and copies of them at one position
+working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
+making       working caches of a model: empty, or of rows that were computed one by one
 recorder     forward hooks that fill the ledger
 inputs       a request's arguments, checked
-modalities   what composite models take besides tokens, split into single items
-media        images, video and audio of a request: names, what is left to feed
-probe        what a model really caches, found by running it
-fingerprint  what binds cached KV to a model: weights and adapters, at each call
-store        manager and pool together: load and save sequences
+modalities   where each kind of image, video or audio stands in a prompt
+media        the media of a request: what names them, what is left to feed
+probe        what a model really keeps, found by running it
+fingerprint  what binds cached KV to the weights that computed it
+memory       one capacity, split over layer groups and moved between them
+store        manager and pools together: load and save sequences
 request      one call: its sequences, working cache, and what is kept
+prefill      computing prompts before generate does
+texts        which texts a call leaves in its working cache
 report       what one call reused and computed
 cache        PrefixCache
 static       SlotPrefixCache: the same over slots of fixed shape

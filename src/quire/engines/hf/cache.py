@@ -21,7 +21,8 @@ from quire.engines.hf.inputs import (
 )
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader, Named
-from quire.engines.hf.memory import GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.prefill import prefill
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.recorder import Recorder
 from quire.engines.hf.report import CallReport
@@ -29,7 +30,7 @@ from quire.engines.hf.request import Feed, Request, Terms
 from quire.engines.hf.store import BlockStore
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError, ScopeError, TokensError
+from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
 from quire.tensors.pool import make_pool
 
 NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
@@ -105,6 +106,7 @@ class PrefixCache:
         self.last = NO_REPORT
         self._clock = clock
         self._store = BlockStore(self.manager, self.pools, self.layout)
+        self._balance = Balance(self.manager, self.layout)
         self._making = Making(kinds, computed, model.device, debug_nan=debug)
         self._signatures = Signatures.of(model)
         self._media = MediaReader(model)
@@ -274,6 +276,27 @@ class PrefixCache:
         """Return what each layer group has of the memory: blocks, their states and bytes."""
         return group_memory(self.layout, self.manager)
 
+    def rebalance(self) -> bool:
+        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
+
+        Counts what each group was refused, and what prompts missed for want of it, since the last
+        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change:
+        call it now and then, not in every turn. A model with one group has nothing to move.
+        """
+        refused = self._store.lacked
+        self._store.lacked = [0] * len(refused)
+        wanted = self._balance.counts(refused)
+        changed = {
+            group.name: wanted[group.name]
+            for group in self.memory()
+            if group.num_blocks != wanted[group.name]
+        }
+        try:
+            self._store.resize(changed)
+        except OutOfBlocks:
+            return False  # sessions that are open hold what would have moved
+        return bool(changed)
+
     def __repr__(self) -> str:
         groups = self.memory()
         used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)
@@ -315,7 +338,7 @@ class PrefixCache:
             )
 
     def _feed(self, chunk: int | None) -> Feed:
-        """Return a function that computes a prompt of one row up to a length."""
+        """Return a function that computes a prompt of one row, without media, up to a length."""
 
         def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
             media = self._media.declared(prompt, [()])
@@ -324,43 +347,10 @@ class PrefixCache:
         return feed
 
     def _prefill(
-        self,
-        prompts: Prompts,
-        media: Media,
-        past: WorkingCache,
-        chunk: int | None,
-        stop: int = -1,
+        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
     ) -> None:
-        """Compute each prompt once, up to a column, by default all but its last token.
-
-        So it is done before rows multiply: generate would do it once per beam or return sequence.
-        """
-        names, device = self._signatures.forward, self.model.device
-        ids, mask = prompts.ids[:, :stop].to(device), prompts.mask
-        if mask is not None and "position_ids" not in names:
-            return
-        fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
-        if "logits_to_keep" in names:
-            fixed["logits_to_keep"] = 1
-        content = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in media.content(past.get_seq_length()).items()
-        }
-        # Content is fed whole, in one forward: generate cannot split it either.
-        step = max(ids.shape[1], 1) if content or chunk is None else chunk
-        with self._recorder(past, media), torch.no_grad():
-            for start in range(past.get_seq_length(), ids.shape[1], step):
-                end = min(start + step, ids.shape[1])
-                padded: dict[str, Any] = {}
-                if mask is not None:
-                    seen = mask[:, :end].to(device)
-                    positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
-                    padded = {"attention_mask": seen, "position_ids": positions[:, start:]}
-                elif "position_ids" in names:  # some models count them from 0 in every forward
-                    padded = {"position_ids": torch.arange(start, end, device=device)[None]}
-                if media.positions is not None:
-                    padded["position_ids"] = media.positions[..., start:end]
-                self.model(input_ids=ids[:, start:end], **fixed, **padded, **content)
+        with self._recorder(past, media):
+            prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
 
     def _open(
         self,

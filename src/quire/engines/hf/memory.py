@@ -1,11 +1,11 @@
 """The memory of a model's layer groups: how it is split, and how it is used."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.config import format_bytes
-from quire.core import CacheManager, LayerGroup
-from quire.core.budget import GroupSize, split_budget
+from quire.core import CacheManager, FullAttention, LayerGroup, Recurrent
+from quire.core.budget import GroupSize, shift_budget, split_budget
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
@@ -47,8 +47,14 @@ def split_layout(
 def named_groups(layout: ModelLayout, num_blocks: Mapping[str, int]) -> list[LayerGroup]:
     """Return the groups of a model with these numbers of blocks, by name.
 
-    Raises `ConfigError` unless each group, and nothing else, is named.
+    Raises `ConfigError` unless each group, and nothing else, is named, with room to work in.
     """
+    for group in layout.groups:
+        if isinstance(group.kind, Recurrent) and num_blocks.get(group.name, 2) < 2:
+            raise ConfigError(
+                f"capacity gives group {group.name!r} {num_blocks[group.name]} block; it needs 2 at "
+                "least: a state to work on and one to keep"
+            )
     names = [group.name for group in layout.groups]
     if set(names) != set(num_blocks):
         raise ConfigError(
@@ -102,6 +108,46 @@ def memory_table(groups: list[GroupMemory]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+class Balance:
+    """Moves memory between the groups of a model, towards those whose lack of room cost hits.
+
+    Pressure on a group, in blocks since the last move: those it was refused, and the tokens
+    missed because something had been evicted. While some groups have room, the full ones caused
+    those misses; after that, groups of full attention caused those missed as "evicted", the
+    others those missed as "window".
+    """
+
+    def __init__(self, manager: CacheManager, layout: ModelLayout) -> None:
+        self._manager = manager
+        self._layout = layout
+        self._missed = self._misses()
+
+    def counts(self, refused: Sequence[int]) -> dict[str, int]:
+        """Return the blocks that each group should have from now on, and start counting anew.
+
+        `refused`: blocks refused per group since the last call.
+        """
+        manager, groups = self._manager, self._layout.groups
+        now = self._misses()
+        evicted, window = (new - old for new, old in zip(now, self._missed, strict=True))
+        self._missed = now
+        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.groups]
+        pressure: dict[str, int] = {}
+        for group, no_room, short in zip(groups, full, refused, strict=True):
+            missed = evicted if isinstance(group.kind, FullAttention) else window
+            if not all(full):
+                missed = (evicted + window) * no_room
+            pressure[group.name] = short + missed // manager.block_size
+        num_blocks = [pool.num_blocks for pool in manager.groups]
+        sizes = group_sizes(self._layout)
+        shifted = shift_budget(sizes, num_blocks, pressure, manager.block_size)
+        return {group.name: count for group, count in zip(groups, shifted, strict=True)}
+
+    def _misses(self) -> tuple[int, int]:
+        missed = self._manager.stats.missed
+        return missed["evicted"], missed["window"]
 
 
 def _words(kind: object) -> str:

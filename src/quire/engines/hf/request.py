@@ -187,7 +187,12 @@ class Request:
     def _keep_fork(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
         if text.tokens.size - seq.computed < self._store.manager.block_size:
             return 0
-        twin = self._store.manager.fork(seq)
+        snapshot = cache.snapshots[text.row]
+        if self._store.layout.is_recurrent and (not snapshot or snapshot.length <= seq.computed):
+            return 0
+        twin = self._store.fork(seq)
+        if twin is None:
+            return 0
         try:
             return self._save(cache, twin, text)
         finally:

@@ -1,6 +1,6 @@
 """A manager and its pools together: sequences whose KV and states can be loaded and saved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -61,6 +61,15 @@ class BlockStore:
         self._copy()
         return seq
 
+    def fork(self, seq: Sequence) -> Sequence | None:
+        """Return another sequence at the same tokens; None where a block it needs is not to be had."""
+        try:
+            twin = self.manager.fork(seq)
+        except OutOfBlocks:
+            return None
+        self._copy()
+        return twin
+
     def first_token(self, group: int, num_tokens: int) -> int:
         """Return the first token whose K and V a group needs to go on after `num_tokens`."""
         return first_token(self.layout.groups[group].kind, num_tokens)
@@ -119,6 +128,19 @@ class BlockStore:
             self.manager.checkpoint(seq)
             self._copy()
         return seq.computed - start
+
+    def resize(self, num_blocks: Mapping[str, int]) -> None:
+        """Change the number of blocks of groups by name: shrink first, so that nothing exists twice.
+
+        Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
+        """
+        pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
+        shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
+        self.manager.resize(shrunk)
+        self._copy()
+        for name, count in num_blocks.items():
+            pools[name].resize(count)
+        self.manager.resize({name: n for name, n in num_blocks.items() if name not in shrunk})
 
     def _write_states(self, seq: Sequence, states: RowStates) -> None:
         first = 0
