@@ -208,7 +208,10 @@ class Publisher:
         for window in rows.windows:
             start = max(seq.node.end, window.num_sinks)
             slots = rows.slots(
-                window.index, seq.row, start, max(window.first_of(seq.computed), start)
+                window.index,
+                seq.row,
+                start,
+                max(window.first(seq.computed // rows.block_size), start),
             )
             for at, block in enumerate(slots):
                 if block == GAP:

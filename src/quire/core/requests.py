@@ -244,7 +244,7 @@ class Requests(BlockStore):
             needed = whole
             for sparse in self.tree.sparse:
                 if sparse.index == group:
-                    needed = sparse.reach(whole) + 1
+                    needed = sparse.least(whole)
             if needed > pool.num_blocks:
                 what = f"a prompt of {num_tokens} tokens is larger than the pool"
                 raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

@@ -90,6 +90,10 @@ class SparseGroup(ABC):
     def reach(self, end: int) -> int:
         """Return how many blocks a hit at this boundary needs at most."""
 
+    @abstractmethod
+    def least(self, end: int) -> int:
+        """Return how many blocks a sequence of so many must be able to hold at a time."""
+
     # -- what the tree tells ---------------------------------------------------------------
 
     @abstractmethod

@@ -52,6 +52,9 @@ class StateGroup(SparseGroup):
     def reach(self, end: int) -> int:
         return min(end, 1)
 
+    def least(self, end: int) -> int:
+        return min(end, 1)
+
     def snapshot(self, node: Node) -> int | None:
         """Return the block that holds the state at the end of a node, if there is one."""
         return self._part(node).snapshots.get(node.end) if node.parent is not None else None

@@ -43,9 +43,9 @@ class WindowPart(Part, gc=False, eq=False):
 class WindowGroup(SparseGroup):
     """A sliding-window or chunked group. Positions here are counted in blocks from the root.
 
-    `first(end)` is the first block that a hit at `end` needs. It never falls as `end` rises,
-    so the window at the end of a node covers what any deeper boundary needs of that node:
-    guards protect [first(node.end), node.end), and sinks while the node is referenced.
+    `first(end)` is the first block that a hit at `end` needs; it never falls as `end` rises.
+    A node protects the blocks from the first one that is needed by those who stand at its end
+    or at a node below it, and sinks while it is referenced.
     """
 
     def __init__(self, site: Site, kind: SlidingWindow | ChunkedAttention, block_size: int) -> None:
@@ -94,6 +94,9 @@ class WindowGroup(SparseGroup):
 
     def reach(self, end: int) -> int:
         return min(end, self.width + self.num_sinks)
+
+    def least(self, end: int) -> int:
+        return self.reach(end) + 1
 
     def lacks(self, node: Node, first: int, end: int) -> bool:
         """Whether one of the blocks [first, end) of a path is gone."""
@@ -223,13 +226,12 @@ class WindowGroup(SparseGroup):
         while True:
             part = self._part(node)
             before = part.need
-            need = self.first(node.end) if part.guards else FAR
-            part.need = need = min(need, *part.below) if part.below else need
-            if (before == FAR) != (need == FAR):
+            part.need = need = self._needed(part, node.end)
+            if before != need:
                 self._recount(node, part)
-                if need == FAR and part.num_held:
-                    self._list(node, part)
-                    self._file(node, part)
+            if need == FAR and part.num_held:
+                self._list(node, part)
+                self._file(node, part)
             start = node.start
             if before == need or (before >= start and need >= start):
                 return
@@ -302,7 +304,7 @@ class WindowGroup(SparseGroup):
 
     def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
         start = max(node.start, self.num_sinks)
-        stop = max(self.first(node.end), start) if self._part(node).need < FAR else node.end
+        stop = min(max(self._needed(self._part(node), node.end), start), node.end)
         if stop <= start:
             return 0
         if part.num_held == node.num_blocks:
@@ -361,7 +363,7 @@ class WindowGroup(SparseGroup):
         """Count the protected blocks of a node that ends at `end`; the rest is cached."""
         start = node.start
         end = node.end if end is None else end
-        first = max(self.first(end), start) if part.need < FAR else end
+        first = min(max(self._needed(part, end), start), end)
         guarded = end - first
         if guarded and part.num_held < end - start:
             ids = node.blocks[self.index][first - start : end - start]
@@ -370,6 +372,11 @@ class WindowGroup(SparseGroup):
             guarded += max(min(self.num_sinks, first) - start, 0)
         self.pool.num_cached += part.guarded - guarded
         part.guarded = guarded
+
+    def _needed(self, part: WindowPart, end: int) -> int:
+        """Return the first block that is needed of a node that ends at `end`, FAR if none is."""
+        need = self.first(end) if part.guards else FAR
+        return min(need, *part.below) if part.below else need
 
     def _part(self, node: Node) -> WindowPart:
         return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it
