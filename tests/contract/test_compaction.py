@@ -1,0 +1,319 @@
+"""Memory that moves and pools that change size: tables, hits and contents stay right."""
+
+import pytest
+from core_help import found, prefill, rejected, run, serve, state
+from hybrid_help import BLOCK, Ledger, conserved, counts, make
+
+from quire import errors
+from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+
+FULL = FullAttention()
+KINDS = (FULL, SlidingWindow(6, interval=8), Recurrent(interval=8))
+
+
+@pytest.fixture
+def manager():
+    return CacheManager(num_blocks=32, block_size=BLOCK)
+
+
+def hybrid(num_full=32, num_sliding=32, num_states=24):
+    """One group of each kind, and its memory."""
+    manager = make(
+        ("full", num_full, KINDS[0]),
+        ("sliding", num_sliding, KINDS[1]),
+        ("states", num_states, KINDS[2]),
+    )
+    return manager, Ledger(manager, *KINDS)
+
+
+def ids_of(seqs, group=0):
+    return {block for seq in seqs for block in seq.block_ids(group).tolist() if block >= 0}
+
+
+def scattered(ledger):
+    """Four running sequences of six; the two closed ones between them are evicted."""
+    manager = ledger.manager
+    seqs = [ledger.prefill(run(1000 * i, 14)) for i in range(6)]
+    for seq in seqs[::3]:
+        manager.close(seq)
+    for start in (0, 3000):
+        manager.evict(run(start, 4))
+    manager.check()
+    return [seq for i, seq in enumerate(seqs) if i % 3]
+
+
+# -- compaction ----------------------------------------------------------------------------
+
+
+def test_held_blocks_move_to_the_lowest_ids(manager):
+    ledger = Ledger(manager, FULL)
+    seqs = scattered(ledger)
+    assert max(ids_of(seqs)) >= 16
+    moved = manager.compact()
+    copies = ledger.copy()
+    assert len(copies) == moved > 0
+    assert ids_of(seqs) == set(range(16))
+    for seq in seqs:
+        ledger.check(seq)
+        ledger.generate(seq, [1, 2, 3])
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_every_group_is_compacted_by_itself(group):
+    manager, ledger = hybrid()
+    seqs = scattered(ledger)
+    before = [[seq.block_ids(g).tolist() for seq in seqs] for g in range(3)]
+    moved = manager.compact(group)
+    copies = ledger.copy()
+    assert {copy.group for copy in copies} <= {group}
+    assert len(copies) == moved
+    pool = manager.groups[group]
+    assert max(ids_of(seqs, group)) < pool.num_active + pool.num_cached
+    for other in {0, 1, 2} - {group}:
+        assert [seq.block_ids(other).tolist() for seq in seqs] == before[other]
+    for seq in seqs:
+        ledger.check(seq)
+        ledger.generate(seq, [1, 2, 3])
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_cached_prefixes_are_found_where_they_moved():
+    manager, ledger = hybrid()
+    scattered(ledger)
+    for start in (4000, 5000):
+        manager.close(ledger.prefill(run(start + 500, 14)))
+    for group in range(3):
+        manager.compact(group)
+        ledger.copy()
+    for start in (1000, 2000, 4500, 5500):
+        seq = ledger.prefill([*run(start, 12).tolist(), 777])
+        assert seq.num_cached == 12
+        ledger.check(seq)
+        manager.close(seq)
+    assert conserved(manager)
+
+
+def test_a_compact_pool_is_left_as_it_is(manager):
+    ledger = Ledger(manager, FULL)
+    scattered(ledger)
+    assert manager.compact() > 0
+    ledger.copy()
+    before = state(manager)
+    assert manager.compact() == 0
+    assert manager.take_copies() == []
+    assert state(manager) == before
+
+
+def test_an_empty_pool_is_compact(manager):
+    assert manager.compact() == 0
+
+
+def test_blocks_move_only_when_no_copy_waits(manager):
+    ledger = Ledger(manager, FULL)
+    seqs = scattered(ledger)
+    twin = manager.fork(seqs[0])
+    manager.reserve(twin, 1)
+    reader = manager.open([*run(1000, 10).tolist(), 777])
+    assert reader.num_cached == 10
+    with rejected(manager, errors.CopyError, "take_copies"):
+        manager.compact()
+    with rejected(manager, errors.CopyError, "take_copies"):
+        manager.resize({"full": 20})
+    ledger.copy()
+    assert manager.compact() > 0
+    ledger.copy()
+    for seq in (*seqs, reader, twin):
+        ledger.check(seq)
+    ledger.forward(twin, [5])
+    manager.commit(twin, [5])
+    ledger.check(twin)
+    assert conserved(manager)
+
+
+def test_reservations_and_drafts_survive_compaction(manager):
+    ledger = Ledger(manager, FULL)
+    seqs = scattered(ledger)
+    manager.reserve(seqs[3], 9)
+    manager.compact()
+    ledger.forward(seqs[3], list(range(9)))
+    manager.commit(seqs[3], list(range(9)))
+    ledger.check(seqs[3])
+
+
+def test_pins_survive_compaction(manager):
+    ledger = Ledger(manager, FULL)
+    scattered(ledger)
+    pin = manager.pin(run(5000, 12))
+    manager.compact()
+    ledger.copy()
+    assert found(manager, run(5000, 12)) == 12
+    pin.close()
+    assert conserved(manager)
+
+
+def test_a_batch_goes_on_after_compaction(manager):
+    ledger = Ledger(manager, FULL)
+    seqs = scattered(ledger)
+    batch = manager.batch(seqs)
+    for step in range(12):
+        manager.reserve_step(batch)
+        for seq in seqs:
+            ledger.forward(seq, [step])
+        manager.commit_step(batch, [step] * len(seqs))
+        if step == 4:
+            assert manager.compact() > 0
+            ledger.copy()
+    for seq in seqs:
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+@pytest.mark.parametrize("group", [1, -1, "full", None, 1.5])
+def test_a_group_that_is_not_there_cannot_be_compacted(manager, group):
+    with rejected(manager, errors.QuireError, group):
+        manager.compact(group)
+
+
+# -- resize --------------------------------------------------------------------------------
+
+
+def test_a_pool_grows():
+    manager, ledger = hybrid(num_full=4)
+    seq = ledger.prefill(run(0, 14))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.reserve(seq, 10)
+    manager.resize({"full": 8})
+    assert manager.groups[0].num_blocks == 8
+    assert counts(manager, 0)[0] == 4
+    ledger.generate(seq, list(range(10)))
+    ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_a_prompt_that_only_the_grown_pool_holds_is_accepted():
+    manager = CacheManager(num_blocks=4, block_size=BLOCK)
+    with rejected(manager, errors.OutOfBlocks):
+        manager.open(run(0, 30))
+    manager.resize({"full": 8})
+    serve(manager, run(0, 30))
+    manager.resize({"full": 4})
+    with rejected(manager, errors.OutOfBlocks):
+        manager.open(run(0, 30))
+
+
+def test_a_pool_shrinks_to_what_is_active(manager):
+    ledger = Ledger(manager, FULL)
+    seqs = scattered(ledger)
+    manager.resize({"full": 16})
+    ledger.copy()
+    assert ids_of(seqs) == set(range(16))
+    assert counts(manager, 0) == (0, 16, 0)
+    for seq in seqs:
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_a_shrink_evicts_cached_blocks_and_no_more_than_it_must(manager):
+    for start in (0, 1000, 2000):
+        serve(manager, run(start, 16))
+    manager.resize({"full": 10})
+    manager.take_copies()
+    assert counts(manager, 0) == (0, 0, 10)
+    assert [found(manager, run(start, 16)) for start in (0, 1000, 2000)] == [8, 16, 16]
+
+
+def test_a_shrink_below_what_is_active_is_refused(manager):
+    seqs = scattered(Ledger(manager, FULL))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.resize({"full": 15})
+    assert len(ids_of(seqs)) == 16
+
+
+def test_all_named_groups_are_resized_or_none():
+    manager, ledger = hybrid()
+    seqs = scattered(ledger)
+    with rejected(manager, errors.OutOfBlocks):
+        manager.resize({"full": 64, "sliding": 2})
+    with rejected(manager, errors.OutOfBlocks):
+        manager.resize({"sliding": 30, "full": 15})
+    manager.resize({"full": 20, "sliding": 40, "states": 12})
+    ledger.copy()
+    assert [pool.num_blocks for pool in manager.groups] == [20, 40, 12]
+    for seq in seqs:
+        ledger.check(seq)
+        assert max(seq.block_ids(0)) < 20
+        assert max(seq.block_ids(2)) < 12
+    assert conserved(manager)
+
+
+def test_hybrid_groups_shrink_and_go_on():
+    manager, ledger = hybrid()
+    seqs = scattered(ledger)
+    active = [pool.num_active for pool in manager.groups]
+    manager.resize(dict(zip(("full", "sliding", "states"), active, strict=True)))
+    ledger.copy()
+    for seq in seqs:
+        ledger.check(seq)
+    assert [pool.num_free + pool.num_cached for pool in manager.groups] == [0, 0, 0]
+    manager.resize({"full": 40, "sliding": 40, "states": 40})
+    for seq in seqs:
+        ledger.generate(seq, list(range(20)))
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_the_same_size_changes_nothing(manager):
+    serve(manager, run(0, 16))
+    before = state(manager)
+    manager.resize({"full": 32})
+    manager.resize({})
+    assert state(manager) == before
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True])
+def test_a_size_is_a_positive_integer(manager, size):
+    with rejected(manager, errors.ConfigError, size):
+        manager.resize({"full": size})
+
+
+@pytest.mark.parametrize("sizes", [{"fulll": 8}, {0: 8}, {"full": 40, "other": 8}])
+def test_only_groups_that_are_there_are_resized(manager, sizes):
+    with rejected(manager, errors.ConfigError):
+        manager.resize(sizes)
+
+
+@pytest.mark.parametrize("sizes", [None, 8, "full", [8]])
+def test_sizes_are_named(manager, sizes):
+    with rejected(manager, errors.ConfigError):
+        manager.resize(sizes)
+
+
+def test_a_pinned_prefix_stays_when_the_pool_shrinks():
+    manager = CacheManager(num_blocks=32, block_size=BLOCK, pin_budget=1.0)
+    for start in (0, 1000, 2000):
+        serve(manager, run(start, 16))
+    with manager.pin(run(0, 16)):
+        manager.resize({"full": 5})
+        manager.take_copies()
+        assert found(manager, run(0, 16)) == 16
+        with rejected(manager, errors.OutOfBlocks):
+            manager.resize({"full": 3})
+
+
+def test_a_shrink_leaves_pins_within_their_budget(manager):
+    serve(manager, run(0, 16))
+    with manager.pin(run(0, 16)):
+        with rejected(manager, errors.PinBudgetExceeded, 4, 2):
+            manager.resize({"full": 5})
+        manager.resize({"full": 8})
+
+
+def test_a_running_sequence_is_not_touched_by_a_growth(manager):
+    seq = prefill(manager, run(0, 14))
+    table = seq.block_ids().tolist()
+    manager.resize({"full": 64})
+    assert seq.block_ids().tolist() == table
+    assert manager.take_copies() == []

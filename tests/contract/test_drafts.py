@@ -1,0 +1,345 @@
+"""Speculation: chains and trees of drafts, what an accept moves, and what a wrong one changes."""
+
+import pytest
+from core_help import found, prefill, rejected, run
+from hybrid_help import BLOCK, Ledger, conserved, counts, make
+
+from quire import errors
+from quire.core import (
+    CacheManager,
+    ChunkedAttention,
+    FullAttention,
+    Recurrent,
+    SlidingWindow,
+    TokenMove,
+)
+
+FULL = FullAttention()
+TREE = [-1, -1, 0, 1, 1, 3]  # two roots; 0 -> 2; 1 -> 3 -> 5 and 1 -> 4
+KINDS = [(FULL,), (FULL, SlidingWindow(5)), (FULL, ChunkedAttention(6)), (SlidingWindow(3),)]
+
+
+@pytest.fixture
+def manager():
+    return CacheManager(num_blocks=32, block_size=BLOCK, sub_block=False)
+
+
+def branch(parents, draft):
+    """Return the drafts from a root to `draft`."""
+    path = [draft]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def speculate(ledger, seq, parents):
+    """Reserve a draft tree and compute it: draft i is token 900 + i, at `computed + i`."""
+    ledger.manager.draft(seq, parents)
+    ledger.copy()
+    before = tuple(seq.tokens.tolist())
+    for i in range(len(parents)):
+        tokens = [900 + draft for draft in branch(parents, i)]
+        ledger.write(seq, len(before) + i, (seq.scope, *before, *tokens))
+
+
+def accept(ledger, seq, path):
+    """Accept drafts and do their moves; return the moves."""
+    moves = ledger.manager.accept(seq, path, [900 + draft for draft in path])
+    ledger.move(moves)
+    return moves
+
+
+# -- what a draft reserves -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("parents", "room"), [(3, 3), (1, 1), (TREE, 6), ([-1], 1)])
+def test_a_draft_reserves_room_for_all_its_tokens(manager, parents, room):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, parents)
+    assert (seq.computed, seq.capacity) == (6, 6 + room)
+    assert len(seq.block_ids()) == -(-(6 + room) // BLOCK)
+
+
+def test_a_draft_without_room_for_it_is_refused():
+    manager = CacheManager(num_blocks=3, block_size=BLOCK)
+    seq = prefill(manager, run(0, 6))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.draft(seq, 7)
+    manager.draft(seq, 6)
+
+
+def test_a_draft_is_not_published(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    assert manager.probe(run(0, 20)).num_tokens == 4
+
+
+def test_a_draft_into_a_block_that_a_fork_shares_copies_it(manager):
+    ledger = Ledger(manager, FULL)
+    seq = ledger.prefill(run(0, 6))
+    twin = manager.fork(seq)
+    speculate(ledger, twin, TREE)
+    accept(ledger, twin, [1, 3])
+    for one in (seq, twin):
+        ledger.check(one)
+
+
+# -- accepting -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_of_a_chain_the_accepted_head_stays_where_it_is(manager, accepted):
+    ledger = Ledger(manager, FULL)
+    seq = ledger.prefill(run(0, 6))
+    manager.draft(seq, 4)
+    ledger.forward(seq, [900, 901, 902, 903])
+    path = list(range(accepted))
+    assert accept(ledger, seq, path) == []
+    assert (seq.computed, seq.capacity) == (6 + accepted, 6 + accepted)
+    assert seq.tokens.tolist() == [*range(6), *[900 + i for i in path]]
+    ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_the_tokens_of_a_branch_move_together():
+    manager = CacheManager(num_blocks=32, block_size=BLOCK)
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    table = seq.block_ids().tolist()
+    moves = manager.accept(seq, [1, 3, 5], [901, 903, 905])
+    # positions 7, 9, 11 become 6, 7, 8
+    assert moves == [
+        TokenMove(0, table[1], 3, table[1], 2),
+        TokenMove(0, table[2], 1, table[1], 3),
+        TokenMove(0, table[2], 3, table[2], 0),
+    ]
+    assert seq.tokens.tolist() == [*range(6), 901, 903, 905]
+    assert (seq.computed, seq.capacity, seq.published) == (9, 9, 8)
+
+
+def test_a_token_that_is_in_place_does_not_move(manager):
+    seq = prefill(manager, run(0, 4))
+    manager.draft(seq, TREE)
+    (block,) = seq.block_ids().tolist()[1:2]
+    assert manager.accept(seq, [0, 2], [900, 902]) == [TokenMove(0, block, 2, block, 1)]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("length", [3, 4, 6, 7, 8, 13])
+@pytest.mark.parametrize("last", range(len(TREE)))
+def test_an_accepted_branch_reads_as_if_it_had_been_computed_in_order(kinds, length, last):
+    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, length))
+    speculate(ledger, seq, TREE)
+    path = branch(TREE, last)
+    moves = accept(ledger, seq, path)
+    assert {move.group for move in moves} <= set(range(len(kinds)))
+    assert seq.computed == seq.capacity == length + len(path)
+    ledger.check(seq)
+    for token in range(9):
+        ledger.generate(seq, [token])
+        ledger.check(seq)
+    manager.close(seq)
+    assert conserved(manager)
+    again = ledger.prefill([*run(0, length).tolist(), *[900 + i for i in path], *range(9), 5])
+    assert again.num_cached >= (length + len(path) + 9) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_drafts_again_and_again_leave_a_right_sequence(kinds):
+    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 5))
+    expected = list(range(5))
+    for step in range(14):
+        speculate(ledger, seq, TREE)
+        path = branch(TREE, step % 6) if step % 4 else []
+        accept(ledger, seq, path)
+        ledger.check(seq)
+        expected += [900 + draft for draft in path]
+        ledger.generate(seq, [step])
+        expected.append(step)
+    assert seq.tokens.tolist() == expected
+    assert conserved(manager)
+
+
+def test_accepting_nothing_gives_the_room_back(manager):
+    seq = prefill(manager, run(0, 6))
+    before = manager.num_free
+    manager.draft(seq, TREE)
+    assert manager.accept(seq, [], []) == []
+    assert (seq.computed, seq.capacity, manager.num_free) == (6, 6, before)
+
+
+def test_accepted_blocks_are_found(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    manager.accept(seq, [1, 3], [901, 903])
+    assert found(manager, [*run(0, 6), 901, 903]) == 8
+
+
+def test_an_accepted_block_that_is_cached_already_gives_way(manager):
+    ledger = Ledger(manager, FULL)
+    manager.close(ledger.prefill([*run(0, 6).tolist(), 901, 903]))
+    seq = ledger.prefill(run(0, 6))
+    speculate(ledger, seq, TREE)
+    accept(ledger, seq, [1, 3])
+    ledger.check(seq)
+    assert manager.num_active == 2
+    assert conserved(manager)
+
+
+def test_moves_are_asked_for_in_every_group():
+    manager = make(("full", 32, FULL), ("sliding", 32, SlidingWindow(5)))
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    moves = manager.accept(seq, [1, 4], [901, 904])
+    places = {
+        group: [(m.src_offset, m.dst_offset) for m in moves if m.group == group] for group in (0, 1)
+    }
+    assert places[0] == places[1] == [(3, 2), (2, 3)]
+
+
+def test_a_chain_of_parents_is_a_chain(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, [-1, 0, 1])
+    assert manager.accept(seq, [0, 1], [900, 901]) == []
+    assert seq.computed == 8
+
+
+def test_a_draft_is_dropped_by_a_truncate(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    manager.truncate(seq, 6)
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, [0], [900])
+
+
+def test_a_sequence_with_a_draft_can_be_closed_and_suspended(manager):
+    left, right = prefill(manager, run(0, 6)), prefill(manager, run(1000, 6))
+    for seq in (left, right):
+        manager.draft(seq, TREE)
+    manager.close(left)
+    manager.suspend(right)
+    assert manager.num_active == 0
+    assert conserved(manager)
+
+
+def test_a_linear_draft_needs_no_draft_call(manager):
+    ledger = Ledger(manager, FULL)
+    seq = ledger.prefill(run(0, 6))
+    manager.reserve(seq, 4)
+    ledger.forward(seq, [900, 901, 902, 903])
+    manager.commit(seq, [900, 901])
+    manager.truncate(seq, seq.computed)
+    assert (seq.computed, seq.capacity) == (8, 8)
+    ledger.generate(seq, [7])
+    ledger.check(seq)
+
+
+# -- recurrent groups ----------------------------------------------------------------------
+
+
+def test_a_tree_of_drafts_is_refused_by_a_recurrent_group():
+    manager = make(("full", 32, FULL), ("states", 4, Recurrent()))
+    seq = prefill(manager, run(0, 6))
+    with rejected(manager, errors.DraftError):
+        manager.draft(seq, TREE)
+
+
+@pytest.mark.parametrize("chain", [3, [-1, 0, 1]])
+def test_a_chain_of_drafts_is_allowed_by_a_recurrent_group(chain):
+    manager = make(("full", 32, FULL), ("states", 4, Recurrent()))
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, chain)
+    assert manager.accept(seq, [0], [900]) == []
+    assert (seq.computed, seq.capacity) == (7, 7)
+    assert counts(manager, 1)[1] == 1
+    assert conserved(manager)
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [[2], [0, 3], [1, 2], [1, 5], [3, 1], [1, 1], [6], [-1], [0, 1], [1, 3, 4], [1.5], ["0"]],
+)
+def test_a_path_that_is_no_branch_is_refused_and_changes_nothing(manager, path):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, path, [900] * len(path))
+    assert manager.accept(seq, [1, 3], [901, 903])
+
+
+@pytest.mark.parametrize("token_ids", [[], [901], [901, 903, 905]])
+def test_a_path_takes_one_token_for_each_draft(manager, token_ids):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, [1, 3], token_ids)
+
+
+@pytest.mark.parametrize("token_ids", [[901, -1], [901, 2**31], [1.5, 2.5], [[1], [2]]])
+def test_accepted_tokens_are_token_ids(manager, token_ids):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    with rejected(manager, errors.TokensError):
+        manager.accept(seq, [1, 3], token_ids)
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [[0], [-1, 1], [-1, 2, 0], [-2], [-1, 0.5], ["root"], [None], 0, -1, 1.5, "3", None, True],
+)
+def test_a_draft_tree_names_earlier_drafts_as_parents(manager, parents):
+    seq = prefill(manager, run(0, 6))
+    with rejected(manager, errors.DraftError):
+        manager.draft(seq, parents)
+
+
+def test_nothing_can_be_accepted_without_a_draft(manager):
+    seq = prefill(manager, run(0, 6))
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, [0], [900])
+    manager.draft(seq, 3)
+    manager.accept(seq, [0], [900])
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, [1], [901])
+
+
+def test_an_accept_before_the_copies_were_taken_is_refused(manager):
+    seq = prefill(manager, run(0, 6))
+    twin = manager.fork(seq)
+    manager.draft(twin, TREE)
+    with rejected(manager, errors.CopyError):
+        manager.accept(twin, [1, 3], [901, 903])
+    manager.take_copies()
+    manager.accept(twin, [1, 3], [901, 903])
+
+
+def test_accepted_tokens_that_contradict_the_prompt_are_refused(manager):
+    seq = manager.open(run(0, 6))
+    manager.reserve(seq, 6)
+    manager.commit(seq, run(0, 4))
+    try:
+        manager.draft(seq, 2)
+    except errors.SequenceError:
+        return  # the rest of a prompt is no draft: refused at once
+    with rejected(manager, errors.CommitError):
+        manager.accept(seq, [0, 1], [4, 99])
+
+
+@pytest.mark.parametrize(
+    "call", [lambda m, seq: m.draft(seq, 2), lambda m, seq: m.accept(seq, [0], [1])]
+)
+def test_a_sequence_that_is_not_open_has_no_drafts(manager, call):
+    closed, suspended = prefill(manager, run(0, 6)), prefill(manager, run(1000, 6))
+    manager.close(closed)
+    manager.suspend(suspended)
+    foreign = prefill(CacheManager(num_blocks=8, block_size=BLOCK), run(0, 6))
+    for bad in (closed, suspended, foreign, None):
+        with rejected(manager, errors.SequenceError):
+            call(manager, bad)

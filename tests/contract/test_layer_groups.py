@@ -1,0 +1,364 @@
+"""Layer groups: what each kind needs of a hit, and how kinds agree on one."""
+
+import pytest
+from core_help import found, generate, prefill, rejected, run, serve, state
+from hybrid_help import (
+    BLOCK,
+    Ledger,
+    conserved,
+    counts,
+    held,
+    make,
+    prefill_in_pieces,
+    serve_in_pieces,
+    squeeze,
+)
+
+import quire
+from quire import errors
+from quire.core import (
+    CacheManager,
+    ChunkedAttention,
+    FullAttention,
+    LayerGroup,
+    Recurrent,
+    SlidingWindow,
+)
+
+FULL = FullAttention()
+
+
+# -- settings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FullAttention", "SlidingWindow", "ChunkedAttention", "Recurrent", "LayerGroup", "TokenRange"],
+)
+def test_the_kinds_are_public_names(name):
+    assert getattr(quire, name) is getattr(quire.core, name)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, None])
+@pytest.mark.parametrize(
+    "kind", [SlidingWindow, ChunkedAttention, lambda value: SlidingWindow(8, interval=value)]
+)
+def test_windows_chunks_and_intervals_are_positive_integers(kind, value):
+    if kind not in (SlidingWindow, ChunkedAttention) and value is None:
+        pytest.skip("None is the default interval")
+    with pytest.raises(errors.ConfigError, match=str(value)):
+        make(("g", 8, kind(value)))
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
+def test_an_interval_of_states_is_a_positive_integer(value):
+    with pytest.raises(errors.ConfigError, match=str(value)):
+        make(("g", 8, Recurrent(interval=value)))
+
+
+@pytest.mark.parametrize("sinks", [-1, 9, 1.5, "2", None, True])
+def test_sinks_are_at_most_the_window(sinks):
+    with pytest.raises(errors.ConfigError, match=str(sinks)):
+        make(("g", 8, SlidingWindow(8, sinks=sinks)))
+
+
+@pytest.mark.parametrize("kind", ["full", None, 8, FullAttention])
+def test_a_kind_is_one_of_the_kinds(kind):
+    with pytest.raises(errors.ConfigError):
+        make(("g", 8, kind))
+
+
+def test_a_group_is_of_full_attention_unless_it_says_otherwise():
+    assert LayerGroup("g", 8).kind == FullAttention()
+    assert SlidingWindow(8) == SlidingWindow(8, sinks=0, interval=None)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 7, 10, 11])
+@pytest.mark.parametrize("kind", [SlidingWindow, ChunkedAttention])
+def test_a_window_need_not_be_a_multiple_of_the_block(kind, window):
+    kinds = (FULL, kind(window))
+    manager = make(("full", 64, FULL), ("other", 64, kind(window)))
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 3))
+    for token in range(40):
+        ledger.generate(seq, [token])
+        ledger.check(seq)
+    manager.close(seq)
+    assert conserved(manager)
+
+
+# -- hits ----------------------------------------------------------------------------------
+
+ALL = [
+    ("full", 64, FULL),
+    ("sliding", 64, SlidingWindow(10)),
+    ("sinks", 64, SlidingWindow(6, sinks=5)),
+    ("chunked", 64, ChunkedAttention(12)),
+]
+
+
+@pytest.mark.parametrize("length", range(1, 34))
+def test_while_nothing_was_evicted_every_length_is_found(length):
+    manager = make(*ALL, sub_block=False)
+    serve(manager, run(0, 32))
+    hit = manager.probe([*run(0, length).tolist()[:32], 7])
+    assert hit.num_tokens == min(length, 32) // BLOCK * BLOCK
+    assert hit.num_blocks == hit.num_tokens // BLOCK
+
+
+@pytest.mark.parametrize("length", [5, 8, 13, 20, 31])
+def test_open_finds_what_the_lookup_found_in_every_group(length):
+    manager = make(*ALL)
+    ledger = Ledger(manager, *[kind for _, _, kind in ALL])
+    manager.close(ledger.prefill(run(0, 32)))
+    prompt = [*run(0, length).tolist(), 777]
+    hit = manager.probe(prompt)
+    seq = ledger.prefill(prompt)
+    assert seq.num_cached == hit.num_tokens
+    ledger.check(seq)
+
+
+def test_a_full_group_refuses_a_length_with_one_block_missing():
+    manager = make(("full", 10, FULL), ("sliding", 64, SlidingWindow(4)), sub_block=False)
+    serve(manager, run(0, 8 * BLOCK))
+    squeeze(manager, 1000, 5)
+    assert found(manager, run(0, 8 * BLOCK)) == 5 * BLOCK
+    assert conserved(manager)
+
+
+def squeezed():
+    """A prompt of 8 blocks of which sliding lost blocks 0 and 3, and chunked blocks 0 to 5."""
+    manager = make(
+        ("full", 64, FULL),
+        ("sliding", 14, SlidingWindow(8, interval=12)),
+        ("chunked", 10, ChunkedAttention(12)),
+        sub_block=False,
+    )
+    serve(manager, run(0, 32))
+    squeeze(manager, 1000, 8)
+    assert conserved(manager)
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("length", "accepted"), [(32, 32), (28, 28), (24, 24), (20, 12), (16, 12), (12, 12), (8, 0)]
+)
+def test_a_hit_is_the_largest_length_that_all_groups_accept(length, accepted):
+    manager = squeezed()
+    assert found(manager, run(0, length)) == accepted
+    seq = manager.open([*run(0, length).tolist(), 777])
+    assert seq.num_cached == accepted
+
+
+def test_the_groups_agree_only_after_several_rounds():
+    manager = make(
+        ("sliding", 8, SlidingWindow(4, interval=8)),
+        ("chunked", 6, ChunkedAttention(12)),
+        sub_block=False,
+    )
+    serve_in_pieces(manager, run(0, 32), 4)
+    squeeze(manager, 1000, 4)
+    # sliding keeps blocks 1, 3, 5, 7: lengths 8, 16, 24, 32; chunked keeps 6, 7: 12, 24, 28, 32
+    assert found(manager, run(0, 32)) == 32
+    assert found(manager, run(0, 28)) == 24
+    assert found(manager, run(0, 20)) == 0
+
+
+def test_sub_block_reuse_needs_the_block_in_every_group():
+    manager = make(("full", 64, FULL), ("sliding", 10, SlidingWindow(8, interval=16)))
+    serve(manager, run(0, 32))
+    prompt = [*run(0, 18).tolist(), 777]
+    hit = manager.probe(prompt)
+    assert (hit.num_tokens, hit.partial_tokens) == (18, 2)
+    squeeze(manager, 1000, 6)
+    hit = manager.probe(prompt)
+    assert (hit.num_tokens, hit.partial_tokens) == (16, 0)
+
+
+def test_the_shared_head_of_a_block_is_copied_in_every_group():
+    manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(8)))
+    ledger = Ledger(manager, FULL, SlidingWindow(8))
+    manager.close(ledger.prefill(run(0, 32)))
+    seq = manager.open([*run(0, 18).tolist(), 777])
+    assert sorted((copy.group, copy.num_tokens) for copy in ledger.copy()) == [(0, 2), (1, 2)]
+    ledger.check(seq)
+
+
+def test_without_room_for_the_copy_in_one_group_whole_blocks_are_found():
+    manager = make(("full", 64, FULL), ("sliding", 8, SlidingWindow(32)))
+    seq = prefill(manager, run(0, 32))
+    reader = manager.open([*run(0, 18).tolist(), 777])
+    assert reader.num_cached == 16
+    manager.close(seq)
+
+
+# -- models without a full group -----------------------------------------------------------
+
+
+def test_a_model_of_sliding_layers_alone_reuses_prefixes():
+    kind = SlidingWindow(6)
+    manager = make(("sliding", 64, kind))
+    ledger = Ledger(manager, kind)
+    manager.close(ledger.prefill(run(0, 32)))
+    for length in (5, 9, 22, 32):
+        seq = ledger.prefill([*run(0, length).tolist(), 777, 778])
+        assert seq.num_cached == length
+        manager.close(seq)
+    assert conserved(manager)
+
+
+def test_a_model_of_sliding_layers_alone_computes_more_than_its_pool():
+    kind = SlidingWindow(8)
+    manager = make(("sliding", 8, kind))
+    serve_in_pieces(manager, run(0, 400), 8)
+    assert conserved(manager)
+    assert found(manager, run(0, 400)) == 400
+
+
+def test_two_windows_each_keep_their_own():
+    kinds = (SlidingWindow(4), SlidingWindow(12))
+    manager = make(("short", 64, kinds[0]), ("long", 64, kinds[1]))
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 25))
+    assert held(seq, 0) == [5, 6]
+    assert held(seq, 1) == [3, 4, 5, 6]
+    ledger.check(seq)
+
+
+def test_a_model_of_recurrent_layers_alone_reuses_states():
+    kind = Recurrent(interval=8)
+    manager = make(("states", 8, kind))
+    ledger = Ledger(manager, kind)
+    manager.close(ledger.prefill(run(0, 22)))
+    seq = ledger.prefill([*run(0, 22).tolist(), 777])
+    assert seq.num_cached == 20
+    ledger.check(seq)
+    manager.close(seq)
+    assert found(manager, run(0, 19)) == 16
+    assert conserved(manager)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (FULL, SlidingWindow(6), Recurrent(interval=8)),
+        (FULL, Recurrent(), ChunkedAttention(10)),
+        (Recurrent(interval=4), SlidingWindow(9, sinks=2), FULL),
+        (Recurrent(), Recurrent(interval=12)),
+    ],
+)
+def test_groups_of_any_kind_in_any_order_work_together(kinds):
+    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
+    ledger = Ledger(manager, *kinds)
+    for start, length in ((0, 22), (0, 30), (1000, 9), (0, 26), (0, 30)):
+        seq = ledger.prefill(run(start, length))
+        ledger.generate(seq, [7, 8, 9])
+        ledger.check(seq)
+        manager.close(seq)
+        assert conserved(manager)
+    assert manager.stats.hit_tokens > 0
+
+
+# -- counting ------------------------------------------------------------------------------
+
+
+def test_a_length_that_only_a_window_refuses_is_missed_for_the_window():
+    manager = make(
+        ("full", 64, FULL), ("sliding", 10, SlidingWindow(8, interval=16)), sub_block=False
+    )
+    serve(manager, run(0, 32))
+    squeeze(manager, 1000, 6)
+    prompt = [*run(0, 24).tolist(), 777, 778]
+    hit = manager.probe(prompt)
+    assert (hit.num_tokens, hit.reason) == (16, "window")
+    explanation = manager.explain(prompt)
+    missed = [part for part in explanation.segments if not part.cached]
+    assert (missed[0].start, missed[0].stop, missed[0].why) == (16, 24, "window")
+    before = manager.stats.missed
+    manager.open(prompt)
+    after = manager.stats.missed
+    assert after["window"] - before["window"] == 8
+    assert manager.stats.hit_tokens + sum(after.values()) == manager.stats.prompt_tokens
+
+
+def test_a_length_without_a_state_is_missed_for_the_window():
+    manager = make(("full", 64, FULL), ("states", 8, Recurrent()))
+    serve_in_pieces(manager, run(0, 30))
+    hit = manager.probe([*run(0, 16).tolist(), 777])
+    assert (hit.num_tokens, hit.reason) == (0, "window")
+
+
+def test_every_miss_reason_is_counted_from_the_start():
+    manager = make(("full", 8, FULL), ("sliding", 8, SlidingWindow(4)))
+    assert manager.stats.missed["window"] == 0
+
+
+def test_lookups_of_hybrid_models_are_pure():
+    manager = squeezed()
+    before = state(manager)
+    for length in (32, 28, 20, 8, 3):
+        manager.probe(run(0, length))
+        assert str(manager.explain([*run(0, length).tolist(), 777]))
+    assert state(manager) == before
+
+
+def test_two_managers_of_several_groups_decide_alike():
+    def history():
+        manager = make(
+            ("full", 30, FULL),
+            ("sliding", 12, SlidingWindow(6, interval=12)),
+            ("states", 6, Recurrent(interval=8)),
+        )
+        states = []
+        for i in range(60):
+            serve_in_pieces(manager, run(1000 * (i * i % 7), 5 + i % 3 * 9), 7, priority=i % 2)
+            states.append(state(manager))
+        return states
+
+    assert history() == history()
+
+
+# -- refusals ------------------------------------------------------------------------------
+
+
+def test_a_pool_too_small_for_the_prompt_refuses_it_only_for_full_groups():
+    manager = make(("full", 4, FULL), ("sliding", 64, SlidingWindow(8)))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.open(run(0, 17))
+    manager = make(("full", 64, FULL), ("sliding", 4, SlidingWindow(8)))
+    serve_in_pieces(manager, run(0, 100), 4)
+    assert conserved(manager)
+
+
+def test_a_reservation_that_one_group_cannot_give_takes_nothing_from_the_others():
+    manager = make(("full", 64, FULL), ("sliding", 5, SlidingWindow(8)))
+    seq = manager.open(run(0, 40))
+    with rejected(manager, errors.OutOfBlocks) as caught:
+        manager.reserve(seq, 24)
+    assert caught.value.needed > caught.value.free + caught.value.cached
+    assert counts(manager, 0) == (64, 0, 0)
+    manager.reserve(seq, 20)
+
+
+def test_a_group_out_of_range_is_refused():
+    manager = make(("full", 64, FULL), ("sliding", 8, SlidingWindow(8)))
+    seq = prefill(manager, run(0, 8))
+    for group in (2, -1):
+        with rejected(manager, errors.QuireError, group):
+            seq.block_ids(group)
+        with rejected(manager, errors.QuireError, group):
+            manager.tables([seq], group=group)
+
+
+def test_one_full_group_behaves_as_a_manager_without_groups():
+    def history(manager):
+        states = []
+        for i in range(40):
+            seq = prefill_in_pieces(manager, run(1000 * (i * i % 7), 5 + i % 3 * 9), 7)
+            generate(manager, seq, [1, 2, 3])
+            manager.close(seq)
+            states.append((found(manager, run(0, 30)), counts(manager, 0)))
+        return states
+
+    one = CacheManager(num_blocks=12, block_size=BLOCK)
+    assert history(one) == history(make(("full", 12, FULL)))

@@ -1,0 +1,291 @@
+"""Recurrent groups: working states, snapshots at stops, and what they allow."""
+
+import pytest
+from core_help import found, generate, prefill, rejected, run, serve
+from hybrid_help import (
+    BLOCK,
+    Ledger,
+    conserved,
+    counts,
+    make,
+    serve_in_pieces,
+)
+
+from quire import errors
+from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+
+FULL = FullAttention()
+STATES = 1  # the index of the recurrent group
+
+
+def hybrid(num_states=8, interval=None, **options):
+    """A full group beside a recurrent one."""
+    return make(
+        ("full", 512, FULL), ("states", num_states, Recurrent(interval=interval)), **options
+    )
+
+
+def ledger_of(manager, interval=None):
+    return Ledger(manager, FULL, Recurrent(interval=interval))
+
+
+# -- stops ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval", "length", "stops"),
+    [
+        (None, 30, [28]),
+        (None, 32, [28]),
+        (None, 33, [32]),
+        (None, 5, [4]),
+        (None, 4, []),
+        (8, 30, [8, 16, 24, 28]),
+        (8, 33, [8, 16, 24, 32]),
+        (16, 16, [12]),
+        (16, 17, [16]),
+        (64, 30, [28]),
+    ],
+)
+def test_a_prefill_stops_at_the_interval_and_at_the_last_block_boundary(interval, length, stops):
+    manager = hybrid(interval=interval)
+    assert manager.stops(manager.open(run(0, length))) == stops
+
+
+def test_stops_lie_beyond_what_is_computed():
+    manager = hybrid(interval=8)
+    seq = manager.open(run(0, 30))
+    generate(manager, seq, run(0, 9))
+    assert manager.stops(seq) == [16, 24, 28]
+    generate(manager, seq, run(0, 30)[9:])
+    assert [stop for stop in manager.stops(seq) if stop <= 30] == []
+
+
+def test_stops_after_a_hit_lie_beyond_the_hit():
+    manager = hybrid(interval=8)
+    serve_in_pieces(manager, run(0, 20))
+    seq = manager.open(run(0, 30))
+    assert seq.num_cached == 16
+    assert min(manager.stops(seq)) > 16
+    assert {24, 28} <= set(manager.stops(seq))
+
+
+def test_groups_of_other_kinds_need_no_stops():
+    manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(8)))
+    assert manager.stops(manager.open(run(0, 30))) == []
+    plain = CacheManager(num_blocks=64, block_size=BLOCK)
+    assert plain.stops(plain.open(run(0, 30))) == []
+
+
+def test_several_recurrent_groups_stop_at_the_intervals_of_each():
+    manager = make(("a", 16, Recurrent(interval=8)), ("b", 16, Recurrent(interval=12)))
+    stops = manager.stops(manager.open(run(0, 31)))
+    assert stops == sorted(set(stops))
+    assert {8, 12, 16, 24, 28} <= set(stops)
+    serve_in_pieces(manager, run(0, 31))
+    assert found(manager, run(0, 28)) == 28
+    assert found(manager, run(0, 27)) >= 24
+
+
+def test_a_prompt_that_branches_off_a_cached_one_stops_at_the_branch():
+    manager = hybrid()
+    serve_in_pieces(manager, run(0, 30))
+    seq = manager.open([*run(0, 18).tolist(), *run(5000, 12)])
+    assert seq.num_cached == 0
+    assert manager.stops(seq) == [16, 28]
+
+
+def test_a_third_prompt_finds_the_state_at_the_branch():
+    manager = hybrid()
+    ledger = ledger_of(manager)
+    system = run(0, 16).tolist()
+    for start in (1000, 2000):
+        manager.close(ledger.prefill([*system, *run(start, 12)]))
+    seq = ledger.prefill([*system, *run(3000, 12)])
+    assert seq.num_cached == 16
+    ledger.check(seq)
+
+
+# -- the working state ---------------------------------------------------------------------
+
+
+def test_the_first_reservation_allocates_the_working_state():
+    manager = hybrid()
+    seq = manager.open(run(0, 30))
+    assert seq.block_ids(STATES).tolist() == []
+    assert counts(manager, STATES) == (8, 0, 0)
+    manager.reserve(seq, 5)
+    (working,) = seq.block_ids(STATES).tolist()
+    assert counts(manager, STATES) == (7, 1, 0)
+    manager.reserve(seq, 30)
+    manager.commit(seq, run(0, 30))
+    assert seq.block_ids(STATES).tolist() == [working]
+    manager.close(seq)
+    assert conserved(manager)
+
+
+def test_a_hit_copies_the_snapshot_into_the_working_state():
+    manager = hybrid()
+    serve_in_pieces(manager, run(0, 30))
+    seq = manager.open(run(0, 31))
+    assert seq.num_cached == 28
+    assert manager.take_copies() == []
+    assert seq.block_ids(STATES).tolist() == []
+    manager.reserve(seq, 3)
+    (copy,) = manager.take_copies()
+    (working,) = seq.block_ids(STATES).tolist()
+    assert (copy.group, copy.dst, copy.num_tokens) == (STATES, working, 1)
+    assert copy.src != working
+
+
+def test_a_sequence_without_a_hit_starts_without_a_copy():
+    manager = hybrid()
+    seq = manager.open(run(0, 30))
+    manager.reserve(seq, 30)
+    assert manager.take_copies() == []
+
+
+def test_a_closed_sequence_gives_its_working_state_back():
+    manager = hybrid()
+    seq = prefill(manager, run(0, 3))
+    assert counts(manager, STATES) == (7, 1, 0)
+    manager.close(seq)
+    assert counts(manager, STATES) == (8, 0, 0)
+
+
+def test_decode_steps_keep_one_working_state_for_each_sequence():
+    manager = hybrid(num_states=3)
+    seqs = [prefill(manager, run(1000 * i, 3)) for i in range(3)]
+    working = [seq.block_ids(STATES).tolist() for seq in seqs]
+    batch = manager.batch(seqs)
+    for step in range(50):
+        manager.reserve_step(batch)
+        manager.take_copies()
+        manager.commit_step(batch, [step] * 3)
+    assert [seq.block_ids(STATES).tolist() for seq in seqs] == working
+    assert manager.tables(seqs, group=STATES).padded.tolist() == working
+    assert conserved(manager)
+
+
+def test_a_sequence_that_gets_no_working_state_is_refused():
+    manager = hybrid(num_states=1)
+    first = prefill(manager, run(0, 3))
+    second = manager.open(run(1000, 3))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.reserve(second, 3)
+    manager.close(first)
+    manager.reserve(second, 3)
+
+
+# -- snapshots -----------------------------------------------------------------------------
+
+
+def test_a_commit_that_ends_at_a_stop_keeps_a_snapshot():
+    manager = hybrid()
+    seq = manager.open(run(0, 30))
+    generate(manager, seq, run(0, 28))
+    (working,) = seq.block_ids(STATES).tolist()
+    (copy,) = manager.take_copies()
+    assert (copy.group, copy.src, copy.num_tokens) == (STATES, working, 1)
+    assert copy.dst != working
+    assert found(manager, run(0, 28)) == 28
+
+
+def test_a_commit_that_passes_a_stop_keeps_none():
+    manager = hybrid()
+    serve(manager, run(0, 30))
+    assert manager.take_copies() == []
+    assert counts(manager, STATES) == (8, 0, 0)
+    assert found(manager, run(0, 30)) == 0
+
+
+def test_a_commit_that_ends_between_stops_keeps_none():
+    manager = hybrid(interval=16)
+    seq = manager.open(run(0, 40))
+    generate(manager, seq, run(0, 8))
+    assert manager.take_copies() == []
+    assert found(manager, run(0, 8)) == 0
+
+
+def test_a_snapshot_that_is_there_is_not_taken_twice():
+    manager = hybrid()
+    first, second = manager.open(run(0, 30)), manager.open(run(0, 30))
+    for seq in (first, second):
+        generate(manager, seq, run(0, 28))
+        manager.take_copies()
+    assert counts(manager, STATES)[0] == 8 - 2 - 1
+    for seq in (first, second):
+        manager.close(seq)
+    assert counts(manager, STATES) == (7, 0, 1)
+
+
+def test_without_a_block_for_it_a_snapshot_is_silently_not_kept():
+    manager = hybrid(num_states=2)
+    prefill(manager, run(1000, 3))
+    seq = manager.open(run(0, 30))
+    generate(manager, seq, run(0, 28))
+    assert manager.take_copies() == []
+    generate(manager, seq, run(0, 30)[28:])
+    assert found(manager, run(0, 30)) == 0
+    manager.close(seq)
+    assert conserved(manager)
+
+
+def test_a_snapshot_takes_the_place_of_one_used_longer_ago():
+    manager = hybrid(num_states=2)
+    serve_in_pieces(manager, run(0, 30))
+    serve_in_pieces(manager, run(1000, 30))
+    assert found(manager, run(0, 30)) == 0
+    assert found(manager, run(1000, 30)) == 28
+    assert conserved(manager)
+
+
+@pytest.mark.parametrize("length", range(4, 33, 4))
+def test_a_snapshot_is_valid_at_its_own_boundary_only(length):
+    manager = hybrid(interval=16)
+    serve_in_pieces(manager, run(0, 30))
+    assert found(manager, run(0, length)) == {16: 16, 20: 16, 24: 16, 28: 28, 32: 28}.get(length, 0)
+
+
+def test_a_split_gives_the_state_to_no_shorter_prefix():
+    manager = hybrid()
+    serve_in_pieces(manager, run(0, 30))
+    serve(manager, [*run(0, 14).tolist(), *run(5000, 12)])
+    for length in (4, 8, 12, 16, 20, 24):
+        assert found(manager, run(0, length)) == 0
+    assert found(manager, run(0, 28)) == 28
+
+
+def test_the_head_of_a_block_is_never_taken_from_a_recurrent_model():
+    manager = hybrid()
+    serve_in_pieces(manager, run(0, 30))
+    hit = manager.probe([*run(0, 28).tolist(), 777])
+    assert (hit.num_tokens, hit.partial_tokens) == (28, 0)
+    hit = manager.probe(run(0, 28))
+    assert (hit.num_tokens, hit.partial_tokens) == (0, 0)
+
+
+def test_the_source_of_a_hit_is_the_state_of_that_very_prefix():
+    manager = hybrid(num_states=16, interval=8)
+    ledger = ledger_of(manager, 8)
+    manager.close(ledger.prefill(run(0, 40)))
+    for length in (33, 9, 20, 25, 39):
+        seq = ledger.prefill([*run(0, length).tolist(), 777])
+        assert seq.num_cached == length // 8 * 8 if length < 36 else seq.num_cached == 36
+        ledger.check(seq)
+        manager.close(seq)
+
+
+def test_a_hit_protects_its_snapshot_alone():
+    manager = hybrid(num_states=5, interval=8)
+    ledger = ledger_of(manager, 8)
+    manager.close(ledger.prefill(run(0, 30)))
+    assert counts(manager, STATES)[2] == 4
+    seq = manager.open(run(0, 31))
+    assert seq.num_cached == 28
+    assert counts(manager, STATES)[1] in (1, 2)
+    for start in range(1000, 9000, 1000):
+        manager.close(ledger.prefill(run(start, 13)))
+    ledger.generate(seq, run(0, 31)[28:])
+    ledger.check(seq)
+    assert conserved(manager)

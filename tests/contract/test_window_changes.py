@@ -1,0 +1,177 @@
+"""Windowed groups under truncate, fork, suspend, evict and reclaim."""
+
+from core_help import found, generate, prefill, rejected, run, serve
+from hybrid_help import (
+    Ledger,
+    conserved,
+    counts,
+    held,
+    make,
+    prefill_in_pieces,
+    squeeze,
+)
+
+from quire import errors
+from quire.core import ChunkedAttention, FullAttention, SlidingWindow
+
+FULL = FullAttention()
+SLIDING = SlidingWindow(8, interval=16)
+
+
+def pair(num_sliding, kind=SLIDING, **options):
+    """A full group that never runs short beside a windowed one."""
+    return make(("full", 512, FULL), ("sliding", num_sliding, kind), sub_block=False, **options)
+
+
+def test_a_cut_is_allowed_while_the_window_there_is_cached():
+    kinds = (FULL, SLIDING)
+    manager = pair(64)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 40))
+    manager.truncate(seq, 20)
+    assert (seq.computed, held(seq, 1)) == (20, [3, 4])
+    ledger.check(seq)
+    ledger.generate(seq, run(0, 40)[20:])
+    ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_a_cut_to_where_the_window_is_gone_is_refused():
+    manager = pair(10)
+    seq = prefill_in_pieces(manager, run(0, 80), 8)
+    with rejected(manager, errors.TruncateError, 20):
+        manager.truncate(seq, 20)
+    assert held(seq, 1) == [18, 19]
+
+
+def test_a_cut_inside_the_unpublished_tail_is_always_allowed():
+    kind = SlidingWindow(3)
+    manager = make(("full", 64, FULL), ("sliding", 6, kind), block_size=8)
+    ledger = Ledger(manager, FULL, kind)
+    seq = ledger.prefill(run(0, 9))
+    for token in range(5):
+        ledger.generate(seq, [token])
+    for length in (13, 11, 9):
+        manager.truncate(seq, length)
+        ledger.check(seq)
+    ledger.generate(seq, [1, 2, 3])
+    ledger.check(seq)
+
+
+def test_rejected_tokens_beyond_the_window_are_rolled_back():
+    kinds = (FULL, SlidingWindow(5))
+    manager = make(("full", 64, FULL), ("sliding", 64, kinds[1]))
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 9))
+    for keep in (1, 3, 0, 2):
+        manager.reserve(seq, 4)
+        ledger.forward(seq, [90 + i for i in range(keep)])
+        manager.commit(seq, [90 + i for i in range(keep)])
+        manager.truncate(seq, seq.computed)
+        assert seq.capacity == seq.computed
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_a_fork_shares_the_window():
+    kinds = (FULL, SLIDING)
+    manager = pair(64)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 30))
+    before = counts(manager, 1)
+    twin = manager.fork(seq)
+    assert counts(manager, 1) == before
+    assert twin.block_ids(1).tolist() == seq.block_ids(1).tolist()
+    for i in range(20):
+        ledger.generate(seq, [100 + i])
+        ledger.generate(twin, [200 + i])
+    for both in (seq, twin):
+        ledger.check(both)
+    manager.close(seq)
+    ledger.check(twin)
+    assert conserved(manager)
+
+
+def test_the_window_of_a_fork_stays_when_the_other_goes_on():
+    kinds = (FULL, SLIDING)
+    manager = pair(14)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 30))
+    twin = manager.fork(seq)
+    for i in range(60):
+        ledger.generate(seq, [100 + i])
+    ledger.check(twin)
+    ledger.generate(twin, [5])
+    ledger.check(twin)
+
+
+def test_a_suspended_sequence_holds_no_window_and_finds_it_again():
+    kinds = (FULL, SLIDING)
+    manager = pair(64)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 38))
+    manager.suspend(seq)
+    assert [counts(manager, group)[1] for group in (0, 1)] == [0, 0]
+    assert manager.resume(seq) == 2
+    ledger.copy()
+    ledger.check(seq)
+    ledger.generate(seq, [36, 37])
+    ledger.check(seq)
+
+
+def test_a_resume_after_the_window_went_computes_more():
+    kinds = (FULL, SLIDING)
+    manager = pair(10)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 22))
+    manager.suspend(seq)
+    squeeze(manager, 1000, 7)
+    missing = manager.resume(seq)
+    assert missing == 22 - seq.computed
+    ledger.copy()
+    ledger.generate(seq, run(0, 22)[seq.computed :])
+    ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_eviction_of_a_prefix_empties_every_group():
+    manager = pair(64)
+    serve(manager, run(0, 32))
+    manager.evict(run(0, 8))
+    assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
+    serve(manager, run(0, 32))
+    manager.clear()
+    assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
+
+
+def test_all_that_is_cached_can_be_reclaimed():
+    manager = pair(20)
+    for start in range(0, 5000, 1000):
+        serve(manager, run(start, 30))
+    while any(counts(manager, group)[2] for group in (0, 1)):
+        manager.reclaim(1)
+        assert conserved(manager)
+    assert [counts(manager, group)[0] for group in (0, 1)] == [512, 20]
+
+
+def test_a_chunk_boundary_needs_nothing_of_its_group():
+    kind = ChunkedAttention(16)
+    manager = make(("full", 64, FULL), ("chunked", 8, kind), sub_block=False)
+    ledger = Ledger(manager, FULL, kind)
+    manager.close(ledger.prefill(run(0, 28)))
+    squeeze(manager, 1000, 8)
+    seq = manager.open([*run(0, 20).tolist(), 777])
+    assert seq.num_cached == 16
+    assert held(seq, 1) == []
+    assert counts(manager, 1)[1] == 0
+    ledger.generate(seq, [16, 17, 18, 19, 777])
+    ledger.check(seq)
+
+
+def test_generated_tokens_are_found_with_their_window():
+    manager = pair(64)
+    seq = prefill(manager, run(0, 20))
+    for token in range(30):
+        generate(manager, seq, [500 + token])
+    manager.close(seq)
+    assert found(manager, [*run(0, 20).tolist(), *range(500, 530)]) == 48

@@ -1,0 +1,274 @@
+"""Every operation of a CacheManager with several layer kinds, beside the model of its memory."""
+
+from hybrid_model import window_start
+from hybrid_requests import HybridRequests
+
+from quire.core import TokenRange
+from quire.errors import (
+    CommitError,
+    ConfigError,
+    CopyError,
+    DraftError,
+    OutOfBlocks,
+    PinBudgetExceeded,
+    PinError,
+    QuireError,
+    SequenceError,
+    TokensError,
+    TruncateError,
+)
+
+
+class HybridWorld(HybridRequests):
+    """Each operation, with what it must return, raise and leave behind."""
+
+    # -- forks, rollback, preemption -------------------------------------------------------
+
+    def fork(self, live):
+        """Fork; without reserved room it costs no block."""
+        room = live.seq.capacity - live.seq.computed
+        seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
+        if isinstance(seq, OutOfBlocks):
+            assert room, "a fork of a sequence without reserved room costs no block"
+            self.check_exhausted(seq)
+            return
+        assert seq.computed == live.seq.computed
+        self.copies_taken = self.copies_taken and not room
+        self.live.append(live.twin(seq))
+        self.after()
+
+    def truncate(self, live, num_tokens):
+        """Cut; whether it must work, must fail or may do either is computed beforehand."""
+        seq = live.seq
+        verdict = self.may_truncate(live, num_tokens)
+        published = seq.published
+        allowed = () if verdict else (TruncateError, OutOfBlocks)
+        error = self.call(self.manager.truncate, seq, num_tokens, may_raise=allowed)
+        if isinstance(error, (TruncateError, OutOfBlocks)):
+            return
+        assert verdict is not False, "cut to where there is no state"
+        assert (seq.computed, seq.capacity) == (num_tokens, num_tokens)
+        if num_tokens < published:
+            self.intact = False
+            if num_tokens % self.settings.block_size:
+                start = num_tokens // self.settings.block_size * self.settings.block_size
+                root = self.names.root(live.scope)
+                self.published.remove_below(root, live.path, start)
+        live.cut(num_tokens)
+        live.drafts = None
+        self.copies_taken = self.copies_taken and not self.settings.recurrent
+        self.after()
+
+    def may_truncate(self, live, num_tokens):
+        """True: it must work. False: it must not. None: either."""
+        seq, size = live.seq, self.settings.block_size
+        if num_tokens == seq.computed:
+            return True
+        aligned = num_tokens % size == 0
+        if self.settings.recurrent:
+            if num_tokens == 0:
+                return None
+            kept = [self.snapshots[group] for group in self.settings.recurrent]
+            if not aligned:
+                return False
+            if self.copies_taken and not all(live.path[num_tokens - 1] in k for k in kept):
+                return False
+        stored = seq.computed <= live.store_limit
+        if num_tokens < seq.published and not aligned:
+            return None
+        if self.intact and stored and (aligned or not self.settings.windowed):
+            return True if self.copies_taken or not self.settings.recurrent else None
+        if self.settings.recurrent:
+            return None
+        if num_tokens >= seq.published and stored:
+            return True
+        return True if self.window_is_there(live, num_tokens) else None
+
+    def window_is_there(self, live, num_tokens):
+        """Whether the table still names every block that a length needs."""
+        size = self.settings.block_size
+        for group in self.settings.windowed:
+            kind = self.settings.kinds[group]
+            table = live.seq.block_ids(group).tolist()
+            first = window_start(kind, num_tokens) // size
+            if any(block < 0 for block in table[first : -(-num_tokens // size)]):
+                return False
+        return True
+
+    def suspend(self, live):
+        """Preempt."""
+        self.call(self.manager.suspend, live.seq)
+        assert live.seq.state == "suspended"
+        live.known = live.tokens + live.known[len(live.tokens) :]
+        live.suspended, live.drafts = True, None
+        self.after()
+
+    def resume(self, live):
+        """Resume on what is left of it."""
+        path = self.names.path(live.scope, live.known)
+        missing = self.call(self.manager.resume, live.seq, may_raise=OutOfBlocks)
+        if isinstance(missing, OutOfBlocks):
+            self.check_exhausted(missing)
+            return
+        found = live.seq.computed
+        assert missing == max(0, len(live.tokens) - found)
+        assert found <= self.findable(live.scope, path), "resumed onto what was never published"
+        if self.intact:
+            least = self.accepted(live.scope, path[:-1])
+            assert found >= least, "resume lost published blocks without any eviction"
+        live.suspended = False
+        live.tokens, live.path = live.known[:found], path[:found]
+        self.copies_taken = False
+        self.after()
+
+    def close(self, live):
+        """Close."""
+        self.call(self.manager.close, live.seq)
+        self.live.remove(live)
+        self.closed = [*self.closed[-3:], live]
+        self.after()
+
+    def stop_storing(self, live):
+        """Publish nothing more of it."""
+        self.call(self.manager.stop_storing, live.seq)
+        live.store_limit = min(live.store_limit, live.seq.published)
+        self.after()
+
+    # -- pins, eviction, memory ------------------------------------------------------------
+
+    def pin(self, tokens, scope, ttl_s):
+        """Pin what is cached of a prefix."""
+        path = self.names.path(scope, tokens)
+        limit = self.published.findable(self.names.root(scope), path, sub_block=False)
+        pin = self.call(self.manager.pin, tokens, scope, ttl_s=ttl_s, may_raise=PinBudgetExceeded)
+        if isinstance(pin, PinBudgetExceeded):
+            return
+        assert pin.num_tokens <= limit
+        if self.intact:
+            assert pin.num_tokens >= self.accepted(scope, path)
+        until = float("inf") if ttl_s is None else self.now + ttl_s
+        self.pins.append((pin, tokens, scope, (), until))
+        self.after()
+
+    def unpin(self, index):
+        """Close a pin; twice is refused."""
+        pin, *_ = self.pins.pop(index)
+        self.call(pin.close)
+        self.must_raise(PinError, pin.close)
+        self.after()
+
+    def wait(self, seconds):
+        """Let time pass."""
+        self.now += seconds
+        self.pins = [pin for pin in self.pins if pin[-1] > self.now]
+        self.check_pins()
+        self.after()
+
+    def drop(self, function, *args):
+        """evict, reclaim or clear."""
+        before = self.free_blocks()
+        freed = self.call(function, *args)
+        assert freed >= 0
+        assert self.free_blocks() >= before
+        self.intact = self.intact and self.free_blocks() == before
+        self.after()
+
+    def compact(self, group):
+        """Move what is held to the lowest ids."""
+        allowed = () if self.copies_taken else CopyError
+        moved = self.call(self.manager.compact, group, may_raise=allowed)
+        if isinstance(moved, CopyError):
+            self.take_copies()
+            moved = self.call(self.manager.compact, group)
+        pool = self.manager.groups[group]
+        for live in self.running:
+            ids = live.seq.block_ids(group).tolist()
+            assert all(block < pool.num_active + pool.num_cached for block in ids)
+        self.copies_taken = False
+        self.after()
+        copies = self.take_copies()
+        assert {copy.group for copy in copies} <= {group}
+        self.after()
+        assert self.call(self.manager.compact, group) == 0
+
+    def resize(self, sizes):
+        """Give groups other sizes, by group index; memory grows before and shrinks after."""
+        manager = self.manager
+        if not self.copies_taken:
+            self.take_copies()
+        possible = all(manager.groups[i].num_active <= n for i, n in sizes.items())
+        for group, num_blocks in sizes.items():
+            self.memory[group].grow(num_blocks)
+        named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
+        allowed = PinBudgetExceeded if possible else OutOfBlocks
+        error = self.call(manager.resize, named, may_raise=allowed)
+        if not isinstance(error, OutOfBlocks):
+            assert possible, "a pool shrank below what is active"
+            for group, num_blocks in sizes.items():
+                assert manager.groups[group].num_blocks == num_blocks
+        self.copies_taken = False
+        self.after()
+        self.take_copies()
+        self.after()
+
+    # -- misuse ----------------------------------------------------------------------------
+
+    def misuse(self, live, foreign):
+        """Calls that must fail, whatever the state is, and change nothing."""
+        manager, seq = self.manager, live.seq
+        raises = self.must_raise
+        raises(TokensError, manager.open, [])
+        for ranges in ([TokenRange(-1)], [TokenRange(3, 3)], [TokenRange(0, 4), TokenRange(2)]):
+            raises(ConfigError, manager.open, [1, 2, 3], ranges=ranges)
+        raises(ConfigError, manager.resize, {"g0": 0})
+        raises(ConfigError, manager.resize, {"other": 4})
+        raises(QuireError, manager.compact, len(self.memory))
+        dead = [foreign, *[old.seq for old in self.closed]]
+        dead += [seq] if live.suspended else []
+        calls = (
+            (manager.draft, 2),
+            (manager.accept, [0], [1]),
+            (manager.checkpoint,),
+            (manager.stops,),
+            (manager.stop_storing,),
+            (manager.reserve, 1),
+            (manager.commit, [1]),
+            (manager.truncate, 0),
+        )
+        for gone in dead:
+            for function, *args in calls:
+                raises(SequenceError, function, gone, *args)
+        if live.suspended:
+            return
+        raises(SequenceError, manager.resume, seq)
+        raises(TruncateError, manager.truncate, seq, seq.computed + 1)
+        raises(TruncateError, manager.truncate, seq, -1)
+        if live.drafts is None:
+            raises(DraftError, manager.accept, seq, [0], [1])
+            raises(DraftError, manager.draft, seq, [0])
+        tokens = min(pool.num_blocks for pool in manager.groups) * self.settings.block_size + 1
+        if self.settings.attention == tuple(self.groups) and live.drafts is None:
+            raises(OutOfBlocks, manager.reserve, seq, tokens)
+        if self.copies_taken and live.drafts is None:
+            room = seq.capacity - seq.computed
+            raises(CommitError, manager.commit, seq, live.next_tokens(room + 1, [0]))
+
+    def finish(self):
+        """Close all; what is still found reads right; then nothing may be held."""
+        self.take_copies()
+        for live in list(self.live):
+            self.close(live)
+        while self.pins:
+            self.unpin(0)
+        for tokens, scope in {repr(item): item for item in self.history}.values():
+            live = self.open([*tokens, 0], scope)
+            if live is not None:
+                if self.reserve(live, 1):
+                    self.take_copies()
+                    self.after()
+                self.close(live)
+        self.manager.clear()
+        self.manager.check()
+        assert [pool.num_free for pool in self.manager.groups] == [
+            pool.num_blocks for pool in self.manager.groups
+        ], "blocks leaked"

@@ -1,0 +1,375 @@
+"""Random operation sequences over layer groups of every kind, against a model of their memory.
+
+`QUIRE_STEPS` and `QUIRE_SEED` make other and longer runs; docs/testing.md says how.
+"""
+
+import os
+import sys
+
+import pytest
+from hybrid_model import HybridSettings
+from hybrid_world import HybridWorld
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from quire.core import (
+    CacheManager,
+    ChunkedAttention,
+    FullAttention,
+    Recurrent,
+    Scope,
+    SlidingWindow,
+    TokenRange,
+)
+from quire.errors import SequenceError
+
+STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
+SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
+DEFAULT_EXAMPLES = 250
+STEPS_PER_EXAMPLE = 40
+
+SCOPES = (None, Scope(salt="x"))
+MAX_TOKENS = 36
+
+index = st.integers(0, 7)
+symbol = st.integers(0, 1)
+runs = st.lists(st.tuples(symbol, st.integers(1, 12)), max_size=3)
+filler = st.lists(symbol, min_size=1, max_size=3)
+small = st.integers(0, 12)
+some = st.integers(1, 12)
+span = st.integers(1, 9)
+
+full = st.just(FullAttention())
+sliding = st.builds(SlidingWindow, span, interval=st.none() | span)
+sinks = st.builds(
+    lambda window, sinks, interval: SlidingWindow(window, min(window, sinks), interval),
+    span, st.integers(1, 4), st.none() | span,
+)  # fmt: skip
+chunked = st.builds(ChunkedAttention, span)
+recurrent = st.builds(Recurrent, st.none() | span)
+MIXES = [
+    (full, sliding),
+    (full, chunked),
+    (full, recurrent),
+    (sliding,),
+    (full, sinks),
+    (sliding, sliding),
+    (full, sliding, recurrent),
+    (recurrent,),
+    (chunked, sinks),
+    (recurrent, chunked, full),
+]
+
+ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint", "stop_storing")
+CHANGES = ("evict", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
+
+steps = 0
+
+
+@st.composite
+def layer_groups(draw):
+    """Groups of different kinds with pools so small that evictions happen all the time."""
+    groups = []
+    for kinds in draw(st.sampled_from(MIXES)):
+        kind = draw(kinds)
+        sizes = {Recurrent: (2, 7), FullAttention: (10, 36)}.get(type(kind), (6, 20))
+        groups.append((kind, draw(st.integers(*sizes))))
+    return tuple(groups)
+
+
+@st.composite
+def prompts(draw):
+    """A recipe: which earlier prompt, how much of it, what follows, and the scope."""
+    earlier = draw(st.sampled_from([None, *range(8)]))
+    return earlier, draw(st.integers(0, 40)), draw(runs), draw(st.sampled_from([0, 0, 0, 1]))
+
+
+@st.composite
+def open_options(draw):
+    """Priorities, retention and token ranges of a request."""
+    options = {}
+    if draw(st.integers(0, 3)) == 0:
+        options = {"priority": draw(st.integers(-1, 2)), "retain_s": draw(st.none() | some)}
+    if draw(st.integers(0, 3)) == 0:
+        bounds = sorted(draw(st.sets(st.integers(0, 30), min_size=2, max_size=5)))
+        options["ranges"] = [
+            TokenRange(
+                start,
+                stop,
+                priority=draw(st.none() | st.integers(-1, 2)),
+                retain_s=draw(st.none() | some),
+                store=draw(st.integers(0, 3)) > 0,
+            )
+            for start, stop in zip(bounds, [*bounds[1:-1], None], strict=False)
+        ]
+    return options
+
+
+parents = st.lists(st.integers(0, 20), min_size=1, max_size=6).map(
+    lambda draws: [draw % (i + 1) - 1 for i, draw in enumerate(draws)]
+)
+trees = parents | st.integers(1, 5).map(lambda k: list(range(-1, k - 1)))
+
+
+class HybridMachine(RuleBasedStateMachine):
+    """Every rule is one operation of `HybridWorld`, which compares after each."""
+
+    @initialize(
+        groups=layer_groups(),
+        block_size=st.integers(1, 4),
+        policy=st.sampled_from(["lru", "lru", "fifo", "lfu"]),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    )
+    def start(self, groups, block_size, policy, flags):
+        sub_block, events, debug, self.eager = flags
+        self.world = HybridWorld(
+            HybridSettings(groups, block_size, policy, sub_block, events, debug)
+        )
+        self.batch = None
+        self.foreign = CacheManager(num_blocks=4, block_size=4).open([1])
+        self.count()
+
+    def count(self):
+        global steps  # noqa: PLW0603 - the run reports how many steps it made
+        steps += 1
+        if self.eager and not self.world.copies_taken:
+            self.world.take_copies()
+            self.world.after()
+
+    def teardown(self):
+        failed = sys.exc_info()[0] is not None
+        if hasattr(self, "world") and not failed:
+            self.world.finish()
+
+    def pick(self, choice, among):
+        return among[choice % len(among)]
+
+    def has_idle(self):
+        return bool(self.world.idle)
+
+    def has_decoding(self):
+        return bool(self.world.decoding)
+
+    def has_drafting(self):
+        return bool(self.world.drafting)
+
+    def has_running(self):
+        return bool(self.world.running)
+
+    def has_suspended(self):
+        return any(live.suspended for live in self.world.live)
+
+    def has_live(self):
+        return bool(self.world.live)
+
+    def build(self, recipe):
+        """Return tokens and scope of a recipe."""
+        earlier, cut, tail, scope = recipe
+        world = self.world
+        tokens, scope = [], SCOPES[scope]
+        if earlier is not None and world.history:
+            pool = [(live.tokens, live.scope) for live in world.live]
+            tokens, scope = self.pick(earlier, (world.history[-8:] + pool)[::-1])
+            tokens = tokens[:cut]
+        tokens = tokens + [s for s, length in tail for _ in range(length)]
+        return tokens[:MAX_TOKENS] or [0], scope
+
+    # -- rules -----------------------------------------------------------------------------
+
+    @rule(recipe=prompts(), options=open_options(), num_tokens=small, filler=filler)
+    def open(self, recipe, options, num_tokens, filler):
+        """A request that stays: nothing, a part or all of its prompt is computed."""
+        world = self.world
+        if len(world.live) < 5:
+            live = world.open(*self.build(recipe), **options)
+            if live is not None and num_tokens > 6:
+                world.prefill(live, filler)
+            elif live is not None and world.reserve(live, num_tokens):
+                world.commit(live, num_tokens, filler)
+        self.count()
+
+    @rule(recipe=prompts(), options=open_options(), generated=small, filler=filler)
+    def serve(self, recipe, options, generated, filler):
+        """One whole request: open, prefill by its stops, generate, close."""
+        live = self.world.open(*self.build(recipe), **options)
+        if live is not None:
+            self.world.prefill(live, filler, generated)
+            self.world.close(live)
+        self.count()
+
+    @precondition(has_idle)
+    @rule(choice=index, action=st.sampled_from(ACTIONS), num_tokens=small, filler=filler)
+    def act(self, choice, action, num_tokens, filler):
+        """One call of one sequence."""
+        world = self.world
+        live = self.pick(choice, world.idle)
+        if action == "reserve":
+            world.reserve(live, num_tokens)
+        elif action == "commit" or (action == "compute" and world.reserve(live, num_tokens)):
+            world.commit(live, num_tokens, filler)
+        elif action == "prefill":
+            world.prefill(live, filler, num_tokens)
+        elif action == "checkpoint":
+            rest = -len(live.tokens) % world.settings.block_size if num_tokens else 0
+            if world.reserve(live, rest):
+                world.commit(live, rest, filler)
+                world.checkpoint(live)
+        elif action == "stop_storing":
+            world.stop_storing(live)
+        self.count()
+
+    @precondition(has_running)
+    @rule(choice=index, back=small)
+    def truncate(self, choice, back):
+        live = self.pick(choice, self.world.running)
+        self.world.truncate(live, max(0, len(live.tokens) - back))
+        self.count()
+
+    @precondition(has_idle)
+    @rule(choice=index)
+    def fork(self, choice):
+        if len(self.world.live) < 5:
+            self.world.fork(self.pick(choice, self.world.idle))
+        self.count()
+
+    @precondition(has_decoding)
+    @rule(choice=index, tree=trees, filler=filler, last=st.integers(-1, 5), keep=small)
+    def draft(self, choice, tree, filler, last, keep):
+        """A draft, which is accepted at once or waits while other rules run."""
+        live = self.pick(choice, self.world.decoding)
+        self.world.draft(live, tree, filler)
+        if live.drafts is not None and keep:
+            self.world.accept(live, min(last, len(tree) - 1), keep)
+        self.count()
+
+    @precondition(has_drafting)
+    @rule(choice=index, last=st.integers(-1, 5), keep=some)
+    def accept(self, choice, last, keep):
+        live = self.pick(choice, self.world.drafting)
+        self.world.accept(live, min(last, len(live.drafts.parents) - 1), keep)
+        self.count()
+
+    @precondition(has_decoding)
+    @rule(first=index, num_seqs=st.integers(1, 3), filler=filler, times=st.integers(1, 8))
+    def decode(self, first, num_seqs, filler, times):
+        """Steps of a batch that lives on while other rules change its sequences."""
+        world = self.world
+        if self.batch is None:
+            lives = world.decoding[first % len(world.decoding) :][:num_seqs]
+            self.batch = (world.manager.batch([live.seq for live in lives]), lives)
+        batch, lives = self.batch
+        if any(live not in world.decoding for live in lives):
+            if not any(live in world.drafting for live in lives):
+                world.must_raise(SequenceError, world.manager.reserve_step, batch)
+            self.batch = None
+        else:
+            for _ in range(times):
+                world.decode(batch, lives, filler)
+        self.count()
+
+    @precondition(has_decoding)
+    @rule(first=index, num_seqs=st.integers(1, 3), filler=filler)
+    def decode_list(self, first, num_seqs, filler):
+        lives = self.world.decoding[first % len(self.world.decoding) :][:num_seqs]
+        self.world.decode([live.seq for live in lives], lives, filler)
+        self.count()
+
+    @precondition(has_live)
+    @rule(choice=index, suspend=st.booleans())
+    def leave(self, choice, suspend):
+        """Suspend or close a sequence."""
+        live = self.pick(choice, self.world.live)
+        (self.world.suspend if suspend and not live.suspended else self.world.close)(live)
+        self.count()
+
+    @precondition(has_suspended)
+    @rule(choice=index)
+    def resume(self, choice):
+        self.world.resume(self.pick(choice, [one for one in self.world.live if one.suspended]))
+        self.count()
+
+    @rule(recipe=prompts(), ttl=st.none() | some, close=st.booleans())
+    def pin(self, recipe, ttl, close):
+        world = self.world
+        if world.pins and (close or len(world.pins) == 2):
+            world.unpin(0)
+        else:
+            world.pin(*self.build(recipe), ttl)
+        self.count()
+
+    @rule(change=st.sampled_from(CHANGES), recipe=prompts(), group=index, amount=st.integers(1, 24))
+    def memory(self, change, recipe, group, amount):
+        """A call that takes memory away, moves it or brings more."""
+        world, groups = self.world, len(self.world.memory)
+        tokens, scope = self.build(recipe)
+        if change == "evict":
+            world.drop(world.manager.evict, None if amount > 20 else tokens, scope)
+        elif change == "reclaim":
+            world.drop(world.manager.reclaim, amount)
+        elif change == "reclaim_group":
+            world.drop(world.manager.reclaim, amount, group % groups)
+        elif change == "clear" and amount > 12:
+            world.drop(world.manager.clear)
+            assert all(pool.num_cached == 0 for pool in world.manager.groups)
+        elif change == "compact":
+            world.compact(group % groups)
+        elif change == "resize":
+            world.resize({group % groups: amount, (group + amount) % groups: amount})
+        elif change == "wait":
+            world.wait(amount)
+        self.count()
+
+    @rule()
+    def take_copies(self):
+        self.world.take_copies()
+        self.world.after()
+        self.count()
+
+    @rule(pad=st.sampled_from([0, -1]))
+    def tables(self, pad):
+        self.world.check_pins()
+        for group in self.world.groups:
+            self.world.pure(self.world.check_tables, group, pad)
+        self.count()
+
+    @precondition(has_live)
+    @rule(choice=index)
+    def misuse(self, choice):
+        self.world.misuse(self.pick(choice, self.world.live), self.foreign)
+        self.count()
+
+
+def run_machine(number, examples):
+    """Run `examples` sequences of the machine with one seed."""
+    machine = seed(number)(type("Seeded", (HybridMachine,), {}))
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS_PER_EXAMPLE,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+            print_blob=False,
+            report_multiple_bugs=False,
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_layer_groups_of_every_kind_read_their_own_prefix(capfd):
+    number = SEED
+    run_machine(number, DEFAULT_EXAMPLES)
+    while steps < STEPS:
+        number += 1
+        run_machine(number, DEFAULT_EXAMPLES)
+    with capfd.disabled():
+        sys.stdout.write(f"\nhybrid: {steps} steps, seeds {SEED}..{number}\n")
