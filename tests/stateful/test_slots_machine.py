@@ -119,6 +119,7 @@ class SlotsMachine(RuleBasedStateMachine):
             begin = max((item.start + item.length for item in media), default=0) + place
             if begin + length <= len(tokens):
                 media += (MediaItem(digest, begin, length),)
+                tokens[begin : begin + length] = [0] * length  # placeholders, always the same
         return tokens, scope, media
 
     def call(self, function, *args, may_raise=(), **options):
