@@ -204,13 +204,32 @@ MORE_HYBRID_FAMILIES = {
     },
     "inkling_text": {**_THREE, **_MORE_EXPERTS, "sliding_window": 12},
 }
+REFUSED_FAMILIES = {
+    "jamba": {
+        **_THREE,
+        **_MORE_EXPERTS,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 8,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+    },
+    "recurrent_gemma": {
+        **_THREE,
+        "lru_width": 32,
+        "attention_window_size": 12,
+        "block_types": ["recurrent", "recurrent", "attention"],
+    },
+    "minimax": {**_THREE, **_MORE_EXPERTS, "layer_types": _LINEAR, "block_size": 4},
+}
 HYBRID_FAMILIES = {**WINDOWED_FAMILIES, **RECURRENT_FAMILIES}
 ALL_FAMILIES = {**FAMILIES, **MORE_FAMILIES, **HYBRID_FAMILIES, **MORE_HYBRID_FAMILIES}
 
 
 def tiny_config(family):
     """The config of a family's tiny model; `+` sets a variant's name off from its type."""
-    return transformers.CONFIG_MAPPING[family.split("+")[0]](**ALL_FAMILIES[family])
+    values = {**ALL_FAMILIES, **REFUSED_FAMILIES}[family]
+    return transformers.CONFIG_MAPPING[family.split("+")[0]](**values)
 
 
 @functools.cache

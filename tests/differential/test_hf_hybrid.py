@@ -19,9 +19,9 @@ from hf_help import (  # noqa: E402
     tiny_model,
 )
 
+from quire.engines.hf import PrefixCache, store  # noqa: E402
 from quire.engines.hf import request as requests  # noqa: E402
-from quire.engines.hf import store  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
+from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
 from quire.tensors import KVLayout, ModelLayout  # noqa: E402
 
 
@@ -214,6 +214,25 @@ def test_a_forward_that_failed_leaves_what_was_kept_before_it():
 
 def _fail(*_):
     raise RuntimeError("in the middle")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("jamba", "two pieces|several tokens at once"),
+        ("recurrent_gemma", "did not write 8 columns"),
+        ("minimax", "cache of its own"),
+    ],
+)
+def test_a_model_that_does_not_go_on_from_its_states_is_found_out(family, words, dtype):
+    with pytest.raises(UnsupportedModel, match=words):
+        PrefixCache(tiny_model(family, dtype=dtype), "1MiB")
+
+
+@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES])
+def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
+    PrefixCache(tiny_model(family, dtype=torch.bfloat16), "4MiB")
 
 
 # -- mistakes must be noticed ---------------------------------------------------------------

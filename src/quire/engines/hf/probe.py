@@ -34,8 +34,8 @@ _LAYERS_IN_PARTS = 2
 # other experts); state outside the cache gives about 1.
 _TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.float64: (1e-4, 1e-3)}
 _TOLERANCE_HALF = (0.03, 0.15)
-# A recurrent state in two pieces, against what it is when the first piece is forgotten: with a
-# layer that goes on from its state, rounding only; with one that does not, the same (1).
+# A recurrent state in two pieces, against what it is when the second begins with a blank one: with
+# a layer that goes on from its state, rounding only; with one that does not, the same (1).
 _FORGOTTEN = 0.25
 _STATE_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
 _STATE_ROUNDING_HALF = 0.02
@@ -66,10 +66,10 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             f"{name} is a composite model with layers other than full attention: where its images "
             "or audio end, a window or state cannot start; use its text decoder as a model of its own"
         )
-    first = run(_NUM_FIRST)
-    parts = _rebuilt(first, Making(kinds, layout, model.device))
+    first, making = run(_NUM_FIRST), Making(kinds, layout, model.device)
+    parts, blank = _rebuilt(first, making), _rebuilt(first, making, blank=True)
     other = run(_NUM_TOKENS, other_end=True)
-    run.go_on(parts, _NUM_TOKENS)
+    run.go_on(parts)
     causal, split = _TOLERANCE.get(_dtype(whole), _TOLERANCE_HALF)
     for layer in whole.kv_layers:
         if not _distance(_kv(whole, layer), _kv(other, layer), _NUM_FIRST) <= causal:
@@ -83,7 +83,9 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
                 f"{name}: K or V of layer {layer} differ when the tokens are fed in two pieces; "
                 "such a layer keeps state outside the cache, and a prefix of it cannot be reused"
             )
-    if whole.state_layers and _forgets(whole, parts, run.last_piece()):
+    if whole.state_layers:
+        run.go_on(blank)
+    if whole.state_layers and _forgets(whole, parts, blank):
         raise UnsupportedModel(
             f"{name}: its recurrent layers do not go on from their state when they are fed several "
             "tokens at once (transformers starts them anew, or keeps state outside the cache); "
@@ -111,14 +113,10 @@ class _Run:
             ids[:, _NUM_FIRST:] = (ids[:, _NUM_FIRST:] + 1) % self._vocab
         return self._feed(self._empty(), ids[:, :num_tokens], 0)
 
-    def go_on(self, cache: WorkingCache, num_tokens: int) -> None:
+    def go_on(self, cache: WorkingCache) -> None:
         """Feed the tokens that a cache lacks."""
         start = cache.get_seq_length()
-        self._feed(cache, self._ids[:, start:num_tokens], start)
-
-    def last_piece(self) -> WorkingCache:
-        """Feed the tokens from `_NUM_FIRST` on alone."""
-        return self._feed(self._empty(), self._ids[:, _NUM_FIRST:], 0)
+        self._feed(cache, self._ids[:, start:], start)
 
     def _empty(self) -> WorkingCache:
         return WorkingCache(
@@ -175,8 +173,11 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _rebuilt(cache: WorkingCache, making: Making) -> WorkingCache:
-    """Return a new cache with what a next token needs of `cache`, and nothing else."""
+def _rebuilt(cache: WorkingCache, making: Making, *, blank: bool = False) -> WorkingCache:
+    """Return a new cache with what a next token needs of `cache`, and nothing else.
+
+    `blank`: with the sums of recurrences as they are before any token.
+    """
     column = cache.get_seq_length()
     rebuilt = making.cache(cache.ledger.tokens, np.zeros(1, dtype=np.int64))
     for group, memory in making.token_groups:
@@ -188,7 +189,14 @@ def _rebuilt(cache: WorkingCache, making: Making) -> WorkingCache:
             ):
                 target.copy_(states[None])
     if cache.state_layers:
-        rebuilt.fill_states([cache.row_states(0)], making.state_names)
+        states = [
+            [
+                torch.zeros_like(held) if blank and name.startswith("recurrent") else held
+                for name, held in zip(names, layer, strict=True)
+            ]
+            for names, layer in zip(making.state_names, cache.row_states(0), strict=True)
+        ]
+        rebuilt.fill_states([states], making.state_names)
     return rebuilt
 
 
@@ -226,15 +234,12 @@ def _split_distance(whole: WorkingCache, parts: WorkingCache, layer: int) -> flo
     return _distance(one, _kv(parts, layer), _NUM_TOKENS)
 
 
-def _forgets(whole: WorkingCache, parts: WorkingCache, alone: WorkingCache) -> bool:
-    """Whether the first recurrent layer ends as if the first piece had never been fed."""
-    for one, two, three in zip(
-        *(c.state_layers[0].read(0) for c in (whole, parts, alone)), strict=True
-    ):
-        distance = _norm(one - two) / max(_norm(one), 1e-12)
-        forgotten = _norm(one - three) / max(_norm(one), 1e-12)
-        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF)
-        if not distance <= max(rounding, _FORGOTTEN * forgotten):
+def _forgets(whole: WorkingCache, parts: WorkingCache, blank: WorkingCache) -> bool:
+    """Whether the first recurrent layer ends as if the second piece had begun with a blank state."""
+    ends = (cache.state_layers[0].read(0) for cache in (whole, parts, blank))
+    for one, two, three in zip(*ends, strict=True):
+        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF) * _norm(one)
+        if not _norm(one - two) <= max(rounding, _FORGOTTEN * _norm(one - three)):
             return True
     return False
 
