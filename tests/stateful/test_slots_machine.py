@@ -6,7 +6,6 @@ in a slot, `memory[slot]` what a data plane that does the planned copies has the
 """
 
 import os
-import random
 
 import msgspec
 import numpy as np
@@ -21,8 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model import Identities, Live, common_length
+from slot_recipes import SCOPES, build, prompts
 
-from quire.core import MediaItem, Scope, SlotCache
+from quire.core import SlotCache
 from quire.errors import (
     CommitError,
     CopyError,
@@ -38,8 +38,6 @@ STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
 DEFAULT_EXAMPLES = 400
 STEPS_PER_EXAMPLE = 50
-SCOPES = (None, Scope(salt="x"), Scope(lora="x"))
-PICTURES = ((b"a" * 32, 2), (b"b" * 32, 3))
 
 index = st.integers(0, 7)
 symbol = st.integers(0, 2)
@@ -47,29 +45,6 @@ small = st.integers(0, 12)
 fillers = st.lists(symbol, min_size=1, max_size=3)
 
 steps = 0
-
-
-def recipe_of(number):
-    """A recipe: which earlier text (None: a new one) and how much of its end to leave out, what
-    follows, which picture where, and the scope (0: that of the earlier text).
-
-    Drawn evenly: Hypothesis prefers small and empty values, which rarely meet each other.
-    """
-    draw = random.Random(number)
-    tail = [(draw.randrange(3), draw.randint(1, 5)) for _ in range(draw.randint(1, 2))]
-    earlier = draw.choice([None, *range(8)])
-    cut = draw.choice([0, 0, *range(10)])
-    return (
-        earlier,
-        cut,
-        tail,
-        draw.choice([0, 0, 0, 1, 2]),
-        draw.randrange(8),
-        draw.choice([0, 0, 0, 0, 1, 2]),
-    )
-
-
-prompts = st.integers(0, 2**32 - 1).map(recipe_of)
 
 
 def state_of(cache):
@@ -99,28 +74,8 @@ class SlotsMachine(RuleBasedStateMachine):
 
     # -- helpers ---------------------------------------------------------------------------
 
-    def build(self, recipe):
-        earlier, cut, tail, picture, place, scope = recipe
-        tokens, media = [], ()
-        if earlier is not None and self.history:
-            tokens, where, media = self.history[-1 - earlier % min(len(self.history), 8)]
-            cut = len(tokens) - min(cut, len(tokens))
-            tokens = list(tokens[:cut])
-            media = tuple(item for item in media if item.start + item.length <= cut)
-            scope = where if scope == 0 else SCOPES[scope]
-        else:
-            scope = SCOPES[scope]
-        tokens = (tokens + [s for s, length in tail for _ in range(length)])[
-            : self.cache.max_tokens + 1
-        ] or [0]
-        media = tuple(item for item in media if item.start + item.length <= len(tokens))
-        if picture:
-            digest, length = PICTURES[picture - 1]
-            begin = max((item.start + item.length for item in media), default=0) + place
-            if begin + length <= len(tokens):
-                media += (MediaItem(digest, begin, length),)
-                tokens[begin : begin + length] = [0] * length  # placeholders, always the same
-        return tokens, scope, media
+    def prompt(self, recipe):
+        return build(recipe, self.history, self.cache.max_tokens + 1)
 
     def call(self, function, *args, may_raise=(), **options):
         """Call; an allowed error is returned, after a check that it changed nothing."""
@@ -176,13 +131,13 @@ class SlotsMachine(RuleBasedStateMachine):
     @precondition(has_free)
     @rule(recipe=prompts)
     def open(self, recipe):
-        self.opened(*self.build(recipe))
+        self.opened(*self.prompt(recipe))
 
     @precondition(has_free)
     @rule(recipe=prompts, generated=small, filler=fillers)
     def serve(self, recipe, generated, filler):
         """One whole request: open, prefill, generate, close."""
-        live = self.opened(*self.build(recipe))
+        live = self.opened(*self.prompt(recipe))
         if live is not None:
             self.computed(live, len(live.prompt) + generated, filler)
             self.closed_now(live, self.cache.close)
@@ -337,7 +292,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def find_and_occupy(self, recipe):
         """The low-level way to a prefix: what `open` does in one call."""
         cache = self.cache
-        tokens, scope, media = self.build(recipe)
+        tokens, scope, media = self.prompt(recipe)
         match = cache.find(tokens, scope, media)
         if match is None or media:
             return
@@ -364,7 +319,7 @@ class SlotsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.history and len(self.pins) < 3)
     @rule(recipe=prompts)
     def pin(self, recipe):
-        tokens, scope, media = self.build(recipe)
+        tokens, scope, media = self.prompt(recipe)
         path = self.names.path(scope, tokens, media)
         best = max(common_length(held, path) for held in self.held)
         pin = self.cache.pin(tokens, scope, media=media)
