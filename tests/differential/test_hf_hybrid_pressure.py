@@ -65,6 +65,17 @@ def test_a_prompt_longer_than_the_windowed_pool_is_kept_in_pieces(family):
     assert check_stored(model, cache, prompt[0]) >= 200
 
 
+def test_a_text_that_is_kept_in_part_has_states_only_where_they_were_copied():
+    model = tiny_model("qwen3_next")
+    num_blocks = {"full": 20, "recurrent": 30}
+    cache = make_cache(model, block_size=4, num_blocks=num_blocks, snapshot_interval=4)
+    same(model, cache, text(41, 1))
+    with cache.session(text(41, 1)):  # holds half of the blocks
+        out = cache.generate(text(20), max_new_tokens=70, min_new_tokens=70)
+    assert cache.memory()[0].cached >= 18
+    assert check_stored(model, cache, out[0]) == 16  # the next state would be that of token 88
+
+
 @pytest.mark.parametrize("family", ["gemma2", "mistral+window"])
 def test_a_window_that_was_evicted_is_computed_again_and_found_again(family):
     model = tiny_model(family)

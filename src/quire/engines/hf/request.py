@@ -212,8 +212,6 @@ class Request:
         def read(layers: Items[int], start: int, stop: int) -> list[KV]:
             return cache.row_kv(layers, text.row, start, stop)
 
-        if cache.first_token(text.row) > seq.computed:
-            return 0  # what was cached when this row was loaded has been evicted since
         return self._store.save(seq, text.tokens, read, cache.snapshots[text.row])
 
 

@@ -165,11 +165,6 @@ class WorkingCache(Cache):
         for index, (layer, which) in enumerate(zip(self.state_layers, names, strict=True)):
             layer.fill([row[index] for row in rows], which)
 
-    def first_token(self, row: int) -> int:
-        """Return the first token of a row that every layer with columns holds."""
-        first = max((layer.first for layer in self.kv_layers.values()), default=0)
-        return max(first - int(self.ledger.pads[row]), 0)
-
     def check(self) -> None:
         """Raise `InvariantError` unless layers and ledger agree."""
         self.ledger.check()
