@@ -55,6 +55,20 @@ def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
         assert check_stored(model, cache, one) > 40
 
 
+@pytest.mark.parametrize("arguments", [{"num_beams": 3}, {"do_sample": True}], ids=str)
+@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES])
+def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
+    model = tiny_model(family)
+    cache = make_cache(model, block_size=4)
+    texts = [text(n, n)[0] for n in (31, 44)]
+    for turn in range(2):
+        ids, mask = left_padded(texts)
+        arguments = {"num_return_sequences": 3, "max_new_tokens": 6, **arguments}
+        out = same(model, cache, ids, attention_mask=mask, **arguments)
+        texts = [torch.cat([out[row][out[row] != 0], text(3, turn)[0]]) for row in (1, 3)]
+    assert cache.last.cached_tokens > 40
+
+
 @pytest.mark.parametrize("family", MORE_HYBRID_FAMILIES)
 def test_every_family_branches_anywhere_and_finds_its_head(family):
     model = tiny_model(family)

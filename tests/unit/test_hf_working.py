@@ -249,7 +249,11 @@ def feed(cache, ids, failing=False):
 
 
 def sums(cache):
-    return [cache.row_states(row)[1][1][0].item() for row in range(cache.ledger.num_rows)]
+    """The sum of all ids of each row, the same in the hybrid layer and in the recurrent one."""
+    rows = [cache.row_states(row) for row in range(cache.ledger.num_rows)]
+    hybrid, recurrent = ([row[layer][1][0].item() for row in rows] for layer in range(2))
+    assert hybrid == recurrent
+    return hybrid
 
 
 def test_states_are_copied_where_a_block_ends_and_only_there():

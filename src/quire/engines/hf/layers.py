@@ -172,7 +172,8 @@ class WorkingLayer(CacheLayerMixin):
         if self._k is None:
             return
         rows = torch.arange(self._k.shape[0], device=self._k.device)
-        self.batch_select_indices(rows.repeat_interleave(repeats))
+        # Of this class: a layer that keeps more selects its rows itself.
+        WorkingLayer.batch_select_indices(self, rows.repeat_interleave(repeats))
 
     def row(self, row: int, start: int, stop: int) -> KV:
         """Return K and V of columns `start` to `stop` of one row: `[kv_heads, n, width]`, views."""
