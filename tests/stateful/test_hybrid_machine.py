@@ -286,7 +286,11 @@ class HybridMachine(RuleBasedStateMachine):
     def leave(self, choice, suspend):
         """Suspend or close a sequence."""
         live = self.pick(choice, self.world.live)
-        (self.world.suspend if suspend and not live.suspended else self.world.close)(live)
+        if suspend and not live.suspended:
+            self.world.suspend(live)
+            self.batch = None if self.batch and live in self.batch[1] else self.batch
+        else:
+            self.world.close(live)
         self.count()
 
     @precondition(has_suspended)
