@@ -48,7 +48,7 @@ class Claims:
                 group.touched(node)
             node = node.parent
         tree.stand(seq.node, tree.sparse)
-        if num_tokens:
+        if num_tokens and all(tree.pools[group].num_available for group in groups):
             self._make_room([int(g in groups) for g in range(len(tree.pools))])
             tail = seq.node.end
             for group, source in zip(groups, sources, strict=True):

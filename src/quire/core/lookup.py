@@ -207,7 +207,7 @@ class Lookup:
             path_cached += node.num_blocks
             node = node.parent
         return all(pool.num_available > path_cached for _, pool in tree.full) and all(
-            group.pool.num_available > min(2 * group.width + group.num_sinks, found_blocks)
+            group.pool.num_available > group.reach(found_blocks)
             for group in tree.sparse
             if isinstance(group, WindowGroup)
         )

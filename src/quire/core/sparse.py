@@ -40,7 +40,7 @@ class Part(msgspec.Struct, gc=False, eq=False):
     `guarded`  blocks of the part that those references protect
     `num_held` blocks of the part that are there
     `listed`   whether it stands among the parts that may have passing blocks
-    `rank`     its eviction class, None while nothing of it is there
+    `rank`     its eviction class, None while nothing of it can be evicted by itself
     """
 
     guards: int = 0
@@ -161,6 +161,10 @@ class SparseGroup(ABC):
         """Free up to so many unprotected blocks of a part."""
 
     @abstractmethod
+    def unthinned(self, node: Node) -> int:
+        """Return how many cached blocks of a node leave with the node alone."""
+
+    @abstractmethod
     def is_spent(self, node: Node) -> bool:
         """Whether no hit can end inside this node any more, for want of this group's blocks."""
 
@@ -188,8 +192,9 @@ class SparseGroup(ABC):
                     break
                 node = next(iter(order))
                 part = node.parts[self.place]
-                done += self._thin(node, part, num_blocks - done)
-                if not part.num_held:
+                freed = self._thin(node, part, num_blocks - done)
+                done += freed
+                if not part.num_held or not freed:
                     self._unfile(node, part)
                     if node.evictable and self.is_spent(node):
                         drop(node)
@@ -254,8 +259,8 @@ class SparseGroup(ABC):
             return "the list of passing parts is wrong"
         if part.rank is not None and node not in self._kept[part.rank]:
             return "its eviction class is wrong"
-        if part.num_held and part.rank is None:
-            return "it has blocks and no eviction class"
+        if part.rank is None and part.num_held > part.guarded + self.unthinned(node):
+            return "it has blocks to give and no eviction class"
         return ""
 
     def order(self) -> list[int]:

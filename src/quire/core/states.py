@@ -95,6 +95,8 @@ class StateGroup(SparseGroup):
         self._recount(node, part)
         if part.passing and not part.listed:
             self._list(node, part)
+        if part.num_held and part.rank is None:
+            self._file(node, part)
 
     def split(self, upper: Node, lower: Node) -> StatePart:
         part, top = self._part(lower), StatePart()
@@ -153,6 +155,9 @@ class StateGroup(SparseGroup):
 
     def is_spent(self, node: Node) -> bool:
         return not node.parts[self.place].num_held
+
+    def unthinned(self, node: Node) -> int:  # noqa: ARG002 - every snapshot can be freed
+        return 0
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())

@@ -158,11 +158,12 @@ class WindowGroup(SparseGroup):
     def extended_by_one(self, node: Node) -> None:
         """`extended` by one block, quickly where a whole window or the whole leaf is guarded."""
         part = self._part(node)
-        if self._quick and part.listed and part.guarded == self.width:
+        quick = self._quick and part.rank is not None
+        if quick and part.listed and part.guarded == self.width:
             part.num_held += 1
             self.pool.num_cached += 1
             return
-        if self._quick and part.guarded == part.num_held < self.width - 1:
+        if quick and part.guarded == part.num_held < self.width - 1:
             part.num_held += 1
             part.guarded += 1
             return
@@ -195,6 +196,8 @@ class WindowGroup(SparseGroup):
                 self._list(node, each)
             else:
                 self._unfile(node, each)
+        if part.guards:
+            self._tell(lower)  # a leaf that grew in place may need less than it did
         return top
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
@@ -229,9 +232,9 @@ class WindowGroup(SparseGroup):
             part.need = need = self._needed(part, node.end)
             if before != need:
                 self._recount(node, part)
-            if need == FAR and part.num_held:
-                self._list(node, part)
-                self._file(node, part)
+                if part.num_held and (need == FAR or part.rank is None):
+                    self._list(node, part)
+                    self._file(node, part)
             start = node.start
             if before == need or (before >= start and need >= start):
                 return
@@ -316,9 +319,12 @@ class WindowGroup(SparseGroup):
         return self._free(node, part, start, start + int(held[-1]) + 1)
 
     def is_spent(self, node: Node) -> bool:
-        if node.parts[self.place].num_held:
+        if node.parts[self.place].num_held > self._sinks_in(node):
             return False
-        return self._sliding or self.accepted(node, node.end) <= node.start
+        return self._quick or self.accepted(node, node.end) <= node.start
+
+    def unthinned(self, node: Node) -> int:
+        return 0 if node.locks else self._sinks_in(node)
 
     def check(self, node: Node) -> str:
         part = self._part(node)
@@ -372,6 +378,9 @@ class WindowGroup(SparseGroup):
             guarded += max(min(self.num_sinks, first) - start, 0)
         self.pool.num_cached += part.guarded - guarded
         part.guarded = guarded
+
+    def _sinks_in(self, node: Node) -> int:
+        return max(min(self.num_sinks, node.end) - node.start, 0)
 
     def _needed(self, part: WindowPart, end: int) -> int:
         """Return the first block that is needed of a node that ends at `end`, FAR if none is."""
