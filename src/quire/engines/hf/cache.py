@@ -95,13 +95,13 @@ class PrefixCache:
             else split_layout(self.layout, capacity_bytes, expected_tokens)
         )
         self.model = model
-        self.manager = CacheManager(
-            groups=groups, block_size=block_size, policy=policy, debug=debug, clock=clock
-        )
         self.pools = [
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
+        self.manager = CacheManager(
+            groups=groups, block_size=block_size, policy=policy, debug=debug, clock=clock
+        )
         self._weights = Weights(model, self.layout)
         self.last = NO_REPORT
         self._clock = clock
