@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         Scope,
         Sequence,
         SlidingWindow,
-        SlotCache,
         Stats,
         TokenMove,
         TokenRange,
         block_hashes,
     )
+    from quire.core.slots import SlotCache
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.tensors import KVLayout, KVPool, SlotPool
@@ -58,7 +58,7 @@ _HOME = {
     "Scope": "quire.core",
     "Sequence": "quire.core",
     "SlidingWindow": "quire.core",
-    "SlotCache": "quire.core",
+    "SlotCache": "quire.core.slots",
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",

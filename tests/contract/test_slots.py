@@ -4,7 +4,8 @@ import numpy as np
 from slots_help import found, prefill, rejected, serve, text
 
 from quire import errors
-from quire.core import MediaItem, Scope, SlotCache, SlotCopy
+from quire.core import MediaItem, Scope
+from quire.core.slots import SlotCache, SlotCopy
 
 # -- finding -------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ def test_a_request_reads_its_placeholder_tokens_back():
 
 
 def test_pictures_that_no_slot_holds_are_forgotten(monkeypatch):
-    monkeypatch.setattr("quire.core.slot_store.MAX_MEDIA", 4)
+    monkeypatch.setattr("quire.core.slots.store.MAX_MEDIA", 4)
     cache = SlotCache(1, 64)
     for n in range(200):
         serve(cache, [1, 0, 0, 2], media=[MediaItem(bytes([n]) * 32, 1, 2)])

@@ -5,7 +5,8 @@ import pytest
 from slots_help import found, prefill, rejected, serve, text
 
 from quire import errors
-from quire.core import MediaItem, Scope, SlotCache, SlotCopy
+from quire.core import MediaItem, Scope
+from quire.core.slots import SlotCache, SlotCopy
 
 # -- requests ------------------------------------------------------------------------------
 

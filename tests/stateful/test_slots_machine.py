@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from model import Identities, Live, common_length
 from slot_recipes import SCOPES, build, prompts
 
-from quire.core import SlotCache
+from quire.core.slots import SlotCache
 from quire.errors import (
     CommitError,
     CopyError,

@@ -15,13 +15,11 @@ from quire.core.groups import (
 from quire.core.hashing import block_hashes
 from quire.core.lookup import Explanation, Hit, Segment
 from quire.core.manager import CacheManager
+from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
-from quire.core.slot_copies import SlotCopy
-from quire.core.slot_handles import SlotHandle, SlotMatch, SlotPin, SlotStats
-from quire.core.slots import SlotCache
 from quire.core.stats import Stats
 from quire.core.terms import TokenRange
 
@@ -50,15 +48,10 @@ __all__ = [
     "Segment",
     "Sequence",
     "SlidingWindow",
-    "SlotCache",
-    "SlotCopy",
-    "SlotHandle",
-    "SlotMatch",
-    "SlotPin",
-    "SlotStats",
     "Stats",
     "TokenMove",
     "TokenRange",
+    "Usage",
     "block_hashes",
     "split_budget",
 ]

@@ -194,6 +194,8 @@ class Rows:
 
         A snapshot is guarded until it was copied: then the sequence has a state of its own.
         """
+        if not self.states:
+            return self.windows
         waits = any(self.flat[state.index][seq.row * self.width] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.config import format_bytes
-from quire.core import SlotCopy
+from quire.core.slots import SlotCopy
 from quire.errors import ConfigError
 from quire.tensors.copy import KV
 from quire.tensors.layout import KVLayout

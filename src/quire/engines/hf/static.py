@@ -8,7 +8,8 @@ import torch
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
-from quire.core import Scope, SlotCache, SlotHandle, SlotStats
+from quire.core import Scope
+from quire.core.slots import SlotCache, SlotHandle, SlotStats
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from quire.core.scope import Scope
-from quire.core.slot_index import SlotIndex, common_tokens
+from quire.core.slots.index import SlotIndex, common_tokens
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key
 from quire.errors import InvariantError
 

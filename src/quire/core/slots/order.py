@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.slot_contents import SlotContents
+from quire.core.slots.contents import SlotContents
 from quire.core.tokens import INT32, IntArray
 
 HOLDS_MORE = 1 << 48

@@ -10,7 +10,7 @@ from quire.core.tokens import array_of
 from quire.errors import InvariantError
 
 if TYPE_CHECKING:
-    from quire.core.slots import SlotCache
+    from quire.core.slots.cache import SlotCache
 
 
 def check_slots(cache: SlotCache) -> None:

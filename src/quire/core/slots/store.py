@@ -7,10 +7,10 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
-from quire.core.slot_contents import NO_SCOPE, Found, Ghosts, SlotContents
-from quire.core.slot_copies import SlotCopy, SlotCopyPlan
-from quire.core.slot_handles import SlotCounters, SlotMatch, SlotPin, SlotStats
-from quire.core.slot_order import SlotOrder
+from quire.core.slots.contents import NO_SCOPE, Found, Ghosts, SlotContents
+from quire.core.slots.copies import SlotCopy, SlotCopyPlan
+from quire.core.slots.handles import SlotCounters, SlotMatch, SlotPin, SlotStats
+from quire.core.slots.order import SlotOrder
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, array_of, check_sign, key_of
 from quire.errors import OutOfSlots, SlotError, TokensError
 

@@ -1,18 +1,4 @@
-"""Prefix reuse for engines whose cache is contiguous: a slot per running request.
-
-Why not the prefix tree of `radix.py`: a tree of blocks holds every prefix once, and whoever
-shares it points there. Slots cannot point: a prefix that two running requests share stands in
-both their slots, a content ends at any token, and a free slot's content is overwritten in
-place. So the index (`slot_index.py`) is a radix tree over whole contents that may hold the same
-prefix many times and answers with all slots that do.
-
-slot_index      who starts as a prompt does
-slot_contents   what slots hold, and their generations
-slot_order      which free slot is given away next
-slot_copies     planned copies between slots
-slot_handles    what callers get: matches, handles, pins, counts
-slot_store      all of the above, without requests
-"""
+"""The slot cache: requests in, slots and copies out."""
 
 from __future__ import annotations
 
@@ -21,10 +7,10 @@ from typing import Any
 
 from quire.core.groups import check_count
 from quire.core.scope import MediaItem, Scope, check_scope
-from quire.core.slot_checks import check_slots, draw_slots, slots_snapshot
-from quire.core.slot_contents import NO_SCOPE
-from quire.core.slot_handles import SlotHandle
-from quire.core.slot_store import SlotStore
+from quire.core.slots.checks import check_slots, draw_slots, slots_snapshot
+from quire.core.slots.contents import NO_SCOPE
+from quire.core.slots.handles import SlotHandle
+from quire.core.slots.store import SlotStore
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, array_of, check_sign, key_of
 from quire.errors import (
     CommitError,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from quire.core.scope import Scope
-from quire.core.slot_contents import SlotContents
+from quire.core.slots.contents import SlotContents
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.errors import PinError
 
