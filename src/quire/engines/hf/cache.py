@@ -1,14 +1,14 @@
 """Prefix reuse for Hugging Face models."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
 from quire.config import format_bytes, parse_bytes
-from quire.core import CacheManager, Explanation, Scope, Stats
+from quire.core import CacheManager, Explanation, Scope, Stats, TokenRange
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
@@ -26,8 +26,8 @@ from quire.engines.hf.prefill import prefill
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.recorder import Recorder
 from quire.engines.hf.report import CallReport
-from quire.engines.hf.request import Feed, Request, Terms
-from quire.engines.hf.store import BlockStore
+from quire.engines.hf.request import Feed, Request
+from quire.engines.hf.store import BlockStore, Terms
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
@@ -130,6 +130,7 @@ class PrefixCache:
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
+        ranges: Sequence[TokenRange] = (),
         **arguments: Any,
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
@@ -143,7 +144,9 @@ class PrefixCache:
         media: the prompt's images, videos and audio by name, where hashing them takes too long:
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
-        scope: who may share this prefix; priority, retain_s: how long it is worth keeping.
+        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; ranges:
+        `quire.TokenRange`s of each row's tokens that are kept on other terms, or not at all:
+        TokenRange(0, store=False) keeps nothing, TokenRange(prompt_len, store=False) no answer.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
         that finished early may have lost its row; then its prompt and the part it shares with a
@@ -158,7 +161,8 @@ class PrefixCache:
         found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
         self._check_expandable(prompts, found, plan)
-        request = self._open(prompts, found, scope, priority, retain_s)
+        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges))
+        request = Request(self._store, prompts, found, terms)
         try:
             making = self._making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in self._signatures.forward or found.items):
@@ -193,6 +197,7 @@ class PrefixCache:
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
+        ranges: Sequence[TokenRange] = (),
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
 
@@ -220,7 +225,8 @@ class PrefixCache:
             )
         prompts = self._prompts(input_ids, attention_mask, {})
         declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        request = self._open(prompts, declared, scope, priority, retain_s)
+        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges))
+        request = Request(self._store, prompts, declared, terms)
         state = self._weights.state()
         try:
             past = request.start(self._making, self._feed(None))
@@ -351,16 +357,6 @@ class PrefixCache:
     ) -> None:
         with self._recorder(past, media):
             prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
-
-    def _open(
-        self,
-        prompts: Prompts,
-        media: Media,
-        scope: Scope | None,
-        priority: int,
-        retain_s: float | None,
-    ) -> Request:
-        return Request(self._store, prompts, media, Terms(self._scope(scope), priority, retain_s))
 
     def _scope(self, scope: object) -> Scope:
         if scope is None:

@@ -7,25 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.core import Scope, Sequence
+from quire.core import Sequence
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import BlockStore, Tokens, first_token, media_before
+from quire.engines.hf.store import BlockStore, Terms, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.tensors.copy import KV
 
 Feed = Callable[[Prompts, WorkingCache, int], None]
 """Computes the tokens of a prompt of one row that a working cache lacks, up to a length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Who may share a request's prefix, and how long it is worth keeping."""
-
-    scope: Scope
-    priority: int = 0
-    retain_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +43,7 @@ class Request:
         self.num_reused = 0
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
-                self._sequences.append(
-                    store.open(tokens, terms.scope, terms.priority, terms.retain_s, items)
-                )
+                self._sequences.append(store.open(tokens, terms, items))
         except BaseException:
             self.close()
             raise
@@ -200,9 +189,9 @@ class Request:
 
     def _keep_other(self, cache: WorkingCache, text: Kept, origin: int) -> int:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
-        terms, prompt = self._terms, self.prompts.tokens[origin]
+        prompt = self.prompts.tokens[origin]
         media = media_before(self._media.spans[origin], _num_shared(text.tokens, prompt))
-        seq = self._store.open(text.tokens, terms.scope, terms.priority, terms.retain_s, media)
+        seq = self._store.open(text.tokens, self._terms, media)
         try:
             return self._save(cache, seq, text)
         finally:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from quire.core import (
     Scope,
     Sequence,
     SlidingWindow,
+    TokenRange,
 )
 from quire.core.groups import Kind
 from quire.engines.hf.states import RowStates, Snapshot
@@ -25,6 +27,19 @@ from quire.tensors.pool import KVPool, Pool, StatePool
 Tokens = npt.NDArray[np.int32]
 ReadKV = Callable[[Items[int], int, int], list[KV]]
 """K and V of these layers, for the tokens from a start to a stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who may share a request's prefix, how long it is worth keeping, and which tokens of it.
+
+    `ranges` speak of each row's own tokens, padding not counted.
+    """
+
+    scope: Scope
+    priority: int = 0
+    retain_s: float | None = None
+    ranges: tuple[TokenRange, ...] = ()
 
 
 class BlockStore:
@@ -45,19 +60,19 @@ class BlockStore:
         self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
         self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
 
-    def open(
-        self,
-        tokens: Tokens,
-        scope: Scope,
-        priority: int,
-        retain_s: float | None,
-        media: Items[MediaItem] = (),
-    ) -> Sequence:
+    def open(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
         head = tokens[: self._most_tokens()]
         if head.size < tokens.size:
             media = media_before(media, head.size)
-        seq = self.manager.open(head, scope, media=media, priority=priority, retain_s=retain_s)
+        seq = self.manager.open(
+            head,
+            terms.scope,
+            media=media,
+            priority=terms.priority,
+            retain_s=terms.retain_s,
+            ranges=terms.ranges,
+        )
         self._copy()
         return seq
 
@@ -108,8 +123,10 @@ class BlockStore:
         """
         start = seq.computed
         stop = tokens.size - tokens.size % self.manager.block_size
+        if seq.terms is not None:
+            stop = min(stop, seq.terms.limit * self.manager.block_size)
         if self._states:
-            stop = snapshot.length if snapshot and snapshot.length <= tokens.size else 0
+            stop = snapshot.length if snapshot and snapshot.length <= min(tokens.size, stop) else 0
         while seq.computed < stop:
             begin, num_tokens = seq.computed, self._reserve(seq, stop - seq.computed)
             if self._states and 0 < num_tokens < stop - begin:
