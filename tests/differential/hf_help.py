@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import quire
 from quire.engines.hf import PrefixCache
 from quire.engines.hf.probe import probe_model
-from quire.engines.hf.store import first_token
+from quire.engines.hf.store import Terms, first_token
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -318,7 +318,7 @@ def check_stored(model, cache, tokens, scope=None):
     """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
     store, making = cache._store, cache._making
     ids = tokens.numpy().astype("int32")
-    seq = store.open(ids, cache._scope(scope), 0, None)
+    seq = store.open(ids, Terms(cache._scope(scope)))
     try:
         length = seq.num_cached
         if length == 0:

@@ -250,7 +250,7 @@ def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) 
     return Comparison(
         turns=turns,
         sample=sample,
-        snapshot=pair.cache.manager.snapshot(),
+        snapshot=pair.cache.snapshot(),
         pool_bytes=pair.cache.num_bytes,
         setup_s=setup_s,
         seconds=time.perf_counter() - started,

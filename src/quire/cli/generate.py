@@ -111,7 +111,7 @@ def generate(
         made.append({"prompt": question, **turn})
         talk.append(message("assistant", made[-1]["text"]))
     if save is not None:
-        save_snapshot(save, cache.manager.snapshot(), text_is_bytes=model == TINY)
+        save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
     if as_json:
         stats = cache.stats
         totals = {"hit_rate": stats.hit_rate, "missed": stats.missed}

@@ -20,6 +20,7 @@ from quire.cli.output import (
     print_json,
     stdout,
 )
+from quire.config import format_bytes
 from quire.errors import ConfigError
 
 PARTS = frozenset({"block_size", "policy", "groups", "roots", "sequences", "stats"})
@@ -91,23 +92,33 @@ def read(path: Path) -> dict[str, Any]:
 def show(console: Console, state: dict[str, Any], *, text: bool) -> None:
     """Draw a snapshot: pools, trees, sequences, statistics."""
     console.print()
+    memory = {group["name"]: group for group in state.get("memory", ())}
     for group in state["groups"]:
         facts = [
             (group["name"], pool_bar(group, utf8=is_utf8(console))),
             ("", pool_counts(group) + Text(f" of {state['block_size']} tokens, {state['policy']}")),
         ]
+        if group["name"] in memory:
+            facts.append(("", Text(_memory(memory[group["name"]]), "bright_black")))
         console.print(facts_table(facts))
     for root in state["roots"]:
         if root["children"]:
             console.print()
             tree = Tree(Text(_scope_name(root["scope"]), "bold"), guide_style="bright_black")
-            _grow(tree, root["children"], state["block_size"], text=text)
+            _grow(tree, root["children"], state, text=text)
             console.print(tree)
     console.print()
     if state["sequences"]:
         console.print(_sequences(state))
     console.print(facts_table(_statistics(state["stats"])))
     console.print()
+
+
+def _memory(group: dict[str, Any]) -> str:
+    return (
+        f"{group['kind']}, {group['num_layers']} layers, {format_bytes(group['bytes_per_block'])} a "
+        f"block, {group['share']:.0%} of the memory"
+    )
 
 
 def demonstration() -> dict[str, Any]:
@@ -141,9 +152,12 @@ def demonstration() -> dict[str, Any]:
     return manager.snapshot() | {"text_is_bytes": True}
 
 
-def _grow(tree: Tree, nodes: list[dict[str, Any]], size: int, *, text: bool) -> None:
+def _grow(tree: Tree, nodes: list[dict[str, Any]], state: dict[str, Any], *, text: bool) -> None:
+    from quire.core.drawing import held_notes
+
+    size = state["block_size"]
     for node in nodes:
-        num_blocks = len(node["blocks"][0])
+        num_blocks = len(node["tokens"]) // size
         stop = node["end"] * size
         start = stop - num_blocks * size
         held = (f"{node['locks']} ref", ACTIVE) if node["locks"] else ("cached", CACHED)
@@ -156,9 +170,11 @@ def _grow(tree: Tree, nodes: list[dict[str, Any]], size: int, *, text: bool) -> 
             label.append("  pinned", "magenta")
         if node["priority"]:
             label.append(f"  priority {node['priority']}", "magenta")
+        for note in held_notes(node, state):
+            label.append(f"  {note}", "yellow")
         label.append("  " + _head(node["tokens"], text=text), "dim")
         label.no_wrap, label.overflow = True, "ellipsis"
-        _grow(tree.add(label), node["children"], size, text=text)
+        _grow(tree.add(label), node["children"], state, text=text)
 
 
 def _head(tokens: list[int], *, text: bool) -> str:

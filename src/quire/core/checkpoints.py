@@ -24,12 +24,11 @@ class Checkpoints:
             return []
         size = rows.block_size
         last = max(seq.known_end, seq.computed)
-        found = {self._end_of_prompt(seq), seq.branch // size * size}
+        found = set(self._ends(seq))
         for state in rows.states:
             if state.interval is not None:
-                found.update(
-                    end // size * size for end in range(state.interval, last, state.interval)
-                )
+                first = seq.computed // state.interval * state.interval
+                found.update(end // size * size for end in range(first, last, state.interval))
         return sorted(stop for stop in found if seq.computed < stop < last)
 
     def keep_if_due(self, seq: Sequence) -> None:
@@ -37,11 +36,12 @@ class Checkpoints:
         computed, size = seq.computed, self._rows.block_size
         if computed % size or not computed or seq.private_key:
             return
-        due = computed in (self._end_of_prompt(seq), seq.branch // size * size)
-        for state in self._rows.states:
-            if state.interval is not None:
-                due = due or -(-computed // state.interval) * state.interval < computed + size
-        if due:
+        regular = (
+            -(-computed // state.interval) * state.interval < computed + size
+            for state in self._rows.states
+            if state.interval is not None
+        )
+        if computed in self._ends(seq) or any(regular):
             self._keep(seq, passing=False)
 
     def keep(self, seq: Sequence) -> bool:
@@ -75,7 +75,7 @@ class Checkpoints:
             self.copies.plan(BlockCopy(state.index, working, block, 1))
         return True
 
-    def _end_of_prompt(self, seq: Sequence) -> int:
-        """Return the last block boundary from which a prompt like this can still start."""
+    def _ends(self, seq: Sequence) -> tuple[int, int]:
+        """Return where a prompt like this can still start: at its end, and at its branch point."""
         size = self._rows.block_size
-        return (seq.prompt_len - 1) // size * size
+        return (seq.prompt_len - 1) // size * size, seq.branch // size * size

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from quire.core.radix import Node
+from quire.core.sparse import sparse_at
 from quire.core.windows import GAP
 from quire.errors import InvariantError
 
@@ -159,10 +160,10 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     _require(not lost, f"{lost} blocks of group {group} belong to nobody")
     shared = {block: count for block, count in private.items() if count > 1}
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
-    places = [sparse.place for sparse in tree.sparse if sparse.index == group]
+    sparse = sparse_at(tree.sparse, group)
     cached = (
-        sum(len(blocks) - node.parts[places[0]].guarded for node, blocks in held)
-        if places
+        sum(len(blocks) - node.parts[sparse.place].guarded for node, blocks in held)
+        if sparse
         else sum(len(blocks) for node, blocks in held if not node.locks)
     )
     _require(pool.num_cached == cached, f"{cached} blocks are cached, counted {pool.num_cached}")
@@ -174,7 +175,5 @@ def _check_owners(manager: CacheManager, group: int) -> None:
 
 def blocks_of(manager: CacheManager, node: Node, group: int) -> list[int]:
     """Return the blocks of one group that a node holds."""
-    for sparse in manager.tree.sparse:
-        if sparse.index == group:
-            return [block for _, block in sparse.held(node)]
-    return list(node.blocks[group])
+    sparse = sparse_at(manager.tree.sparse, group)
+    return [block for _, block in sparse.held(node)] if sparse else list(node.blocks[group])

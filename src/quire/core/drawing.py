@@ -83,6 +83,21 @@ def draw(state: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def held_notes(node: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Say what sparse groups hold of a node of a snapshot, where that is not all of it."""
+    size = state["block_size"]
+    run = len(node["tokens"]) // size
+    notes: list[str] = []
+    for part in node["parts"]:
+        name = state["groups"][part["group"]]["name"]
+        if "snapshots" in part:
+            at = ", ".join(str(end * size) for end, _ in part["snapshots"])
+            notes.append(f"{name} at {at}" if at else f"no {name}")
+        elif part["num_held"] < run:
+            notes.append(f"{name} {part['num_held']}/{run}")
+    return notes
+
+
 def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: list[str]) -> None:
     size = state["block_size"]
     waiting = [("", index == 0, node) for index, node in enumerate(reversed(nodes))]
@@ -95,13 +110,7 @@ def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: li
             notes.append(f"priority {node['priority']}")
         head = ", ".join(str(token) for token in node["tokens"][:6])
         run = len(node["tokens"]) // size
-        for part in node["parts"]:
-            name = state["groups"][part["group"]]["name"]
-            if "snapshots" in part:
-                at = ", ".join(str(end * size) for end, _ in part["snapshots"])
-                notes.append(f"{name} at {at}" if at else f"no {name}")
-            elif part["num_held"] < run:
-                notes.append(f"{name} {part['num_held']}/{run}")
+        notes += held_notes(node, state)
         lines.append(
             f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens "
             f"{(node['end'] - run) * size}-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"

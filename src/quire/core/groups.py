@@ -106,7 +106,7 @@ def _check_kind(group: LayerGroup) -> None:
     kind = group.kind
     match kind:
         case SlidingWindow():
-            check_count(f"window of group {group.name!r}", kind.window)
+            _check_tokens(group, "window", kind.window)
             if type(kind.sinks) is not int or not 0 <= kind.sinks <= kind.window:
                 msg = (
                     f"sinks of group {group.name!r} must be from 0 to its window of {kind.window} "
@@ -114,12 +114,18 @@ def _check_kind(group: LayerGroup) -> None:
                 )
                 raise ConfigError(msg)
         case ChunkedAttention():
-            check_count(f"chunk of group {group.name!r}", kind.chunk)
+            _check_tokens(group, "chunk", kind.chunk)
         case _:
             pass
     interval = getattr(kind, "interval", None)
     if interval is not None:
-        check_count(f"interval of group {group.name!r}", interval)
+        _check_tokens(group, "interval", interval)
+
+
+def _check_tokens(group: LayerGroup, name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        msg = f"{name} of group {group.name!r} must be an integer from 1 to {MAX_COUNT} tokens"
+        raise ConfigError(f"{msg}, got {value!r}")
 
 
 def _as_int(name: str, value: object) -> int:

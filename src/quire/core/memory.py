@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_count
+from quire.core.sparse import sparse_at
 from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
 from quire.core.windows import GAP
@@ -142,7 +143,7 @@ def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     for seq in manager.sequences.values():
         rows.fill(seq)
     names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
-    sparse = next((each for each in manager.tree.sparse if each.index == group), None)
+    sparse = sparse_at(manager.tree.sparse, group)
     for node in manager.tree.nodes():
         if isinstance(sparse, StateGroup):
             sparse.rename(node, renamed)

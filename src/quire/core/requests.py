@@ -13,6 +13,7 @@ from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Rows, Sequence, media_numbers
+from quire.core.sparse import sparse_at
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.terms import Term, TokenRange, check_priority, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -241,10 +242,8 @@ class Requests(BlockStore):
         for group, pool in enumerate(self.groups):
             if whole <= pool.num_blocks:
                 continue
-            needed = whole
-            for sparse in self.tree.sparse:
-                if sparse.index == group:
-                    needed = sparse.least(whole)
+            sparse = sparse_at(self.tree.sparse, group)
+            needed = sparse.least(whole) if sparse else whole
             if needed > pool.num_blocks:
                 what = f"a prompt of {num_tokens} tokens is larger than the pool"
                 raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

@@ -69,10 +69,11 @@ class Room:
                 raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
             take = min(node.num_blocks, num_blocks - done)
             parent = node.parent
+            assert parent is not None
             self._drop(node, take, "evicted")
             done += take
             if self._tree.sparse:
-                self._drop_spent(node if node.parent is not None or parent is None else parent)
+                self._drop_spent(node if node.parent is not None else parent)
         self._counters.evicted_blocks += done
         return done
 

@@ -267,3 +267,8 @@ class SparseGroup(ABC):
         """Return the ends of the nodes in both eviction orders, for snapshots."""
         kept = [node.end for rank in sorted(self._kept) for node in self._kept[rank]]
         return [node.end for node in self._passing] + [-1] + kept
+
+
+def sparse_at(groups: tuple[SparseGroup, ...], index: int) -> SparseGroup | None:
+    """Return the sparse group of this index, None for a full one."""
+    return next((group for group in groups if group.index == index), None)

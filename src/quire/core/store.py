@@ -26,7 +26,7 @@ from quire.core.policies import POLICIES, PolicyFactory
 from quire.core.radix import Node, PrefixTree
 from quire.core.room import Room
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
-from quire.core.sparse import Site, SparseGroup
+from quire.core.sparse import Site, SparseGroup, sparse_at
 from quire.core.states import StateGroup
 from quire.core.stats import Counters, Stats
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -199,9 +199,9 @@ class BlockStore:
         if group is not None:
             check_group(group, len(self.groups))
         self.pins.release_expired()
-        for sparse in self.tree.sparse:
-            if sparse.index == group:
-                return self.room.evict_sparse(sparse, num_blocks)
+        sparse = sparse_at(self.tree.sparse, group) if group is not None else None
+        if sparse is not None:
+            return self.room.evict_sparse(sparse, num_blocks)
         return self.room.evict(num_blocks)
 
     def clear(self) -> int:

@@ -209,6 +209,7 @@ class WindowGroup(SparseGroup):
         if freed_from > end and ids[end - node.start] >= 0:
             kept = 1
         part.num_held -= len(tail)
+        part.swept = min(part.swept, end)
         self.pool.num_cached -= len(tail)
         if len(tail) > kept:
             self.pool.free(memoryview(array("i", tail[kept:])))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -281,6 +282,10 @@ class PrefixCache:
     def memory(self) -> list[GroupMemory]:
         """Return what each layer group has of the memory: blocks, their states and bytes."""
         return group_memory(self.layout, self.manager)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
+        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
 
     def rebalance(self) -> bool:
         """Move memory from layer groups with room to spare to those that lacked it; whether any was.
