@@ -33,9 +33,11 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
-@pytest.mark.parametrize("num_blocks", [3, 9, 30])
-def test_a_small_cache_evicts_and_stays_right(policy, num_blocks):
-    model = tiny_model("llama")
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("llama", 3), ("llama", 9), ("llama", 30), ("deepseek_v3", 9)]
+)
+def test_a_small_cache_evicts_and_stays_right(policy, family, num_blocks):
+    model = tiny_model(family)
     cache = make_cache(model, block_size=8, num_blocks=num_blocks, policy=policy)
     talk = Conversation(model, cache, seed=num_blocks)
     talk.run(25)

@@ -101,7 +101,7 @@ def peers(
     """Time the core beside the caches of SGLang and vLLM, on the same workloads.
 
     The peers run in an environment of their own, .venv-peers, made on the first
-    call (1.9 GB; minutes). quire and peers take turns; CPU time, medians.
+    call (2.4 GB; minutes). quire and peers take turns; CPU time, medians.
 
     [bold]Example[/bold]
 

@@ -1,0 +1,47 @@
+"""Random conversations over images in a pool that is too small for them all."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_media_help import (  # noqa: E402
+    Content,
+    equal,
+    media_cache,
+    media_model,
+    picture,
+    request,
+    words,
+)
+
+
+def cut(pieces, rng):
+    """A head of a conversation: it ends after a piece, or inside a text."""
+    head = pieces[: rng.randint(1, len(pieces))]
+    if not isinstance(head[-1], Content):
+        head[-1] = head[-1][: rng.randint(1, len(head[-1]))]
+    return head
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("num_blocks", [12, 40])
+def test_turns_branches_and_truncations_under_pressure(name, num_blocks):
+    model = media_model(name)
+    cache = media_cache(model, num_blocks=num_blocks)
+    rng = random.Random(num_blocks)
+    talks = [[words(0, 9)]]
+    reused = 0
+    for step in range(30):
+        pieces = cut(list(rng.choice(talks)), rng) if rng.random() < 0.7 else [words(step, 7)]
+        if rng.random() < 0.5:
+            pieces += [words(4, 2), picture(name, rng.randint(1, 3))]  # images never touch
+        pieces.append(words(rng.randint(0, 3), rng.randint(2, 12)))
+        talks = [*talks[-5:], pieces]
+        equal(model, cache, request(name, *pieces), max_new_tokens=4)
+        reused += cache.last.cached_tokens
+    assert reused > 0
+    assert cache.stats.evicted_blocks > 0
+    cache.manager.check()
