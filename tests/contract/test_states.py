@@ -191,6 +191,17 @@ def test_a_commit_that_ends_at_a_stop_keeps_a_snapshot():
     assert found(manager, run(0, 28)) == 28
 
 
+def test_a_state_is_not_written_again_before_its_snapshot_was_copied():
+    manager = hybrid()
+    seq = manager.open(run(0, 30))
+    manager.reserve(seq, 30)
+    manager.commit(seq, run(0, 28))
+    with rejected(manager, errors.CopyError, "take_copies"):
+        manager.commit(seq, [28, 29])
+    assert len(manager.take_copies()) == 1
+    manager.commit(seq, [28, 29])
+
+
 def test_a_commit_that_passes_a_stop_keeps_none():
     manager = hybrid()
     serve(manager, run(0, 30))

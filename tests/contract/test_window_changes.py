@@ -36,6 +36,22 @@ def test_a_cut_is_allowed_while_the_window_there_is_cached():
     assert conserved(manager)
 
 
+def test_a_cut_reads_the_window_that_another_request_healed():
+    kinds = (FULL, SLIDING)
+    manager = pair(14)
+    ledger = Ledger(manager, *kinds)
+    seq = ledger.prefill(run(0, 40))
+    manager.close(ledger.prefill(run(1000, 32)))
+    with rejected(manager, errors.TruncateError, 24):
+        manager.truncate(seq, 24)
+    manager.close(ledger.prefill([*run(0, 24).tolist(), 777]))
+    manager.truncate(seq, 24)
+    ledger.check(seq)
+    ledger.generate(seq, run(0, 40)[24:])
+    ledger.check(seq)
+    assert conserved(manager)
+
+
 def test_a_cut_to_where_the_window_is_gone_is_refused():
     manager = pair(10)
     seq = prefill_in_pieces(manager, run(0, 80), 8)

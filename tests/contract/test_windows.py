@@ -98,6 +98,16 @@ def test_sinks_stay_with_the_sequence():
         ledger.generate(seq, [token])
     assert held(seq, 1)[:2] == [0, 1]
     ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_sinks_of_a_running_sequence_are_protected_beside_its_window():
+    manager = pair(12, SlidingWindow(8, sinks=6))
+    seq = prefill(manager, run(0, 40))
+    assert counts(manager, 1) == (2, 4, 6)
+    manager.close(seq)
+    assert counts(manager, 1) == (2, 0, 10)
+    assert conserved(manager)
 
 
 # -- the order of eviction -----------------------------------------------------------------
@@ -136,6 +146,18 @@ def test_kept_windows_go_by_recency():
     squeeze(manager, 2000, 8)
     assert lengths_found(manager, 1000, 16) == []
     assert lengths_found(manager, 0, 16) == [16]
+
+
+def test_the_use_of_a_branch_moves_the_window_of_its_trunk():
+    manager = pair(18, SlidingWindow(8))
+    trunks = [run(0, 16).tolist(), run(1000, 16).tolist()]
+    for trunk in trunks:
+        for branch in (5000, 6000):
+            serve(manager, [*trunk, *run(branch, 8)])
+    manager.close(manager.open([*trunks[0], *run(5000, 9)]))
+    squeeze(manager, 2000, 14)
+    assert [found(manager, trunk) for trunk in trunks] == [16, 0]
+    assert conserved(manager)
 
 
 def test_kept_windows_of_a_lower_priority_go_first():
@@ -209,6 +231,29 @@ def test_a_request_that_computes_the_tokens_again_heals_the_tombstones():
     reader = ledger.prefill([*run(0, 24).tolist(), 888])
     assert reader.num_cached == 24
     assert conserved(manager)
+
+
+def test_healing_gives_back_the_blocks_that_were_still_there():
+    manager = pair(16)
+    serve(manager, run(0, 32))
+    squeeze(manager, 1000, 12)
+    assert found(manager, run(0, 28)) == 16
+    serve(manager, [*run(0, 28).tolist(), 777])
+    assert found(manager, run(0, 28)) == 28
+    assert counts(manager, 1)[1] == 0
+    assert conserved(manager)
+
+
+def test_a_commit_over_several_nodes_gives_back_its_own_blocks_of_each():
+    manager = pair(64)
+    late = manager.open(run(0, 16))
+    manager.reserve(late, 16)
+    serve(manager, run(0, 16))
+    serve(manager, [*run(0, 8).tolist(), *run(5000, 8)])
+    manager.commit(late, run(0, 16))
+    assert counts(manager, 1)[1] <= 4
+    manager.close(late)
+    assert counts(manager, 1) == (58, 0, 6)
 
 
 def test_healing_happens_while_the_request_runs():

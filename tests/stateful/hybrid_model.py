@@ -5,7 +5,7 @@ block holds one identity: that of the whole prefix whose state it is. What a kin
 length, and which table entries it may leave out, is computed here from the kind's definition.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from model import Live, Memory
 
@@ -63,12 +63,12 @@ def is_needed(kind, num_tokens, block, block_size):
 
 
 def window_blocks(kind, block_size):
-    """Return an upper bound of the blocks that one window and its sinks touch."""
+    """Return how many blocks a window that ends at a block boundary touches, sinks included."""
     if isinstance(kind, Recurrent):
         return 1
     span = kind.window if isinstance(kind, SlidingWindow) else kind.chunk
     sinks = kind.sinks if isinstance(kind, SlidingWindow) else 0
-    return -(-span // block_size) + 1 + -(-sinks // block_size)
+    return -(-span // block_size) + -(-sinks // block_size)
 
 
 class AttentionMemory(Memory):
@@ -110,11 +110,14 @@ class Drafts:
 
 @dataclass(eq=False)
 class HybridLive(Live):
-    """A sequence; `store_limit` is the number of its tokens that may ever be published."""
+    """A sequence; `store_limit` is the number of its tokens that may ever be published.
+
+    One that `stopped` storing publishes nothing more, wherever it is cut to.
+    """
 
     store_limit: float = float("inf")
+    stopped: bool = False
     drafts: Drafts | None = None
-    options: dict = field(default_factory=dict)
 
     def twin(self, seq):
         """Return the same sequence under another handle."""

@@ -62,7 +62,7 @@ class HybridRequests(HybridComparison):
             most = (
                 blocks
                 if isinstance(kind, FullAttention)
-                else window_blocks(kind, self.settings.block_size) + 1
+                else window_blocks(kind, self.settings.block_size) + 2
             )
             if min(blocks, most) > pool.num_blocks:
                 return True

@@ -131,7 +131,7 @@ class HybridWorld(HybridRequests):
     def stop_storing(self, live):
         """Publish nothing more of it."""
         self.call(self.manager.stop_storing, live.seq)
-        live.store_limit = min(live.store_limit, live.seq.published)
+        live.stopped = True
         self.after()
 
     # -- pins, eviction, memory ------------------------------------------------------------

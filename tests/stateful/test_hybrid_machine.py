@@ -32,7 +32,7 @@ from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 250
+DEFAULT_EXAMPLES = 150
 STEPS_PER_EXAMPLE = 40
 
 SCOPES = (None, Scope(salt="x"))
@@ -257,7 +257,7 @@ class HybridMachine(RuleBasedStateMachine):
         self.count()
 
     @precondition(has_decoding)
-    @rule(first=index, num_seqs=st.integers(1, 3), filler=filler, times=st.integers(1, 8))
+    @rule(first=index, num_seqs=st.integers(1, 3), filler=filler, times=st.integers(1, 20))
     def decode(self, first, num_seqs, filler, times):
         """Steps of a batch that lives on while other rules change its sequences."""
         world = self.world
