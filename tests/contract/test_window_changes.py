@@ -1,5 +1,6 @@
 """Windowed groups under truncate, fork, suspend, evict and reclaim."""
 
+import pytest
 from core_help import found, generate, prefill, rejected, run, serve
 from hybrid_help import (
     Ledger,
@@ -12,7 +13,7 @@ from hybrid_help import (
 )
 
 from quire import errors
-from quire.core import ChunkedAttention, FullAttention, SlidingWindow
+from quire.core import ChunkedAttention, FullAttention, SlidingWindow, TokenRange
 
 FULL = FullAttention()
 SLIDING = SlidingWindow(8, interval=16)
@@ -168,6 +169,23 @@ def test_all_that_is_cached_can_be_reclaimed():
         manager.reclaim(1)
         assert conserved(manager)
     assert [counts(manager, group)[0] for group in (0, 1)] == [512, 20]
+
+
+@pytest.mark.parametrize("ranges", [[], [TokenRange(0, 12, priority=1)]])
+def test_a_hit_in_the_middle_of_what_another_generated_protects_two_windows(ranges):
+    manager = pair(64)
+    seq = prefill(manager, run(0, 6), ranges=ranges)
+    batch = manager.batch([seq])
+    for token in range(94):
+        manager.reserve_step(batch)
+        manager.commit_step(batch, [token])
+    assert counts(manager, 1)[1] <= 4
+    reader = manager.open(seq.tokens[:53])
+    assert reader.num_cached == 52
+    assert counts(manager, 1)[1] <= 8
+    manager.close(reader)
+    assert counts(manager, 1)[1] <= 4
+    assert conserved(manager)
 
 
 def test_a_chunk_boundary_needs_nothing_of_its_group():

@@ -182,7 +182,7 @@ class HybridComparison(Comparison):
         active, used = self.manager.groups[group].num_active, len(set(named))
         assert active >= used
         if group in self.settings.windowed or group in self.settings.recurrent:
-            holders = len(self.running) + len(self.pins) + self.expiring
+            holders = len(self.running) + self.manager.snapshot()["num_pins"]
             limit = used + holders * (window_blocks(kind, size) + 1)
             assert active <= limit, f"group {group} holds {active} blocks, {used} in tables"
         elif self.copies_taken and not self.pins and not self.expiring:
