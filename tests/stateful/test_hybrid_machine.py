@@ -9,15 +9,14 @@ import sys
 import pytest
 from hybrid_model import HybridSettings
 from hybrid_world import HybridWorld
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from running import run_machine
 
 from quire.core import (
     CacheManager,
@@ -350,30 +349,12 @@ class HybridMachine(RuleBasedStateMachine):
         self.count()
 
 
-def run_machine(number, examples):
-    """Run `examples` sequences of the machine with one seed."""
-    machine = seed(number)(type("Seeded", (HybridMachine,), {}))
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
-            print_blob=False,
-            report_multiple_bugs=False,
-        ),
-    )
-
-
 @pytest.mark.slow
 def test_layer_groups_of_every_kind_read_their_own_prefix(capfd):
     number = SEED
-    run_machine(number, DEFAULT_EXAMPLES)
+    run_machine(HybridMachine, number, DEFAULT_EXAMPLES, STEPS_PER_EXAMPLE)
     while steps < STEPS:
         number += 1
-        run_machine(number, DEFAULT_EXAMPLES)
+        run_machine(HybridMachine, number, DEFAULT_EXAMPLES, STEPS_PER_EXAMPLE)
     with capfd.disabled():
         sys.stdout.write(f"\nhybrid: {steps} steps, seeds {SEED}..{number}\n")

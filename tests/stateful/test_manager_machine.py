@@ -10,15 +10,14 @@ import sys
 import numpy as np
 import pytest
 from compare import Settings
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from running import run_machine
 from world import World
 
 from quire.core import CacheManager, MediaItem, Scope
@@ -27,7 +26,6 @@ from quire.errors import SequenceError
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
 DEFAULT_EXAMPLES = 800
-STEPS_PER_EXAMPLE = 50
 
 # Each picture always has the same length: what the digest names is the whole picture.
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))
@@ -273,31 +271,13 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count()
 
 
-def run_machine(number, examples):
-    """Run `examples` sequences of the machine with one seed."""
-    machine = seed(number)(type("Seeded", (ManagerMachine,), {}))
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
-            print_blob=False,
-            report_multiple_bugs=False,
-        ),
-    )
-
-
 @pytest.mark.slow
 def test_every_operation_sequence_reads_its_own_prefix(capfd):
     number = SEED
-    run_machine(number, DEFAULT_EXAMPLES)
+    run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
     while steps < STEPS:
         number += 1
-        run_machine(number, DEFAULT_EXAMPLES)
+        run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
     with capfd.disabled():
         sys.stdout.write(f"\nstateful: {steps} steps, seeds {SEED}..{number}\n")
 

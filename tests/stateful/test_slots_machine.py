@@ -10,16 +10,15 @@ import os
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from model import Identities, Live, common_length
+from running import run_machine
 from slot_recipes import SCOPES, build, prompts
 
 from quire.core.slots import SlotCache
@@ -37,7 +36,6 @@ from quire.errors import (
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
 DEFAULT_EXAMPLES = 400
-STEPS_PER_EXAMPLE = 50
 
 index = st.integers(0, 7)
 symbol = st.integers(0, 2)
@@ -368,27 +366,10 @@ class SlotsMachine(RuleBasedStateMachine):
             self.must_raise(CopyError, cache.commit, handle, ids)
 
 
-def run_machine(number, examples):
-    machine = seed(number)(type("Seeded", (SlotsMachine,), {}))
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
-            print_blob=False,
-            report_multiple_bugs=False,
-        ),
-    )
-
-
 @pytest.mark.slow
 def test_whatever_is_found_in_a_slot_was_computed_there_for_the_same_tokens():
     number = SEED
-    run_machine(number, DEFAULT_EXAMPLES)
+    run_machine(SlotsMachine, number, DEFAULT_EXAMPLES)
     while steps < STEPS:
         number += 1
-        run_machine(number, DEFAULT_EXAMPLES)
+        run_machine(SlotsMachine, number, DEFAULT_EXAMPLES)

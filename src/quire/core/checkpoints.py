@@ -63,7 +63,7 @@ class Checkpoints:
 
     def _keep(self, seq: Sequence, *, passing: bool) -> bool:
         rows = self._rows
-        missing = [state for state in rows.states if state.snapshot(seq.node) is None]
+        missing = [state for state in rows.states if state.snapshot(seq.node, seq.node.end) is None]
         if any(state.pool.num_available < 1 for state in missing):
             return False
         for state in missing:

@@ -159,7 +159,7 @@ class Claims:
             pool.unshare(source)
         elif rows.computed[seq.row]:
             state = next(each for each in rows.states if each.index == group)
-            snapshot = state.snapshot(seq.node)
+            snapshot = state.snapshot(seq.node, seq.node.end)
             if snapshot is None:
                 raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
             source = snapshot

@@ -8,7 +8,7 @@ from quire.core.radix import Match, Node, PrefixTree
 from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key
-from quire.core.windows import GAP, WindowGroup
+from quire.core.windows import GAP
 
 MAX_SCOPES_ASKED = 16
 """So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
@@ -193,6 +193,7 @@ class Lookup:
     def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
         """Whether this block is there in every group, and one more can be had for its copy.
 
+        Not asked where a group is recurrent: a state cannot be cut inside a block.
         The matched path is referenced first; what that takes is no room.
         """
         tree = self._tree
@@ -207,7 +208,5 @@ class Lookup:
             path_cached += node.num_blocks
             node = node.parent
         return all(pool.num_available > path_cached for _, pool in tree.full) and all(
-            group.pool.num_available > group.reach(found_blocks)
-            for group in tree.sparse
-            if isinstance(group, WindowGroup)
+            group.pool.num_available > group.reach(found_blocks) for group in tree.sparse
         )

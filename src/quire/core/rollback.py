@@ -54,11 +54,10 @@ class Rollback:
         keep, in_tail = divmod(num_tokens, size)
         published = seq.node.end
         taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
-        tree = self._tree
-        if num_tokens < computed:
+        goes_back = num_tokens < computed
+        if goes_back:
             self._check_sparse(seq, num_tokens)
-        tree.leave(seq.node, rows.standing(seq))
-        if num_tokens < computed:
+            self._tree.leave(seq.node, rows.standing(seq))
             self._free_states(seq)
         if keep >= published and keep < computed // size:
             at = (keep - published) * self._tree.block_bytes
@@ -72,7 +71,8 @@ class Rollback:
             for window in rows.windows:
                 self._refresh(seq, window.index, keep + 1)
             self._unpublish(seq, keep, in_tail)
-        tree.stand(seq.node, rows.standing(seq))
+        if goes_back:
+            self._tree.stand(seq.node, rows.standing(seq))
         rows.computed[row] = rows.capacity[row] = num_tokens
 
     def _check_sparse(self, seq: Sequence, num_tokens: int) -> None:
@@ -93,7 +93,7 @@ class Rollback:
                 )
                 raise TruncateError(msg)
         for state in rows.states:
-            if num_tokens and (in_tail or state.snapshot_at(node, keep) is None):
+            if num_tokens and (in_tail or state.snapshot(node, keep) is None):
                 msg = (
                     f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
                     f"snapshot of exactly that length; the longest below is "

@@ -97,7 +97,7 @@ class SparseGroup(ABC):
     # -- what the tree tells ---------------------------------------------------------------
 
     @abstractmethod
-    def created(self, node: Node) -> Part:
+    def created(self, node: Node) -> None:
         """Make the part of a node that was just added; its blocks were active, are cached now."""
 
     @abstractmethod
@@ -105,8 +105,8 @@ class SparseGroup(ABC):
         """The leaf grew by so many active blocks, in place."""
 
     @abstractmethod
-    def split(self, upper: Node, lower: Node) -> Part:
-        """`upper` took over the head of `lower`; return its part."""
+    def split(self, upper: Node, lower: Node) -> None:
+        """`upper` took over the head of `lower`."""
 
     @abstractmethod
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
@@ -131,9 +131,7 @@ class SparseGroup(ABC):
     def forget(self, node: Node) -> None:
         """The node left the tree."""
         part = node.parts[self.place]
-        if part.rank is not None:
-            del self._kept[part.rank][node]
-            part.rank = None
+        self._unfile(node, part)
         if part.listed:
             del self._passing[node]
             part.listed = False
@@ -217,6 +215,14 @@ class SparseGroup(ABC):
                 self._file(node, part)
                 assert part.rank is not None
                 self._kept[part.rank].move_to_end(node, last=False)
+
+    def _enter(self, node: Node, part: Part) -> None:
+        """Put a part into both eviction orders as the one used last, if anything is there."""
+        if part.num_held:
+            self._file(node, part)
+            self._list(node, part)
+        else:
+            self._unfile(node, part)
 
     def _list(self, node: Node, part: Part) -> None:
         """Put a part among those that may have passing blocks, as the one used last."""

@@ -55,11 +55,7 @@ class StateGroup(SparseGroup):
     def least(self, end: int) -> int:
         return min(end, 1)
 
-    def snapshot(self, node: Node) -> int | None:
-        """Return the block that holds the state at the end of a node, if there is one."""
-        return self._part(node).snapshots.get(node.end) if node.parent is not None else None
-
-    def snapshot_at(self, node: Node, end: int) -> int | None:
+    def snapshot(self, node: Node, end: int) -> int | None:
         """Return the block that holds the state at a boundary of the path to a node."""
         while end <= node.start and node.parent is not None:
             node = node.parent
@@ -85,10 +81,8 @@ class StateGroup(SparseGroup):
 
     # -- what the tree tells ---------------------------------------------------------------
 
-    def created(self, node: Node) -> StatePart:
-        part = StatePart()
-        node.parts = (*node.parts, part)
-        return part
+    def created(self, node: Node) -> None:
+        node.parts = (*node.parts, StatePart())
 
     def extended(self, node: Node, num_blocks: int) -> None:  # noqa: ARG002 - a state is not per block
         part = self._part(node)
@@ -98,7 +92,7 @@ class StateGroup(SparseGroup):
         if part.num_held and part.rank is None:
             self._file(node, part)
 
-    def split(self, upper: Node, lower: Node) -> StatePart:
+    def split(self, upper: Node, lower: Node) -> None:
         part, top = self._part(lower), StatePart()
         for at in [at for at in part.snapshots if at <= upper.end]:
             top.snapshots[at] = part.snapshots.pop(at)
@@ -106,13 +100,8 @@ class StateGroup(SparseGroup):
         part.passing -= top.passing
         top.num_held, part.num_held = len(top.snapshots), len(part.snapshots)
         upper.parts = (*upper.parts, top)
-        for node, each in ((lower, part), (upper, top)):
-            if each.num_held:
-                self._file(node, each)
-                self._list(node, each)
-            else:
-                self._unfile(node, each)
-        return top
+        self._enter(lower, part)
+        self._enter(upper, top)
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:  # noqa: ARG002 - states are whole
         end = node.end - num_blocks

@@ -139,15 +139,13 @@ class WindowGroup(SparseGroup):
 
     # -- what the tree tells ---------------------------------------------------------------
 
-    def created(self, node: Node) -> WindowPart:
+    def created(self, node: Node) -> None:
         num_blocks = node.end - node.start
         part = WindowPart(num_held=num_blocks, swept=node.start)
         node.parts = (*node.parts, part)
         self.pool.num_cached += num_blocks
         self._recount(node, part)
-        self._list(node, part)
-        self._file(node, part)
-        return part
+        self._enter(node, part)
 
     def extended(self, node: Node, num_blocks: int) -> None:
         part = self._part(node)
@@ -179,7 +177,7 @@ class WindowGroup(SparseGroup):
         if part.rank is None:
             self._file(node, part)
 
-    def split(self, upper: Node, lower: Node) -> WindowPart:
+    def split(self, upper: Node, lower: Node) -> None:
         part = self._part(lower)
         ids = self._array(upper)
         top = WindowPart(num_held=int((ids >= 0).sum()), swept=min(part.swept, upper.end))
@@ -190,15 +188,10 @@ class WindowGroup(SparseGroup):
             top.below, top.need = {part.need: 1}, part.need
         self._recount(lower, part)
         self._recount(upper, top)
-        for node, each in ((lower, part), (upper, top)):
-            if each.num_held:
-                self._file(node, each)
-                self._list(node, each)
-            else:
-                self._unfile(node, each)
+        self._enter(lower, part)
+        self._enter(upper, top)
         if part.guards:
             self._tell(lower)  # a leaf that grew in place may need less than it did
-        return top
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         part = self._part(node)
@@ -278,8 +271,7 @@ class WindowGroup(SparseGroup):
         part.swept = node.start
         self.pool.num_cached += num_healed
         self._recount(node, part)
-        self._list(node, part)
-        self._file(node, part)
+        self._enter(node, part)
 
     # -- eviction --------------------------------------------------------------------------
 

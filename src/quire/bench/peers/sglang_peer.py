@@ -30,7 +30,7 @@ def load(core: str) -> None:
     else:
         import sglang.srt.mem_cache.unified_radix_cache
     if core == "rust":
-        import sglang.srt.mem_cache.rust_tree_core.adapter  # noqa: F401
+        import sglang.srt.mem_cache.rust_tree_core.adapter  # noqa: F401 - imported here so that no row pays for it
 
 
 class Peer:
