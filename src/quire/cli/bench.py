@@ -187,7 +187,10 @@ def figures(title: str, rows: list[Row]) -> Table:
 
 def beside(ours: str, found: dict[str, list[Row]]) -> Table:
     """Return a table of one figure per row and system, and how we stand to the best other."""
-    others = [name for name in found if name != ours]
+    missing = {
+        name: rows[0]["reason"] for name, rows in found.items() if rows and "reason" in rows[0]
+    }
+    others = [name for name in found if name != ours and name not in missing]
     table = plain_table(title=Text("CPU time, medians", "bold"), title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("unit")
@@ -206,7 +209,6 @@ def beside(ours: str, found: dict[str, list[Row]]) -> Table:
             factor = value / max(known) if unit == "requests_per_s" else min(known) / value
             gain = Text(times(factor), "bold green" if factor >= 1 else "bold red")
         table.add_row(name, UNITS[unit], *(_cell(unit, v) for v in (mine[unit], *theirs)), gain)
-    missing = {name: rows[0]["reason"] for name, rows in found.items() if "reason" in rows[0]}
     if missing:
         table.caption = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         table.caption_justify = "left"
