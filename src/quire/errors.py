@@ -5,6 +5,7 @@
     ├── TokensError (ValueError)      token ids of a wrong type, shape or range; an empty prompt
     ├── MediaError (ValueError)       media items outside the prompt, out of order, overlapping
     ├── ScopeError (TypeError)        a scope that is not a Scope
+    ├── TraceError (ValueError)       a file that is no trace, or a row of one that cannot be
     ├── SequenceError                 an unknown, closed, suspended or foreign sequence
     │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
     │   ├── TruncateError             beyond what is there, or into a block that others read
@@ -43,6 +44,10 @@ class MediaError(QuireError, ValueError):
 
 class ScopeError(QuireError, TypeError):
     """A scope that is not a `Scope`, or one with parts of a wrong type."""
+
+
+class TraceError(QuireError, ValueError):
+    """A file that is no trace, or a row that cannot be; the message says which row."""
 
 
 class SequenceError(QuireError):

@@ -1,0 +1,1 @@
+"""Simulation on the real cache: traces, replay, curves, serving. No torch."""

@@ -1,0 +1,1 @@
+"""Traces: requests as they arrived, from any of the formats people have."""

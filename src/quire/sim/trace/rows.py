@@ -1,0 +1,94 @@
+"""What every trace is to its readers: a stream of requests, each a chain of block ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.core.hints import Hint
+
+Runs: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+"""Chains of block ids as runs, int32 [num_runs, 2]: (first id, length), ids rising by one."""
+
+Blocks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+"""Block ids one by one, int32 [num_blocks]."""
+
+
+class TraceRequest(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """One request of a trace: its sizes, and the full blocks of its prompt by name.
+
+    `row`         its number in the file, from 1
+    `time_s`      arrival in seconds after the first request; never falling
+    `runs`        ids of the full blocks of the prompt; a last, partial block has none
+    `session`     whose turn it is, where the trace says so
+    `hint`        what its caller said about reuse, where the trace recorded it
+    `duration_s`  how long it ran, where the trace recorded it
+
+    Ids are dense, numbered by first appearance, and chained: an id has one predecessor and
+    one position, so equal ids mean equal whole prefixes.
+    """
+
+    row: int
+    time_s: float
+    prompt_tokens: int
+    output_tokens: int
+    runs: Runs
+    session: str | None = None
+    hint: Hint | None = None
+    duration_s: float | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks of the prompt."""
+        return int(self.runs[:, 1].sum())
+
+    @property
+    def blocks(self) -> Blocks:
+        """The ids one by one, int32 [num_blocks]."""
+        return expand(self.runs)
+
+
+class Trace(Protocol):
+    """A trace: requests in order of arrival. Every iteration reads it anew, from the start."""
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for people."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """The name of its format."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        ...
+
+    def __iter__(self) -> Iterator[TraceRequest]: ...
+
+
+def expand(runs: Runs) -> Blocks:
+    """Return the ids of runs one by one, int32 [sum of lengths]."""
+    if len(runs) == 1:
+        first, length = runs[0].tolist()
+        return np.arange(first, first + length, dtype=np.int32)
+    starts, lengths = runs[:, 0], runs[:, 1]
+    ends = lengths.cumsum(dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    offsets = np.repeat(starts - (ends - lengths), lengths)
+    return (np.arange(total, dtype=np.int64) + offsets).astype(np.int32)
+
+
+def compress(blocks: Blocks) -> Runs:
+    """Return ids as runs: the inverse of `expand`."""
+    if not len(blocks):
+        return np.empty((0, 2), np.int32)
+    cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
+    starts = np.concatenate(([0], cuts))
+    lengths = np.diff(np.concatenate((starts, [len(blocks)])))
+    return np.stack((blocks[starts], lengths), axis=1).astype(np.int32)
