@@ -1,0 +1,202 @@
+"""Replay: a trace through the real cache manager, one request at a time.
+
+One block of the trace is one token of a `CacheManager` with `block_size=1`: ids are chained,
+so equal ids mean equal prefixes and the tree is the one that the prompts themselves would
+make. Each request is opened, its missing blocks are reserved and committed, and it is closed
+before the next one begins; see `quire.sim.concurrent` for requests that overlap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from operator import index
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.core.manager import CacheManager
+from quire.core.tokens import INT32
+from quire.errors import ConfigError
+from quire.sim.trace.rows import Trace, TraceRequest
+
+UNFINISHED = np.array([2**31 - 1], dtype=INT32)
+"""Stands for the last, unfinished block of a prompt; it is never committed."""
+
+MAX_CAPACITY = 2**31 - 3
+"""The largest capacity in blocks: block ids are int32."""
+
+REASONS: tuple[str, ...] = ("cold", "evicted", "oversized", "partial_block")
+"""Why tokens of a trace were not found:
+
+cold           first seen in this request
+evicted        seen in an earlier request, and not in the cache any more
+oversized      beyond the first `capacity` blocks of a prompt that is larger than the cache
+partial_block  after the last full block of the prompt: never shared
+"""
+
+Observer: TypeAlias = Callable[[TraceRequest, int], None]
+"""Told of every counted request, in order, and how many tokens of it were found cached."""
+
+
+class ReplayResult(msgspec.Struct, frozen=True):
+    """What a replay found. Tokens, unless the name says otherwise.
+
+    hit_tokens + sum(missed) == prompt_tokens. `seconds` is CPU time, reading included;
+    `evicted_blocks` is None where a bound evicts nothing that could be counted.
+    """
+
+    policy: str
+    capacity_blocks: int
+    block_size: int
+    num_requests: int
+    prompt_tokens: int
+    hit_tokens: int
+    missed: dict[str, int]
+    prompt_blocks: int
+    hit_blocks: int
+    evicted_blocks: int | None
+    seconds: float
+
+    @property
+    def token_hit(self) -> float:
+        """Share of all prompt tokens that were found cached, 0 to 1."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def block_hit(self) -> float:
+        """Share of all full blocks of prompts that were found cached, 0 to 1."""
+        return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
+
+    def row(self) -> dict[str, Any]:
+        """Return the result as a row of a report: plain data, with the ratios."""
+        counts = msgspec.to_builtins(self)
+        head = {name: counts.pop(name) for name in ("policy", "capacity_blocks")}
+        ratios = {"token_hit": self.token_hit, "block_hit": self.block_hit}
+        return head | ratios | {"evictions": counts.pop("evicted_blocks")} | counts
+
+
+def replay(
+    trace: Trace,
+    capacity_blocks: int,
+    policy: str = "lru",
+    *,
+    observers: Iterable[Observer] = (),
+    count_from: int = 0,
+    clock: Callable[[], float] = time.process_time,
+) -> ReplayResult:
+    """Replay a trace through a manager of so many blocks and return what was found.
+
+    `observers`   are told of each counted request and its tokens found: `quire.sim.observers`
+    `count_from`  requests before this one (from 0) warm the cache up and are not counted
+    `clock`       what `seconds` is read from
+
+    Memory grows with the capacity, not with the trace. A prompt larger than the capacity keeps its
+    first blocks. Raises `ConfigError`, and `TraceError` where the trace breaks off.
+    """
+    started = clock()
+    capacity_blocks = check_capacity(capacity_blocks)
+    now = 0.0
+    manager = CacheManager(
+        capacity_blocks + 1, 1, policy=policy, sub_block=False, clock=lambda: now
+    )
+    tally = Tally(trace.block_size, capacity_blocks)
+    evicted_before = 0
+    watching = tuple(observers)
+    for number, request in enumerate(trace):
+        now = request.time_s
+        if number == count_from:
+            evicted_before = manager.counters.evicted_blocks
+            tally.start_counting()
+        hit_tokens = tally.count(request, serve(manager, request, capacity_blocks))
+        if number >= count_from:
+            for observe in watching:
+                observe(request, hit_tokens)
+    return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
+
+
+def serve(manager: CacheManager, request: TraceRequest, capacity_blocks: int) -> int:
+    """Let a request come and go: look its blocks up, compute the others; return how many hit."""
+    tokens = np.concatenate((request.blocks[:capacity_blocks], UNFINISHED))
+    seq = manager.open(tokens)
+    num_hit = seq.num_cached
+    num_missed = len(tokens) - 1 - num_hit
+    if num_missed:
+        manager.reserve(seq, num_missed + 1)
+        manager.commit(seq, tokens[num_hit:-1])
+    manager.close(seq)
+    return num_hit
+
+
+def check_capacity(capacity_blocks: int) -> int:
+    """Return a capacity in blocks; raise `ConfigError` if it cannot be one."""
+    try:
+        blocks = 0 if isinstance(capacity_blocks, bool) else index(capacity_blocks)
+    except TypeError:
+        blocks = 0
+    if not 1 <= blocks <= MAX_CAPACITY:
+        msg = f"a capacity is a whole number of blocks from 1 to {MAX_CAPACITY}"
+        raise ConfigError(f"{msg}, got {capacity_blocks!r}")
+    return blocks
+
+
+class Tally:
+    """Counts what of each request was found, and why the rest was not.
+
+    Ids are dense and numbered by first appearance, so the new blocks of a request are the last
+    ones, and their ids go on where those before ended: nothing evicted must be remembered.
+    """
+
+    def __init__(self, block_size: int, capacity_blocks: int) -> None:
+        self._block_size = block_size
+        self._capacity = capacity_blocks
+        self._num_unique = 0
+        self.start_counting()
+
+    def start_counting(self) -> None:
+        """Forget the counts, but not which blocks were seen."""
+        self._num_requests = self._prompt_tokens = self._hit_tokens = 0
+        self._prompt_blocks = self._hit_blocks = 0
+        self._missed = dict.fromkeys(REASONS, 0)
+
+    def count(self, request: TraceRequest, num_hit: int) -> int:
+        """Count a request of whose blocks so many were found; return the tokens found."""
+        size, num_tokens, num_blocks = self._block_size, request.prompt_tokens, request.num_blocks
+        num_cold = 0
+        if num_blocks:
+            num_seen = self._num_unique
+            self._num_unique = max(num_seen, int(request.runs[-1].sum()))
+            num_cold = self._num_unique - num_seen
+        held = min(num_blocks, self._capacity)
+        hit_end = min(num_hit * size, num_tokens)
+        seen_end = min(min(held, num_blocks - num_cold) * size, num_tokens)
+        held_end = min(held * size, num_tokens)
+        blocks_end = min(num_blocks * size, num_tokens)
+        missed = self._missed
+        missed["evicted"] += seen_end - hit_end
+        missed["cold"] += held_end - seen_end
+        missed["oversized"] += blocks_end - held_end
+        missed["partial_block"] += num_tokens - blocks_end
+        self._num_requests += 1
+        self._prompt_tokens += num_tokens
+        self._hit_tokens += hit_end
+        self._prompt_blocks += num_blocks
+        self._hit_blocks += num_hit
+        return hit_end
+
+    def result(self, policy: str, evicted_blocks: int | None, seconds: float) -> ReplayResult:
+        """Return the counts as a result."""
+        return ReplayResult(
+            policy,
+            self._capacity,
+            self._block_size,
+            self._num_requests,
+            self._prompt_tokens,
+            self._hit_tokens,
+            dict(self._missed),
+            self._prompt_blocks,
+            self._hit_blocks,
+            evicted_blocks,
+            seconds,
+        )
