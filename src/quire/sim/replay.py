@@ -37,7 +37,7 @@ partial_block  after the last full block of the prompt: never shared
 """
 
 Observer: TypeAlias = Callable[[TraceRequest, int], None]
-"""Told of every counted request, in order, and how many tokens of it were found cached."""
+"""Told of every request, in order, and how many tokens of it were found cached."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ def replay(
 ) -> ReplayResult:
     """Replay a trace through a manager of so many blocks and return what was found.
 
-    `observers`   are told of each counted request and its tokens found: `quire.sim.observers`
+    `observers`   are told of each request and its tokens found: see `quire.sim.observers`
     `count_from`  requests before this one (from 0) warm the cache up and are not counted
     `clock`       what `seconds` is read from
 
@@ -110,9 +110,8 @@ def replay(
             evicted_before = manager.counters.evicted_blocks
             tally.start_counting()
         hit_tokens = tally.count(request, serve(manager, request, capacity_blocks))
-        if number >= count_from:
-            for observe in watching:
-                observe(request, hit_tokens)
+        for observe in watching:
+            observe(request, hit_tokens)
     return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
 
 
