@@ -13,11 +13,12 @@ from quire.core.groups import (
     SlidingWindow,
 )
 from quire.core.hashing import block_hashes
+from quire.core.hints import Hint
 from quire.core.lookup import Explanation, Hit, Segment
 from quire.core.manager import CacheManager
 from quire.core.memory import Usage
 from quire.core.pins import Pin
-from quire.core.policies import Entry, Policy, RankedPolicy
+from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
@@ -37,6 +38,7 @@ __all__ = [
     "Explanation",
     "FullAttention",
     "GroupSize",
+    "Hint",
     "Hit",
     "LayerGroup",
     "MediaItem",
@@ -52,6 +54,7 @@ __all__ = [
     "TokenMove",
     "TokenRange",
     "Usage",
+    "Visit",
     "block_hashes",
     "split_budget",
 ]

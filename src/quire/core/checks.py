@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from quire.core.radix import Node
+from quire.core.hints import PENDING
+from quire.core.node import Node
 from quire.core.sparse import sparse_at
 from quire.core.windows import GAP
 from quire.errors import InvariantError
@@ -109,6 +110,11 @@ def _check_policies(manager: CacheManager) -> None:
         parent = node.parent
         if parent is not None and id(parent) in held and id(node) in held:
             _require(place[id(node)] < place[id(parent)], "a parent goes before its child")
+        if parent is not None and not parent.locks and 0 != parent.spent_from != PENDING:
+            _require(
+                node.spent_from != 0 and node.spent_from <= parent.spent_from,
+                "a parent is expected back for a shorter time than its child",
+            )
     victim = manager.tree.evictor.victim()
     _require(victim is None or victim.evictable, "the victim is not evictable")
     cached = sum(node.num_blocks for node in nodes.values() if not node.locks)

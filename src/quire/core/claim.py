@@ -37,9 +37,13 @@ class Claims:
         rows.widen(num_cached // rows.block_size + 1)
         node = seq.node = tree.cut(match)
         self._cut_at_terms(seq)
+        if seq.visit is not None:
+            tree.evictor.opened(seq.visit, node)
         while node.parent is not None:
             tree.lock(node)
             tree.evictor.touched(node)
+            if node.session is not seq.session:
+                node.session = None
             start = node.parent.end
             node.priority = max(node.priority, seq.priority_at(start))
             for group in groups:
@@ -122,6 +126,8 @@ class Claims:
             self._make_room(needed)
         row = rows.take()
         twin = msgspec.structs.replace(seq, row=row, drafts=(), unfilled=seq.node.end)
+        if seq.visit is not None:
+            twin.visit = msgspec.structs.replace(seq.visit)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for group in rows.token_groups:

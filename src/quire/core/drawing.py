@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.core.radix import Node
+from quire.core.hints import PENDING
+from quire.core.node import Node
 from quire.core.sparse import Part
 from quire.core.states import StatePart
 from quire.core.tokens import array_of
@@ -145,6 +146,7 @@ def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any
         "pins": node.pins,
         "priority": node.priority,
         "keep_until": node.keep_until,
+        "spent_from": -2.0 if node.spent_from == PENDING else node.spent_from,
         "eviction_order": order.get(id(node)),
         "rank": list(node.rank),
         "uses": node.uses,

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from quire.core.hashing import chain, root_digest
-from quire.core.radix import Node
+from quire.core.node import Node
 from quire.core.scope import MediaTable, Scope
 from quire.core.tokens import TOKEN_BYTES
 

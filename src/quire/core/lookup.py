@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.radix import Match, Node, PrefixTree
+from quire.core.node import Match, Node
+from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key

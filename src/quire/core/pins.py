@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from quire.core.eviction import Clock
-from quire.core.radix import Match, Node, PrefixTree
+from quire.core.node import Match, Node
+from quire.core.radix import PrefixTree
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import IntArray, array_of
 from quire.errors import PinBudgetExceeded, PinError

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from quire.core.checkpoints import Checkpoints
 from quire.core.events import EventLog
-from quire.core.radix import NO_CHILDREN, Node, PrefixTree
+from quire.core.node import NO_CHILDREN, Node
+from quire.core.radix import PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
@@ -132,12 +133,15 @@ class Publisher:
             and not node.children
             and node.parent is not None
             and goes_on
+            and node.session is seq.session
+            and node.spent_from == seq.outlook
             and tree.evictor.extendable(node, priority, keep_for)
         ):
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
             new = seq.node = tree.add(node, key, blocks, priority)
+            new.session, new.spent_from = seq.session, seq.outlook
             tree.stand(new, rows.windows)
             tree.leave(node, rows.windows)
             node = new
@@ -154,6 +158,8 @@ class Publisher:
         while each is not seq.node:
             assert each.parent is not None
             tree.lock(each)
+            if each.session is not seq.session:
+                each.session = None
             each.priority = max(each.priority, seq.priority_at(each.start))
             for g, pool in tree.full:
                 slots = rows.slots(g, row, each.start, each.end)

@@ -13,20 +13,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
-from quire.core.policies import Entry
+from quire.core.node import NO_CHILDREN, Match, Node
 from quire.core.scope import Scope
-from quire.core.sparse import Part, SparseGroup
+from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 from quire.core.windows import WindowGroup
-
-if TYPE_CHECKING:
-    from quire.core.sequence import Sequence
 
 MAX_LOST = 1024
 """How many evicted branches a node remembers, so that a later miss can say why."""
@@ -36,88 +30,6 @@ SCAN_CHILDREN = 8
 
 MAX_ROOTS = 4096
 """Beyond so many scopes, those without cached blocks and sequences are forgotten."""
-
-NO_CHILDREN: dict[bytes, Node] = {}
-
-
-class Node(Entry, gc=False, eq=False):
-    """An edge of the tree: a run of blocks below `parent`, and the branches after it.
-
-    `key`        token ids of the run, `block_size * 4` bytes per block
-    `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
-                 in a windowed group, empty in a recurrent one
-    `parts`      what each sparse group keeps of the node
-    `end`        blocks from the root to the end of this run
-    `children`   by the bytes of their first block
-    `by_token`   those bytes again, sorted, by first token; made when it is first needed
-    `locks`      references: sequences and pins at this node or below it (a root: sequences)
-    `pins`       how many of them are pins
-    `grown`      whether blocks were stored here since it was last cached
-    `writer`     the sequence that may lengthen this leaf without asking: the only reference is
-                 its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations: first block's bytes -> number of blocks
-    `hashes`     digests of the first blocks, as far as they were computed
-
-    Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
-    root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
-    collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
-    """
-
-    key: bytearray = msgspec.field(default_factory=bytearray)
-    blocks: tuple[array[int], ...] = ()
-    parts: tuple[Part, ...] = ()
-    end: int = 0
-    parent: Node | None = None
-    children: dict[bytes, Node] = NO_CHILDREN
-    by_token: dict[bytes, list[bytes]] | None = None
-    locks: int = 0
-    pins: int = 0
-    grown: bool = True
-    lost: dict[bytes, int] | None = None
-    hashes: list[bytes] | None = None
-    priority: int = 0
-    keep_until: float = 0.0
-    has_deadline: bool = False
-    writer: Sequence | None = None
-
-    @property
-    def evictable(self) -> bool:
-        return not self.locks and not self.children and self.parent is not None
-
-    @property
-    def start(self) -> int:
-        """Blocks from the root to the start of this run."""
-        return self.parent.end if self.parent is not None else 0
-
-    @property
-    def num_blocks(self) -> int:
-        """Length of the run in blocks."""
-        return self.end - self.parent.end if self.parent is not None else 0
-
-    def __repr__(self) -> str:
-        return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
-
-    def path(self) -> list[Node]:
-        """Return the nodes from below the root down to this one."""
-        nodes: list[Node] = []
-        node: Node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-
-class Match(msgspec.Struct, gc=False, eq=False):
-    """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
-
-    `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
-    """
-
-    node: Node
-    num_bytes: int
-    edge: Node | None
-    into: int
 
 
 class PrefixTree:
@@ -152,7 +64,7 @@ class PrefixTree:
         if root is None:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
-            root = self.roots[scope] = Node()
+            root = self.roots[scope] = Node(named=array("I", [len(self.roots)]))
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -208,6 +120,8 @@ class PrefixTree:
             del ids[:num_blocks]
         if edge.hashes is not None:
             upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
+        if edge.named is not None:
+            upper.named, edge.named = edge.named[:num_blocks], edge.named[num_blocks:]
         edge.parent = upper
         parent.children[first] = upper
         upper.children = {bytes(edge.key[: self.block_bytes]): edge}
@@ -239,7 +153,12 @@ class PrefixTree:
         """Drop a reference; after the last one active blocks become cached.
 
         Paths are unlocked from the deepest node up: a parent is the more recently used one.
+        Where the policy wants a run that has grown in two parts, the upper one is the parent.
         """
+        if self.evictor.remembers and node.locks == 1 and node.grown:
+            seam = self.evictor.seam(node)
+            if 0 < seam < node.num_blocks:
+                self.split(node, seam)
         node.locks -= 1
         node.writer = None
         if not node.locks:
@@ -322,6 +241,8 @@ class PrefixTree:
             node.lost = None
             if node.hashes is not None:
                 del node.hashes[left:]
+            if node.named is not None:
+                del node.named[left:]
             return first
         parent = node.parent
         assert parent is not None

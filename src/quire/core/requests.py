@@ -9,6 +9,8 @@ from quire.core.claim import Claims
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
 from quire.core.groups import check_count, check_group
+from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
+from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.scope import MediaItem, Scope
@@ -47,17 +49,19 @@ class Requests(BlockStore):
         priority: int = 0,
         retain_s: float | None = None,
         ranges: Items[TokenRange] = (),
+        hint: Hint = NO_HINT,
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
         At least one token is left to compute. A higher `priority` is evicted later than any
         lower one; for `retain_s` seconds after its last use the path is evicted only when
         nothing else is left; `ranges` sets either, or that nothing is published, for a part
-        of the tokens. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        of the tokens; `hint` says what the caller foresees. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         check_priority(priority)
         keep_for = self.check_duration("retain_s", retain_s)
+        self._check_hint(hint)
         terms = None
         if ranges:
             default = Term(0, priority, keep_for)
@@ -86,6 +90,13 @@ class Requests(BlockStore):
         )
         seq.raw_prompt = raw_prompt
         seq.terms = terms
+        if hint is not NO_HINT:
+            self.sessions.hinted = True
+            seq.hint = hint
+            seq.session = self.sessions.join(hint.session_id) if hint.session_id else None
+        if self.tree.evictor.watches:
+            found_tokens = found.match.num_bytes // TOKEN_BYTES
+            seq.visit = Visit(self._visit_time(), num_tokens, found_tokens)
         self._claims.attach(seq, key, found)
         self._adopt(seq)
         counters = self.counters
@@ -149,7 +160,8 @@ class Requests(BlockStore):
         seq.resume_key = seq.token_bytes()
         seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
         seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-        self._rollback.let_go(seq, self.tree.evictor.now())
+        keep_outlooks(seq)
+        self._rollback.let_go(seq, self._visit_time())
         seq.state = "suspended"
 
     def resume(self, seq: Sequence) -> int:
@@ -167,6 +179,8 @@ class Requests(BlockStore):
         found = self.lookup.find(seq.root, key, limit)
         seq.state = "open"
         seq.row = self.rows.take()
+        if seq.visit is not None:
+            seq.visit = Visit(self._visit_time(), num_tokens, found.match.num_bytes // TOKEN_BYTES)
         self._claims.attach(seq, key, found)
         seq.resume_key = b""
         to_compute = max(had - seq.num_cached, 0)
@@ -177,7 +191,13 @@ class Requests(BlockStore):
         """End a sequence: published blocks become cached, the rest free."""
         self._check_known(seq)
         if seq.state == "open":
-            self._rollback.let_go(seq, self.tree.evictor.now())
+            path = seq.node.path() if seq.session is not None else []
+            now = self._visit_time()
+            if self.sessions.hinted:
+                set_outlooks(seq, now)
+            self._rollback.let_go(seq, now)
+            if seq.session is not None:
+                self.sessions.closed(seq, path)
         seq.state = "closed"
         seq.root.locks -= 1
         del self.sequences[id(seq)]
@@ -236,6 +256,17 @@ class Requests(BlockStore):
             self.media.keep(media_numbers(self.tree, self.sequences.values()))
             self._max_media = max(MAX_MEDIA, 2 * len(self.media))
         return self.media.encode(key_of(tokens), media)
+
+    def _check_hint(self, hint: object) -> None:
+        if hint is NO_HINT:
+            return
+        if not isinstance(hint, Hint):
+            raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
+        self.check_duration("a hint's ttl_s", hint.ttl_s)
+
+    def _visit_time(self) -> float:
+        """Seconds of the clock; without one, requests opened so far."""
+        return self.tree.evictor.now() if self.clock is not None else self.counters.num_requests
 
     def _check_fits(self, num_tokens: int) -> None:
         whole = -(-num_tokens // self.block_size)

@@ -7,7 +7,8 @@ from operator import index
 from typing import SupportsIndex
 
 from quire.core.events import EventLog
-from quire.core.radix import Node, PrefixTree
+from quire.core.node import Node
+from quire.core.radix import PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.tokens import TOKEN_BYTES
 from quire.core.windows import GAP
@@ -25,6 +26,9 @@ class Rollback:
     def let_go(self, seq: Sequence, now: float) -> None:
         """Release all that an open sequence holds, and its row."""
         tree, rows = self._tree, self._rows
+        if seq.visit is not None:
+            seq.visit.now, seq.visit.computed = now, rows.computed[seq.row]
+            tree.evictor.closing(seq.visit, seq.node)
         self._free(seq, seq.node.end, seq.num_blocks)
         tree.leave(seq.node, rows.standing(seq))
         self._free_states(seq)

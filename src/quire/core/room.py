@@ -7,7 +7,8 @@ from collections.abc import Sequence as Items
 
 from quire.core.blocks import BlockPool
 from quire.core.events import EventLog, RemovalReason
-from quire.core.radix import Node, PrefixTree
+from quire.core.node import Node
+from quire.core.radix import PrefixTree
 from quire.core.sparse import SparseGroup
 from quire.core.stats import Counters
 from quire.errors import InvariantError
@@ -70,6 +71,7 @@ class Room:
             take = min(node.num_blocks, num_blocks - done)
             parent = node.parent
             assert parent is not None
+            self._tree.evictor.evicting(node, take)
             self._drop(node, take, "evicted")
             done += take
             if self._tree.sparse:
@@ -117,6 +119,7 @@ class Room:
             parent = node.parent
             assert parent is not None
             self._counters.evicted_blocks += node.num_blocks
+            self._tree.evictor.evicting(node, node.num_blocks)
             self._drop(node, node.num_blocks, "evicted")
             node = parent
 

@@ -8,7 +8,10 @@ import msgspec
 import numpy as np
 
 from quire.core.groups import check_group
-from quire.core.radix import Node, PrefixTree
+from quire.core.hints import NO_HINT, PENDING, Hint, Session
+from quire.core.node import Node
+from quire.core.policies import Visit
+from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
@@ -30,6 +33,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
                    once they are computed: what of the prompt was not cached, and after `resume`
                    what was computed before
     `terms`        on which its blocks are kept, run by run; ends where nothing is published
+    `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
+    `visit`        what a policy that watches requests was told of it
     `private_key`  key bytes of full blocks that are not published, by its terms
     `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
@@ -57,7 +62,15 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     unfilled: int = 0
     drafts: tuple[int, ...] = ()
     drafted_at: int = 0
+    hint: Hint = NO_HINT
+    session: Session | None = None
+    visit: Visit | None = None
     state: str = "open"
+
+    @property
+    def outlook(self) -> float:
+        """The outlook of the nodes that it stores, while it runs."""
+        return PENDING if self.hint.reuse == "never" or self.hint.ttl_s is not None else 0.0
 
     @property
     def published(self) -> int:

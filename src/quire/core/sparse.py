@@ -23,7 +23,7 @@ from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
 
 if TYPE_CHECKING:
-    from quire.core.radix import Node
+    from quire.core.node import Node
 
     Order = OrderedDict[Node, None]
 

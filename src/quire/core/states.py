@@ -12,7 +12,7 @@ from quire.core.sparse import Part, Site, SparseGroup
 from quire.core.tokens import IntArray
 
 if TYPE_CHECKING:
-    from quire.core.radix import Node
+    from quire.core.node import Node
 
 
 class StatePart(Part, gc=False, eq=False):

@@ -20,10 +20,12 @@ from quire.core.groups import (
     check_group,
     check_groups,
 )
+from quire.core.hints import Sessions, check_session_id
 from quire.core.lookup import Explanation, Hit, Lookup
+from quire.core.node import Node
 from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, PolicyFactory
-from quire.core.radix import Node, PrefixTree
+from quire.core.radix import PrefixTree
 from quire.core.room import Room
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
 from quire.core.sparse import Site, SparseGroup, sparse_at
@@ -82,8 +84,13 @@ class BlockStore:
         self.groups = tuple(
             BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
         )
+        self._full_pools = [
+            pool
+            for pool, group in zip(self.groups, settings.groups, strict=True)
+            if isinstance(group.kind, FullAttention)
+        ]
         self.copies = CopyPlan(self.groups)
-        evictor = Evictor(_factory(settings.policy), self.clock)
+        evictor = Evictor(_factory(settings.policy), self._capacity, self.clock)
         sparse = sparse_groups(settings, self.groups, evictor)
         self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
@@ -92,6 +99,7 @@ class BlockStore:
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
         self.pins = PinBoard(self.tree, settings.pin_budget, self.clock)
         self.lookup = Lookup(self.tree, self.block_size, sub_block=settings.sub_block)
+        self.sessions = Sessions(evictor)
         self.default_root = self.tree.root(NO_SCOPE)
 
     @property
@@ -217,6 +225,15 @@ class BlockStore:
             self.event_log.cleared()
         return dropped
 
+    def end_session(self, session_id: str) -> int:
+        """Say that no other request of a session follows, as `Hint` has it.
+
+        The blocks that only this session has used are evicted before all others from now on.
+        Returns how many these are; 0 for a session that is not known. Raises `ConfigError`.
+        """
+        check_session_id(session_id)
+        return self.sessions.end(session_id)
+
     def take_events(self) -> list[Event]:
         """Return the events since the last call; empty unless made with `events=True`.
 
@@ -240,6 +257,9 @@ class BlockStore:
             msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
             raise ConfigError(msg)
         return seconds
+
+    def _capacity(self) -> int:
+        return min(pool.num_blocks for pool in self._full_pools or self.groups)
 
     def _read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Key, Node]:
         """Return the key and root to look up; an unknown scope gives an empty root."""

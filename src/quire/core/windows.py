@@ -15,7 +15,7 @@ from quire.core.sparse import Part, Site, SparseGroup
 from quire.core.tokens import INT32, IntArray
 
 if TYPE_CHECKING:
-    from quire.core.radix import Node
+    from quire.core.node import Node
 
 GAP = -1
 """Stands in a node's blocks where this group has dropped one."""

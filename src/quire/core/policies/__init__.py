@@ -1,6 +1,14 @@
 """What to evict: one policy per file, all behind the interface in `base`."""
 
-from quire.core.policies.base import Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.core.policies.base import (
+    Capacity,
+    Entry,
+    Policy,
+    PolicyFactory,
+    RankedPolicy,
+    Tick,
+    Visit,
+)
 from quire.core.policies.fifo import Fifo
 from quire.core.policies.lfu import Lfu
 from quire.core.policies.lru import Lru
@@ -9,6 +17,7 @@ POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
 
 __all__ = [
     "POLICIES",
+    "Capacity",
     "Entry",
     "Fifo",
     "Lfu",
@@ -17,4 +26,5 @@ __all__ = [
     "PolicyFactory",
     "RankedPolicy",
     "Tick",
+    "Visit",
 ]

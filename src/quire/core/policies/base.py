@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -13,23 +14,76 @@ Tick: TypeAlias = Callable[[], int]
 """The logical counter: each call gives the next integer. Time, for a policy, is this alone."""
 
 
+Capacity: TypeAlias = Callable[[], int]
+"""Blocks of the pool as it is now; of several pools, of the smallest one."""
+
+
+class Visit(msgspec.Struct, gc=False, eq=False):
+    """One request as a policy may know it: when, and how many tokens; never which.
+
+    `now`       seconds of the manager's clock; without a clock, requests opened so far
+    `prompt`    tokens of its prompt
+    `cached`    of which were found, in whole blocks
+    `computed`  tokens at its end, generated ones included; 0 until then
+    """
+
+    now: float
+    prompt: int
+    cached: int
+    computed: int = 0
+
+
 class Entry(msgspec.Struct, gc=False, eq=False):
     """A run of cached blocks, as a policy sees it.
 
-    `policy` is the one that holds the entry, or held it last; the other fields belong to it. A victim loses blocks from its tail, as many as are
-    needed, and stays an entry while any are left.
+    `end` counts the blocks from the root to its end. `policy` is the one that holds the entry,
+    or held it last; the other fields belong to it, and are copied when an entry is cut in two.
+    A victim loses blocks from its tail, as many as are needed, and stays an entry while any
+    are left.
     """
 
+    end: int = 0
     older: Entry | None = None
     newer: Entry | None = None
-    rank: tuple[int, ...] = ()
+    rank: tuple[float, ...] = ()
     uses: int = 0
+    queue: int = 0
+    note: object = None
     policy: Policy | None = None
 
     @property
     def evictable(self) -> bool:
         """Whether this may be a victim now: nobody references it, nothing hangs below it."""
-        raise NotImplementedError  # the tree's node says
+        raise NotImplementedError  # the tree's node says, here and below
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the run in blocks."""
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the run in tokens."""
+        raise NotImplementedError
+
+    @property
+    def above(self) -> Entry | None:
+        """The entry that this one continues; None at the root."""
+        raise NotImplementedError
+
+    @property
+    def below(self) -> Entry | None:
+        """The youngest entry that continues this one; None for a leaf."""
+        raise NotImplementedError
+
+    def names(self) -> array[int]:
+        """Return a 32-bit number for each block of the run, head first.
+
+        It stands for all tokens from the root to the end of the block: what a policy may
+        remember of blocks that are gone. Two prefixes may share one by chance; a policy that
+        errs then evicts worse, and never wrongly. Chained CRC-32, computed when asked for.
+        """
+        raise NotImplementedError
 
 
 class Policy(ABC):
@@ -37,10 +91,33 @@ class Policy(ABC):
 
     Entries form chains: one is evictable only when nothing hangs below it. A use is reported
     from the deepest entry upwards, so a parent's last tick is never before its child's.
+
+    `watches`    asks for `opened` and `closing`
+    `remembers`  asks for `evicting` and `seam`
     """
 
-    def __init__(self, tick: Tick) -> None:
+    watches: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+
+    def __init__(self, tick: Tick, capacity: Capacity) -> None:
         self.tick = tick
+        self.capacity = capacity
+
+    def opened(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - few policies ask
+        """A request found `entry`, the deepest (None: nothing); `touched` follows, entry by entry."""
+
+    def closing(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027
+        """A request ends at `entry`, the deepest it stored or used; `added`, `released` follow."""
+
+    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027
+        """The last blocks of a victim are about to go; `referenced` follows if all of them do."""
+
+    def seam(self, entry: Entry) -> int:  # noqa: ARG002 - most policies cut nothing
+        """Return how many blocks at the head of a stored run shall be an entry of their own.
+
+        Asked when the last reference of a run that has grown is about to go; 0 for none.
+        """
+        return 0
 
     @abstractmethod
     def added(self, entry: Entry) -> None:
@@ -92,9 +169,9 @@ class RankedPolicy(Policy):
     and all at once when they outnumber the rest.
     """
 
-    def __init__(self, tick: Tick) -> None:
-        super().__init__(tick)
-        self._heap: list[tuple[tuple[int, ...], int, Entry]] = []
+    def __init__(self, tick: Tick, capacity: Capacity) -> None:
+        super().__init__(tick, capacity)
+        self._heap: list[tuple[tuple[float, ...], int, Entry]] = []
         self._num_cached = 0
 
     def released(self, entry: Entry) -> None:
@@ -130,7 +207,7 @@ class RankedPolicy(Policy):
                 seen.add(id(entry))
                 yield entry
 
-    def _counts(self, entry: Entry, rank: tuple[int, ...]) -> bool:
+    def _counts(self, entry: Entry, rank: tuple[float, ...]) -> bool:
         return entry.policy is self and entry.rank == rank and entry.evictable
 
     def _push(self, entry: Entry) -> None:
@@ -142,5 +219,5 @@ class RankedPolicy(Policy):
         heapq.heappush(heap, (entry.rank, self.tick(), entry))
 
 
-PolicyFactory: TypeAlias = Callable[[Tick], Policy]
+PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]
 """What the manager is given as `policy`: it makes one policy object per priority class."""

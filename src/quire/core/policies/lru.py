@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.core.policies.base import Entry, Policy, Tick
+from quire.core.policies.base import Capacity, Entry, Policy, Tick
 
 
 class Lru(Policy):
@@ -18,8 +18,8 @@ class Lru(Policy):
     Journal 9(2), 1970, doi:10.1147/sj.92.0078.
     """
 
-    def __init__(self, tick: Tick) -> None:
-        super().__init__(tick)
+    def __init__(self, tick: Tick, capacity: Capacity) -> None:
+        super().__init__(tick, capacity)
         self._ends = Entry()
         self._ends.older = self._ends.newer = self._ends
         self._returned = self._ends  # where the last entry came back: the next is near
