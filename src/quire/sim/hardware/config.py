@@ -1,0 +1,182 @@
+"""Hugging Face configs read with care: every number checked, every layer given its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.sim.hardware import feed, mixers
+from quire.sim.hardware.keys import Config
+
+KINDS = {
+    "full_attention": "full", "attention": "full", "global": "full", "*": "full",
+    "sliding_attention": "window", "sliding_window": "window", "local": "window",
+    "chunked_attention": "window",
+    "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent", "M": "recurrent",
+    "conv": "conv", "moe": "moe", "E": "moe", "mlp": "mlp", "-": "mlp",
+}  # fmt: skip
+"""Names of layer kinds in configs, and what they are here."""
+
+_OTHER_RECURRENT = ("attn_layer_period", "linear_attn_config", "attn_type_list", "mamba_dt_rank")
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's sizes, summed over its layers. Elements are numbers, FLOPs per token pair."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    params: int
+    idle_params: int
+    kv_per_token: int
+    window_per_token: int
+    window_tokens: int
+    state_bytes: int
+    pair_flops: int
+    window_pair_flops: int
+    num_experts: int
+    experts_per_token: int
+    weight_bits: float
+    max_context: int
+
+
+def check(config: object) -> Config:
+    """Return a config's language model as a `Config`. Raises `ConfigError` for what is none."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"a config is a dict (or a path to config.json), got {config!r:.80}")
+    values = dict(cast("Mapping[str, Any]", config))
+    for part in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = values.get(part)
+        if isinstance(inner, Mapping):
+            tied = values.get("tie_word_embeddings")
+            values = values | dict(cast("Mapping[str, Any]", inner))
+            if isinstance(tied, bool) and "tie_word_embeddings" not in inner:
+                values["tie_word_embeddings"] = tied
+    return Config(values)
+
+
+def read_shape(config: Config) -> Shape:
+    """Derive a model's sizes from its config. Raises `ConfigError`."""
+    kinds = layer_kinds(config)
+    hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
+    layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
+    tied = config.flag("tie_word_embeddings", default=config.family.startswith("gemma"))
+    params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
+    params += feed.per_layer_embedding(config, len(kinds))
+    experts = sum(each.expert_params for each in layers)
+    num_experts, per_token = feed.routing(config) if experts else (0, 0)
+    idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
+    heads = config.count("num_attention_heads")
+    windows = [each for each, kind in zip(layers, kinds, strict=True) if kind == "window"]
+    others = [each for each, kind in zip(layers, kinds, strict=True) if kind != "window"]
+    return Shape(
+        name=config.family or "model",
+        num_layers=len(kinds),
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=config.count("num_key_value_heads", default=heads),
+        head_dim=mixers.head_dim(config),
+        vocab=vocab,
+        params=params,
+        idle_params=idle,
+        kv_per_token=sum(each.kv for each in others),
+        window_per_token=sum(each.kv for each in windows),
+        window_tokens=window_tokens(config) if windows else 0,
+        state_bytes=sum(each.state_bytes for each in layers),
+        pair_flops=sum(each.pair_flops for each in others),
+        window_pair_flops=sum(each.pair_flops for each in windows),
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        weight_bits=_weight_bits(config, experts / params),
+        max_context=config.count("max_position_embeddings", default=0),
+    )
+
+
+def layer_kinds(config: Config) -> list[str]:
+    """Return the kind of each layer: full, window, recurrent, conv, or a feed-forward of its own."""
+    listed: Any = config.get("hybrid_override_pattern", "layers_block_type", "layer_types")
+    if listed:
+        try:
+            return [KINDS[str(each)] for each in listed]
+        except KeyError as error:
+            raise ConfigError(
+                f"layer kind {error} in the config is not known; known are {', '.join(KINDS)}"
+            ) from None
+    other = [key for key in _OTHER_RECURRENT if config.get(key) is not None]
+    if other:
+        raise ConfigError(
+            f"the config has {other[0]}: recurrent layers of a kind whose state is not known here "
+            "(known: Mamba-2, gated delta rule, short convolutions, each listed in layer_types)"
+        )
+    count = config.count("num_hidden_layers")
+    every = config.count("full_attention_interval", default=0)
+    if every:
+        return ["full" if (index + 1) % every == 0 else "recurrent" for index in range(count)]
+    indices: Any = config.get("attn_layer_indices")
+    if indices is not None:
+        return ["full" if index in indices else "recurrent" for index in range(count)]
+    ropes: Any = config.get("no_rope_layers")
+    if ropes and config.get("attention_chunk_size"):
+        return ["window" if rope else "full" for rope in ropes]
+    return _windows(config, count)
+
+
+def window_tokens(config: Config) -> int:
+    """Return the tokens a layer with a window sees."""
+    return config.count("sliding_window", "attention_chunk_size", "sliding_window_size")
+
+
+def _windows(config: Config, count: int) -> list[str]:
+    if not config.get("sliding_window"):
+        return ["full"] * count
+    pattern = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(config.family, 0)
+    pattern = config.count("sliding_window_pattern", default=pattern)
+    if pattern:
+        return ["full" if (index + 1) % pattern == 0 else "window" for index in range(count)]
+    if not config.flag("use_sliding_window", default=not config.family.startswith("qwen")):
+        return ["full"] * count
+    full = config.count("max_window_layers", default=0)
+    return ["full"] * min(full, count) + ["window"] * max(0, count - full)
+
+
+def _layer(config: Config, index: int, kind: str, count: int) -> mixers.Layer:
+    hidden = config.count("hidden_size")
+    if config.family == "nemotron_h":
+        mixed = (
+            feed.feed_forward(config, index, moe=kind == "moe")
+            if kind in {"moe", "mlp"}
+            else mixers.mixer(config, index, kind, count)
+        )
+        return mixed.plus(params=hidden)
+    norms = (4 if config.family.startswith(("gemma2", "gemma3", "gemma4")) else 2) * hidden
+    mixed = mixers.mixer(config, index, kind, count)
+    fed = feed.feed_forward(config, index, moe=feed.is_sparse(config, index))
+    return mixed.plus(params=fed.params + norms, expert_params=fed.expert_params)
+
+
+def _weight_bits(config: Config, expert_share: float) -> float:
+    """Return the mean bits per parameter of the checkpoint."""
+    plain = 32.0 if "32" in str(config.get("dtype", "torch_dtype") or "bfloat16") else 16.0
+    quantized: Any = config.get("quantization_config")
+    if not isinstance(quantized, Mapping):
+        return plain
+    settings = Config(dict(cast("Mapping[str, Any]", quantized)))
+    match str(settings.get("quant_method")):
+        case "fp8" | "fbgemm_fp8":
+            return 8.0
+        case "mxfp4":
+            return 4.25 * expert_share + plain * (1 - expert_share)
+        case "awq" | "gptq" | "bitsandbytes":
+            width = settings.count(
+                "bits", "w_bit", default=4 if settings.get("load_in_4bit") else 8
+            )
+            return width + 20 / 128
+        case _:
+            return plain

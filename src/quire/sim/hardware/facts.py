@@ -1,0 +1,189 @@
+"""A model as numbers: what its cache stores, what its layers compute, what its weights weigh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.sim.hardware.config import check, read_shape
+
+BITS = {
+    "float32": 32.0, "fp32": 32.0,
+    "bfloat16": 16.0, "bf16": 16.0, "float16": 16.0, "fp16": 16.0,
+    "float8": 8.0, "fp8": 8.0, "int8": 8.0,
+    "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4 + 20 / 128,
+}  # fmt: skip
+"""Bits per number, scales included: one of 8 bits per 16 (nvfp4) or 32 (mxfp4) numbers, and 20 bits
+per 128 (int4 in groups, as AWQ and GPTQ store it)."""
+
+
+class KVBytes(msgspec.Struct, frozen=True):
+    """What a cache holds of a sequence, in three parts.
+
+    `per_token`      bytes per token, over all layers that see the whole prefix
+    `window_bytes`   bytes of one full window, over all layers with a window
+    `window_tokens`  tokens of that window; 0 where no layer has one
+    `state_bytes`    bytes of the recurrent states at one stored boundary
+    """
+
+    per_token: int
+    window_bytes: int = 0
+    window_tokens: int = 0
+    state_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("per_token", "window_bytes", "window_tokens", "state_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; bytes and tokens are 0 or more"
+                )
+        if bool(self.window_bytes) != bool(self.window_tokens):
+            raise ConfigError(
+                f"a window has bytes and tokens, got window_bytes {self.window_bytes} and "
+                f"window_tokens {self.window_tokens}; set both or neither"
+            )
+
+    def of(self, num_tokens: int, boundaries: int = 1) -> int:
+        """Return the bytes of a cached sequence with states at `boundaries` of its lengths."""
+        window = 0
+        if self.window_tokens:
+            window = self.window_bytes * min(num_tokens, self.window_tokens) // self.window_tokens
+        return (
+            self.per_token * num_tokens
+            + window
+            + (self.state_bytes * boundaries if num_tokens else 0)
+        )
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, as far as a simulation needs it. Counts are numbers, not bytes, unless they say so.
+
+    `params`           all parameters of the language model
+    `active_params`    those that one token is multiplied with: all but the experts it is not
+                       routed to (embeddings count, as in published figures)
+    `num_experts`, `experts_per_token`  routed experts per layer; 0 in a dense model
+    `weight_bytes_per_param`            mean over the checkpoint
+    `kv`               bytes of cached sequences
+    `pair_flops`       FLOPs of attention per query and visible key, over all layers that see the
+                       whole prefix: 4 x layers x heads x head_dim where K and V are equally wide
+    `window_pair_flops`  the same over the layers with a window
+    `max_context`      tokens the model was made for; 0 where its config does not say
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    params: int
+    active_params: int
+    kv: KVBytes
+    pair_flops: int
+    window_pair_flops: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    weight_bytes_per_param: float = 2.0
+    max_context: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return round(self.params * self.weight_bytes_per_param)
+
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """Bytes of weights that a step over `num_tokens` reads.
+
+        Of the routed experts, those that at least one token chose, if each chooses
+        independently and evenly: a share of 1 - (1 - k/E)^num_tokens.
+        """
+        if not self.num_experts:
+            return self.weight_bytes
+        chosen = self.experts_per_token / self.num_experts
+        idle = self.params - self.active_params
+        unread = idle / (1 - chosen) * (1 - chosen) ** num_tokens if chosen < 1 else 0.0
+        return (self.params - unread) * self.weight_bytes_per_param
+
+    def stored_as(self, weights: str | None = None, kv: str | None = None) -> ModelFacts:
+        """Return this model with weights, or K and V, in another number format.
+
+        Formats are the names in `BITS`. Recurrent states stay as they are. Raises `ConfigError`.
+        """
+        bytes_per_param = self.weight_bytes_per_param if weights is None else bits(weights) / 8
+        kept = self.kv
+        if kv is not None:
+            share = bits(kv) / 16
+            kept = KVBytes(
+                round(kept.per_token * share),
+                round(kept.window_bytes * share),
+                kept.window_tokens,
+                kept.state_bytes,
+            )
+        return msgspec.structs.replace(self, weight_bytes_per_param=bytes_per_param, kv=kept)
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any] | str | Path, name: str | None = None
+    ) -> ModelFacts:
+        """Return the facts of any decoder that transformers describes.
+
+        `config`: the dict of a `config.json`, its path, or the folder it lies in. Grouped-query and
+        latent attention, windows by layer, routed experts, and recurrent layers (Mamba-2, gated
+        delta rule, short convolutions) are derived from it; K and V are counted in 16 bits.
+        Raises `ConfigError` for what is missing, impossible, or of a kind that is not known.
+        """
+        if isinstance(config, (str, Path)):
+            path = Path(config).expanduser()
+            path = path / "config.json" if path.is_dir() else path
+            name = name or (path.parent.name if path.name == "config.json" else path.stem)
+            config = _read(path)
+        shape = read_shape(check(config))
+        return cls(
+            name=name or shape.name,
+            num_layers=shape.num_layers,
+            hidden=shape.hidden,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            vocab=shape.vocab,
+            params=shape.params,
+            active_params=shape.params - shape.idle_params,
+            kv=KVBytes(
+                2 * shape.kv_per_token,
+                2 * shape.window_per_token * shape.window_tokens,
+                shape.window_tokens if shape.window_per_token else 0,
+                shape.state_bytes,
+            ),
+            pair_flops=shape.pair_flops,
+            window_pair_flops=shape.window_pair_flops,
+            num_experts=shape.num_experts,
+            experts_per_token=shape.experts_per_token,
+            weight_bytes_per_param=shape.weight_bits / 8,
+            max_context=shape.max_context,
+        )
+
+
+def bits(dtype: str) -> float:
+    """Return the bits per number of a format. Raises `ConfigError` for an unknown one."""
+    try:
+        return BITS[dtype.lower().removeprefix("torch.")]
+    except KeyError:
+        raise ConfigError(
+            f"{dtype!r} is not a known number format; use one of {', '.join(BITS)}"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read: Any = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is no config.json: {error}") from error
+    return cast("dict[str, Any]", read)

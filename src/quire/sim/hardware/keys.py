@@ -1,0 +1,49 @@
+"""A config's keys, checked when they are read."""
+
+from typing import Any
+
+from quire.errors import ConfigError
+
+LARGEST = 1 << 40
+
+
+class Config:
+    """The values of a model's config, by any of the names that models use for them."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.family = str(values.get("model_type") or "").lower()
+
+    def get(self, *names: str) -> Any:
+        """Return the first value that is there and not null, else None."""
+        for name in names:
+            if self._values.get(name) is not None:
+                return self._values[name]
+        return None
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return a yes or no."""
+        value = self.get(name)
+        return default if value is None else bool(value)
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """Return a number of things. Raises `ConfigError` where it is missing or no count."""
+        value = self.get(*names)
+        if value is None:
+            if default is None:
+                raise ConfigError(
+                    f"the config has no {' or '.join(names)}; is it the config.json of a decoder?"
+                )
+            return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            raise ConfigError(f"{names[0]} in the config is {value!r}; it is a count, 0 or more")
+        return value
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """Return a count that is at least 1. Raises `ConfigError`."""
+        value = self.count(*names, default=default)
+        if value < 1:
+            raise ConfigError(f"{names[0]} in the config is {value}; it is at least 1")
+        return value
