@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from quire.sim.trace.numbering import Chains, Ints, Numbering, chains_of
+from quire.sim.trace.numbering import Bools, Chains, Ints, Numbering, chains_of
 from quire.sim.trace.schemas import NamesRow, RunsRow
 
 Name: TypeAlias = int | str | tuple[str, int | str]
@@ -37,7 +37,7 @@ class Addresses:
     def num_partial(self) -> int:
         """Different ids that were only seen as a last, partial block."""
         partial = np.fromiter(self._partial, np.int64, len(self._partial))
-        return len(np.setdiff1d(partial, self._numbering.known()))
+        return int(np.count_nonzero(~self._numbering.knows(partial)))
 
     def chains(self, rows: list[Any], num_ids: Ints, num_full: Ints, *, local: bool) -> Chains:
         """Return the ids of the full blocks of rows as runs of addresses.
@@ -92,9 +92,7 @@ class Addresses:
         limit = max(DIRECT_IDS, SPREAD * self._numbering.num_ids)
         return bool(low.min() >= 0 and high.max() < limit)
 
-    def _full_runs(
-        self, found: Chains, partial: np.ndarray[tuple[int], np.dtype[np.bool]]
-    ) -> Chains:
+    def _full_runs(self, found: Chains, partial: Bools) -> Chains:
         if not partial.any():
             return found
         end = found.end.copy()

@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from quire.sim.trace.numbering import Ints
+from quire.sim.trace.numbering import Bools, Ints
 from quire.sim.trace.schemas import MAX_TOKENS, RunsRow
 
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
 
 MAX_SECONDS = 1e10
 """No trace spans more, in seconds: 300 years."""

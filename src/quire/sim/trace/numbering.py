@@ -11,6 +11,7 @@ from quire.errors import TraceError
 from quire.sim.trace.rows import Runs
 
 Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
 Int32s: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 ROOT = 1
@@ -114,6 +115,11 @@ class Numbering:
     def known(self) -> Ints:
         """Return the addresses seen so far, rising."""
         return np.flatnonzero(self._before)
+
+    def knows(self, addresses: Ints) -> Bools:
+        """Return which of the addresses were seen, bool [addresses]."""
+        seen = self._before[np.minimum(addresses, len(self._before) - 1)] != 0
+        return seen & (addresses < len(self._before))
 
     def room(self) -> int:
         """Return a bound of all addresses seen so far."""
