@@ -1,0 +1,215 @@
+"""Hit-ratio curves: what every capacity would hit, exactly, for LRU and for the optimum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.errors import ConfigError
+from quire.sim.reuse import Counts, Reuses, reuses
+from quire.sim.stacks import Steps, lru_steps, optimum_steps
+from quire.sim.trace.rows import Trace
+
+Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+"""Ratios between 0 and 1, float64 [n]."""
+
+
+class Curve(msgspec.Struct, frozen=True, eq=False):
+    """Prompt tokens found cached, by the capacity of the cache.
+
+    `capacities`     rising, from 0, in blocks, int64 [points]
+    `hit_tokens`     found at each of them, int64 [points]
+    `prompt_tokens`  all that were asked for
+
+    Between two points the curve is a straight line. Unless it was thinned, that is exact: the
+    points are the corners. Beyond the last point it is flat.
+    """
+
+    capacities: Counts
+    hit_tokens: Counts
+    prompt_tokens: int
+
+    @property
+    def token_hit(self) -> Ratios:
+        """Share of the prompt tokens found at each capacity, float64 [points]."""
+        return self.hit_tokens / max(self.prompt_tokens, 1)
+
+    @property
+    def ceiling(self) -> float:
+        """The hit ratio without a limit of memory."""
+        return float(self.token_hit[-1])
+
+    def at(self, capacity_blocks: int) -> float:
+        """Return the share of the prompt tokens that a cache of this capacity finds.
+
+        Raises `ConfigError` for a negative capacity.
+        """
+        return float(self._tokens_at(_capacities([capacity_blocks]))[0]) / max(
+            self.prompt_tokens, 1
+        )
+
+    def tiers(self, capacities_blocks: Sequence[int]) -> list[float]:
+        """Return the share of the prompt tokens found in each tier of an exclusive hierarchy.
+
+        Each tier has the capacity given, in blocks, the fastest first; what falls out of one goes
+        down to the next, and what is used comes up to the first. What no tier has is the rest to 1.
+        Raises `ConfigError` for a negative capacity.
+        """
+        below = np.cumsum(_capacities(capacities_blocks))
+        found = self._tokens_at(below) / max(self.prompt_tokens, 1)
+        return np.diff(found, prepend=0.0).tolist()
+
+    def capacity_for(self, share: float) -> int:
+        """Return the smallest capacity, in blocks, that finds this share of the ceiling.
+
+        Raises `ConfigError` for a share outside 0 ... 1.
+        """
+        if not 0 <= share <= 1:
+            raise ConfigError(f"a share of the ceiling is between 0 and 1, got {share!r}")
+        wanted = share * float(self.hit_tokens[-1])
+        after = int(np.searchsorted(self.hit_tokens, wanted))
+        if after == 0:
+            return 0
+        x, y = self.capacities, self.hit_tokens
+        slope = (y[after] - y[after - 1]) / (x[after] - x[after - 1])
+        return int(x[after - 1] + np.ceil((wanted - y[after - 1]) / slope))
+
+    def thinned(self, max_points: int, keep: Sequence[int] = ()) -> Curve:
+        """Return the curve through about `max_points` of its points, and those at `keep`.
+
+        The values are exact at the capacities of the new curve; they are close in hit ratio
+        and in the order of magnitude of the capacity, so a line or a step between them is near.
+        Raises `ConfigError` for fewer than 2 points or a negative capacity.
+        """
+        if max_points < 2:
+            raise ConfigError(f"a curve needs at least 2 points, got {max_points}")
+        kept = _capacities(keep)
+        x, y = self.capacities, self.hit_tokens
+        last = int(x[-1])
+        levels = np.linspace(0, int(y[-1]), max_points // 2)
+        by_hit = np.ceil(np.interp(levels, y, x)).astype(np.int64)
+        by_size = np.geomspace(1, last + 1, max_points - len(levels)).astype(np.int64) - 1
+        chosen = np.unique(np.concatenate(([0, last], by_hit, by_size, kept)))
+        return Curve(chosen, self._tokens_at(chosen), self.prompt_tokens)
+
+    def _tokens_at(self, capacities: Counts) -> Counts:
+        """Hit tokens at capacities, in whole numbers: no rounding anywhere on an exact curve."""
+        x, y = self.capacities, self.hit_tokens
+        before = np.searchsorted(x, capacities, side="right") - 1
+        after = np.minimum(before + 1, len(x) - 1)
+        width = np.maximum(x[after] - x[before], 1)
+        return y[before] + (y[after] - y[before]) * (capacities - x[before]) // width
+
+
+class Curves(msgspec.Struct, frozen=True, eq=False):
+    """Both curves of one trace.
+
+    `num_unique`     different blocks: a capacity that never evicts
+    `seconds`        CPU time to read the trace and compute both
+    """
+
+    lru: Curve
+    optimum: Curve
+    num_unique: int
+    num_requests: int
+    block_size: int
+    seconds: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens that hits are counted against."""
+        return self.lru.prompt_tokens
+
+    @property
+    def ceiling(self) -> float:
+        """The hit ratio without a limit of memory; the same for every policy."""
+        return self.lru.ceiling
+
+
+def curves(trace: Trace, *, count_from: int = 0) -> Curves:
+    """Read a trace once and return the curves of LRU and of the optimum, over all capacities.
+
+    Requests before number `count_from`, counted from 0, only warm the cache up. Token hits
+    are full blocks found x block size; where a trace lists the last, partial block of a
+    prompt too, it counts as a block with the tokens it has. Raises `TraceError`, and
+    `ConfigError` for a `count_from` that leaves no request to count.
+    """
+    begun = time.process_time()
+    read = reuses(trace)
+    _check_count_from(count_from, read.num_requests)
+    lru = _curve(lru_steps(read), read, count_from)
+    optimum = _curve(optimum_steps(read), read, count_from)
+    seconds = time.process_time() - begun
+    return Curves(lru, optimum, read.num_unique, read.num_requests, read.block_size, seconds)
+
+
+def lru_curve(trace: Trace, *, count_from: int = 0) -> Curve:
+    """Return the curve of LRU alone; see `curves`."""
+    read = reuses(trace)
+    _check_count_from(count_from, read.num_requests)
+    return _curve(lru_steps(read), read, count_from)
+
+
+def optimum_curve(trace: Trace, *, count_from: int = 0) -> Curve:
+    """Return the curve of the offline optimum alone; see `curves`."""
+    read = reuses(trace)
+    _check_count_from(count_from, read.num_requests)
+    return _curve(optimum_steps(read), read, count_from)
+
+
+def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
+    """Add up steps: each is a slope of one block per block of capacity, for its width."""
+    counted = steps.request >= count_from
+    below, width, request = (
+        column[counted] for column in (steps.below, steps.width, steps.request)
+    )
+    short_at, short_by = _partial_blocks(Steps(below, width, request), read)
+    zeros = np.zeros(1 + 2 * len(short_at), np.int64)
+    corners, where = np.unique(
+        np.concatenate((below, below + width, [0], short_at - 1, short_at)), return_inverse=True
+    )
+    turns = np.concatenate((np.ones_like(below), -np.ones_like(below), zeros))
+    drops = np.concatenate((np.zeros(2 * len(below) + 1 + len(short_at), np.int64), short_by))
+    slopes = np.cumsum(_sums(where, turns * read.block_size, len(corners)))
+    rises = slopes[:-1] * np.diff(corners)
+    hits = np.concatenate(([0], np.cumsum(rises))) - np.cumsum(_sums(where, drops, len(corners)))
+    return Curve(corners, hits, int(read.prompt_tokens[count_from:].sum()))
+
+
+def _partial_blocks(steps: Steps, read: Reuses) -> tuple[Counts, Counts]:
+    """Return from which capacity a last, partial block is found, and the tokens it lacks.
+
+    It is the deepest block of its chain, so it hits where the whole chain does.
+    """
+    found = _sums(steps.request, steps.width, read.num_requests)
+    whole = np.zeros(read.num_requests, np.int64)
+    np.maximum.at(whole, steps.request, steps.below + steps.width)
+    lacking = read.overhang
+    at = np.flatnonzero((found == read.prompt_blocks) & (lacking > 0))
+    return whole[at], lacking[at]
+
+
+def _sums(where: Counts, values: Counts, length: int) -> Counts:
+    """Return the sum of the values at each place, int64 [length]."""
+    sums = np.zeros(length, np.int64)
+    np.add.at(sums, where, values)
+    return sums
+
+
+def _capacities(values: Sequence[int]) -> Counts:
+    for value in values:
+        if value < 0:
+            raise ConfigError(f"a capacity is at least 0 blocks, got {value}")
+    return np.array(values, np.int64)
+
+
+def _check_count_from(count_from: int, num_requests: int) -> None:
+    if not 0 <= count_from < max(num_requests, 1):
+        raise ConfigError(
+            f"count_from is {count_from}, and the trace has {num_requests} requests; hits are "
+            "counted from one of them on, the first is 0"
+        )

@@ -1,0 +1,201 @@
+"""Stack distances: from which capacity on each reused block is a hit.
+
+Both LRU and the optimum are stack algorithms on prefix chains: what a cache of C blocks
+holds, a cache of C + 1 holds too (R. L. Mattson et al., *Evaluation techniques for storage
+hierarchies*, 1970, doi:10.1147/sj.92.0078). So each reuse has one distance, and one pass answers for every
+capacity. Of n blocks reused together the first n - 1 may have other distances than the last: a
+*step* of `width` blocks at `below` says that the k-th of them hits in any capacity >= below + k.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from quire.sim.reuse import Counts, Reuses
+
+GONE = -1
+"""The next use of a hole: nothing is kept there."""
+
+COMPACT_AT = 256
+"""Pieces of a stack before its holes are collected for the first time."""
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """Hits by capacity: blocks `below` + 1 ... `below` + `width` each give `request` one more.
+
+    int64 [n] each.
+    """
+
+    below: Counts
+    width: Counts
+    request: Counts
+
+
+def lru_steps(reuses: Reuses) -> Steps:
+    """Return the LRU stack distances of all reuses. O(n log requests), n reuses, in NumPy.
+
+    A path is touched from its deepest block upwards, so a parent is never older than its child
+    and every cached set is a tree. The blocks above one reuse in the stack are those of the
+    requests in between, each once: all their references, less what was reused among them.
+    """
+    earlier, later, width = reuses.earlier, reuses.later, reuses.num_blocks
+    if not len(earlier):
+        return Steps(earlier, width, later)
+    references = np.cumsum(reuses.prompt_blocks)
+    between = references[later - 1] - references[earlier]
+    # Reuses by the same request are made at once; all before in the list are of later users.
+    made = np.cumsum(width) - width
+    first = np.searchsorted(later, later)
+    inside = _weight_before_and_above(earlier, width) - (made - made[first])
+    return Steps(between - inside, width, later)
+
+
+def optimum_steps(reuses: Reuses) -> Steps:
+    """Return the stack distances of all reuses under the optimum: Belady's rule with bypass.
+
+    A cache of C blocks keeps, of what it held and what the request just used, the C blocks
+    that are used again soonest (L. A. Belady, *A study of replacement algorithms for a
+    virtual-storage computer*, 1966, doi:10.1147/sj.52.0078); a block may be left out at
+    once. A parent is used again no later than its child, so the kept set is a tree.
+
+    The stack holds, at level i, the one block that a cache of i has and a cache of i - 1 has
+    not. What a request used goes down the levels as a heap: each level keeps the smallest next use
+    of its own and those carried, and the rest is carried on. A block that is used now leaves a
+    hole, which takes one of those carried. Levels with one next use are one piece.
+    """
+    order = np.argsort(reuses.earlier, kind="stable")
+    users, uses, counts = (
+        column[order].tolist() for column in (reuses.earlier, reuses.later, reuses.num_blocks)
+    )
+    stack = _NextUses()
+    rows = zip(users, uses, counts, strict=True)
+    for now, group in groupby(rows, key=_user):
+        stack.use(now, [[use, count] for _, use, count in group])
+    stack.collect(reuses.num_requests)
+    return stack.steps()
+
+
+class _NextUses:
+    """The stack of the optimum: pieces of (next use, levels), from level 1 down."""
+
+    def __init__(self) -> None:
+        self._uses: list[int] = []
+        self._sizes: list[int] = []
+        self._found: list[tuple[int, int, int]] = []
+        self._compact_at = COMPACT_AT
+
+    def use(self, now: int, carried: list[list[int]]) -> None:
+        """Request `now` used blocks: [next use, count], soonest first. What was due is a hole.
+
+        A hole is counted as a hit when it is filled or collected; until then its levels stay.
+        """
+        uses, sizes, found = self._uses, self._sizes, self._found
+        above_uses: list[int] = []
+        above_sizes: list[int] = []
+        level, at, end = 0, 0, len(uses)
+        while carried and at < end:
+            soonest, count = carried[0]
+            start = at
+            while at < end and now < uses[at] <= soonest:
+                at += 1
+            if start < at:
+                above_uses += uses[start:at]
+                above_sizes += sizes[start:at]
+                level += sum(above_sizes[start - at :])
+                if at == end:
+                    break
+            use, size = uses[at], sizes[at]
+            kept = min(size, count)
+            if use <= now and use != GONE:
+                found.append((level, kept, use))
+            if use > now and kept == count and len(carried) == 1:
+                carried[0][0] = use
+            else:
+                _exchange(carried, kept, use if use > now else GONE)
+            level += kept
+            if above_uses and above_uses[-1] == soonest:
+                above_sizes[-1] += kept
+            else:
+                above_uses.append(soonest)
+                above_sizes.append(kept)
+            if kept == size:
+                at += 1
+            else:
+                sizes[at] = size - kept
+        uses[:at] = above_uses
+        sizes[:at] = above_sizes
+        for use, count in carried:
+            uses.append(use)
+            sizes.append(count)
+        if len(uses) >= self._compact_at:
+            self.collect(now)
+
+    def collect(self, now: int) -> None:
+        """Count the hits of all blocks due until `now`, and join their holes."""
+        uses: list[int] = []
+        sizes: list[int] = []
+        level, last = 0, now
+        for use, size in zip(self._uses, self._sizes, strict=True):
+            if GONE < use <= now:
+                self._found.append((level, size, use))
+            level += size
+            left = use if use > now else GONE
+            if left == last:
+                sizes[-1] += size
+            else:
+                uses.append(left)
+                sizes.append(size)
+                last = left
+        if uses and uses[-1] == GONE:
+            del uses[-1], sizes[-1]
+        self._uses, self._sizes = uses, sizes
+        self._compact_at = max(COMPACT_AT, 2 * len(uses))
+
+    def steps(self) -> Steps:
+        """Return the hits counted so far."""
+        found = np.array(self._found, np.int64).reshape(-1, 3)
+        return Steps(found[:, 0], found[:, 1], found[:, 2])
+
+
+def _exchange(carried: list[list[int]], count: int, use: int) -> None:
+    """Put `count` of the soonest down; take as many with next use `use`, unless it is `GONE`."""
+    if carried[0][1] == count:
+        del carried[0]
+    else:
+        carried[0][1] -= count
+    if use == GONE:
+        return
+    for index, item in enumerate(carried):
+        if item[0] >= use:
+            if item[0] == use:
+                item[1] += count
+            else:
+                carried.insert(index, [use, count])
+            return
+    carried.append([use, count])
+
+
+def _user(row: tuple[int, int, int]) -> int:
+    return row[0]
+
+
+def _weight_before_and_above(values: Counts, weights: Counts) -> Counts:
+    """Return, for each value, the weights of larger values before it. O(n log max), in NumPy.
+
+    Values that agree in all bits above one are sorted together, in their order; each with
+    that bit clear counts those before it with the bit set.
+    """
+    total = np.zeros(len(values), np.int64)
+    for bit in range(int(values.max()).bit_length()):
+        upper = values >> (bit + 1)
+        order = np.argsort(upper, kind="stable")
+        upper = upper[order]
+        is_set = (values[order] >> bit) & 1
+        counted = weights[order] * is_set
+        before = np.cumsum(counted) - counted
+        start = np.searchsorted(upper, upper)
+        total[order] += np.where(is_set == 0, before - before[start], 0)
+    return total
