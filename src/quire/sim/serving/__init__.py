@@ -1,0 +1,39 @@
+"""Serving, simulated: requests over replicas that batch continuously, on the real cache manager."""
+
+from quire.sim.serving.arrivals import (
+    Arrivals,
+    ClosedLoop,
+    PoissonArrivals,
+    TraceArrivals,
+    parse_arrivals,
+)
+from quire.sim.serving.metrics import Objective, ServingResult
+from quire.sim.serving.replica import Limits
+from quire.sim.serving.requests import Served
+from quire.sim.serving.roofline_timing import RooflineTiming, blocks_that_fit
+from quire.sim.serving.router import LeastLoaded, PrefixAware, RoundRobin, Router, router_named
+from quire.sim.serving.simulate import Cluster, Workload, simulate
+from quire.sim.serving.timing import Timing
+
+__all__ = [
+    "Arrivals",
+    "ClosedLoop",
+    "Cluster",
+    "LeastLoaded",
+    "Limits",
+    "Objective",
+    "PoissonArrivals",
+    "PrefixAware",
+    "RooflineTiming",
+    "RoundRobin",
+    "Router",
+    "Served",
+    "ServingResult",
+    "Timing",
+    "TraceArrivals",
+    "Workload",
+    "blocks_that_fit",
+    "parse_arrivals",
+    "router_named",
+    "simulate",
+]

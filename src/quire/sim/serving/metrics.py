@@ -1,0 +1,263 @@
+"""What users of a simulated service saw, and what its replicas did."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.sim.serving.arrivals import check_above_zero
+from quire.sim.serving.replica import Replica
+from quire.sim.serving.requests import Served
+from quire.sim.serving.timing import Seconds
+
+BINS = 60
+"""Points of a timeline."""
+
+BACKLOG = 0.05
+"""A service is overloaded if this share of all requests still waits when the last one arrives."""
+
+MIN_BACKLOG = 8
+"""Fewer requests that wait are no sign of anything."""
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """What a request must reach to count as good. None: any. Raises `ConfigError`."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            value = getattr(self, name)
+            if value is not None:
+                check_above_zero(name, value)
+
+    def met(self, served: Served) -> bool:
+        """Whether a request reached it; one output token has no time per token to miss."""
+        if self.ttft_s is not None and served.ttft_s > self.ttft_s:
+            return False
+        tpot_s = served.tpot_s
+        return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How a duration is spread over requests, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread | None:
+        """Return the spread of some durations; None without any."""
+        if not len(seconds):
+            return None
+        values = np.asarray(seconds, np.float64)
+        p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
+        return cls(float(values.mean()), p50, p90, p95, p99, float(values.max()))
+
+
+class Goodput(msgspec.Struct, frozen=True):
+    """Requests that met the objective: their share, and how many per second."""
+
+    share: float
+    requests_per_s: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Means over equal spans of time; `until_s` is where each ends. Over all replicas."""
+
+    until_s: list[float]
+    waiting: list[float]
+    running: list[float]
+
+
+class TierUse(msgspec.Struct, frozen=True):
+    """Blocks that went down into a tier, and that came up from it to the device."""
+
+    name: str
+    demoted_blocks: int
+    fetched_blocks: int
+
+
+class ServingResult(msgspec.Struct, frozen=True):
+    """The outcome of a simulation. Seconds of virtual time; tokens unless it says otherwise.
+
+    `makespan_s`       from time 0 to the last token
+    `hit_rate`         cached_tokens / prompt_tokens, found on the device at first admission
+    `fetched_tokens`   came from a tier below
+    `computed_tokens`  prompt tokens that were computed, those computed again included
+    `recomputed_tokens`  lost to preemption and computed again
+    `utilisation`      share of the makespan in which each replica was computing
+    `mean_in_system`   requests that wait or run, mean over the makespan
+    `overloaded`       says so if requests came faster than they were served; else None
+    """
+
+    num_requests: int
+    num_replicas: int
+    makespan_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    e2e_s: Spread | None
+    waited_s: Spread | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    goodput: Goodput | None
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    fetched_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int
+    hit_rate: float
+    preemptions: int
+    utilisation: list[float]
+    requests_by_replica: list[int]
+    num_steps: int
+    mean_in_system: float
+    max_waiting: int
+    timeline: Timeline
+    tiers: list[TierUse]
+    overloaded: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, which JSON can hold."""
+        return msgspec.to_builtins(self)
+
+
+class Collector:
+    """Takes what happens, in order of time, and makes a `ServingResult` of it."""
+
+    def __init__(self) -> None:
+        self._served: list[Served] = []
+        self._times = array("d")
+        self._waiting = array("q")
+        self._running = array("q")
+        self._first_arrival_s = self._last_arrival_s = 0.0
+        self._num_arrived = self._waiting_then = self._finished_then = 0
+
+    def arrived(self, now: float, replicas: Sequence[Replica]) -> None:
+        """A request was queued."""
+        if not self._num_arrived:
+            self._first_arrival_s = now
+        self._num_arrived += 1
+        self._last_arrival_s = now
+        self._finished_then = len(self._served)
+        self.sample(now, replicas)
+        self._waiting_then = self._waiting[-1]
+
+    def finished(self, served: Served) -> None:
+        """A request has its last token."""
+        self._served.append(served)
+
+    def sample(self, now: float, replicas: Sequence[Replica]) -> None:
+        """Queues have changed."""
+        self._times.append(now)
+        self._waiting.append(sum(len(replica.waiting) for replica in replicas))
+        self._running.append(sum(len(replica.running) for replica in replicas))
+
+    def result(self, replicas: Sequence[Replica], objective: Objective | None) -> ServingResult:
+        """Return what was collected."""
+        served = self._served
+        makespan_s = max((each.finished_s for each in served), default=0.0)
+        rate = 1 / makespan_s if makespan_s else 0.0
+        prompt_tokens = sum(each.prompt_tokens for each in served)
+        output_tokens = sum(each.output_tokens for each in served)
+        cached_tokens = sum(each.cached_tokens for each in served)
+        tpots = [each.tpot_s for each in served]
+        goodput = None
+        if objective is not None:
+            good = sum(objective.met(each) for each in served)
+            goodput = Goodput(good / len(served) if served else 0.0, good * rate)
+        by_replica = [0] * len(replicas)
+        for each in served:
+            by_replica[each.replica] += 1
+        waiting, running = self._means(makespan_s, BINS)
+        in_system = self._means(makespan_s, 1)
+        return ServingResult(
+            num_requests=len(served),
+            num_replicas=len(replicas),
+            makespan_s=makespan_s,
+            ttft_s=Spread.of([each.ttft_s for each in served]),
+            tpot_s=Spread.of([tpot for tpot in tpots if tpot is not None]),
+            e2e_s=Spread.of([each.e2e_s for each in served]),
+            waited_s=Spread.of([each.admitted_s - each.arrived_s for each in served]),
+            requests_per_s=len(served) * rate,
+            output_tokens_per_s=output_tokens * rate,
+            total_tokens_per_s=(prompt_tokens + output_tokens) * rate,
+            goodput=goodput,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            fetched_tokens=sum(each.fetched_tokens for each in served),
+            computed_tokens=sum(each.computed_tokens for each in served),
+            recomputed_tokens=sum(each.recomputed_tokens for each in served),
+            hit_rate=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+            preemptions=sum(replica.preemptions for replica in replicas),
+            utilisation=[replica.busy_s * rate for replica in replicas],
+            requests_by_replica=by_replica,
+            num_steps=sum(replica.num_steps for replica in replicas),
+            mean_in_system=sum(float(mean[0]) for mean in in_system if len(mean)),
+            max_waiting=max(self._waiting, default=0),
+            timeline=Timeline(
+                (np.arange(1, len(waiting) + 1) * (makespan_s / BINS)).tolist(),
+                waiting.tolist(),
+                running.tolist(),
+            ),
+            tiers=_tier_use(replicas),
+            overloaded=self._overload(len(replicas)),
+        )
+
+    def _means(self, makespan_s: float, bins: int) -> tuple[Seconds, Seconds]:
+        """Return the mean numbers of requests that wait and that run, in equal spans of time."""
+        if not makespan_s:
+            return np.empty(0), np.empty(0)
+        times = np.frombuffer(self._times, np.float64)
+        edges = np.linspace(0.0, makespan_s, bins + 1)
+        found: list[Seconds] = []
+        for column in (self._waiting, self._running):
+            counts = np.frombuffer(column, np.int64)
+            areas = np.concatenate(((0.0,), np.cumsum(counts[:-1] * np.diff(times))))
+            at = np.searchsorted(times, edges, side="right") - 1
+            known = np.maximum(at, 0)
+            until = areas[known] + counts[known] * (edges - times[known])
+            found.append(np.diff(np.where(at < 0, 0.0, until)) / (makespan_s / bins))
+        return found[0], found[1]
+
+    def _overload(self, num_replicas: int) -> str | None:
+        span_s = self._last_arrival_s - self._first_arrival_s
+        waiting = self._waiting_then
+        if not span_s or waiting < max(MIN_BACKLOG, BACKLOG * self._num_arrived):
+            return None
+        offered = self._num_arrived / span_s
+        done = self._finished_then / span_s
+        many = f"{num_replicas} replicas finish" if num_replicas > 1 else "one replica finishes"
+        enough = f"about {-(-num_replicas * offered // done):.0f}" if done else "many more"
+        return (
+            f"overloaded: {offered:.3g} requests/s arrive, {many} {done:.3g}/s; {waiting:,} of "
+            f"{self._num_arrived:,} still waited when the last one came, and times to the first "
+            f"token say more about the length of the trace than about the service; it takes "
+            f"{enough} replicas"
+        )
+
+
+def _tier_use(replicas: Sequence[Replica]) -> list[TierUse]:
+    stacks = [replica.tiers for replica in replicas if replica.tiers is not None]
+    if not stacks:
+        return []
+    return [
+        TierUse(
+            tier.name,
+            sum(stack.demoted_blocks[index] for stack in stacks),
+            sum(stack.fetched_blocks[index] for stack in stacks),
+        )
+        for index, tier in enumerate(stacks[0].tiers)
+    ]

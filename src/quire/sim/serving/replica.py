@@ -1,0 +1,354 @@
+"""One replica: its queue, its running batch, and the cache manager that both stand on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from quire.core.groups import check_count
+from quire.core.manager import CacheManager
+from quire.errors import ConfigError, OutOfBlocks
+from quire.sim.serving.decoding import Decoding
+from quire.sim.serving.requests import Request
+from quire.sim.serving.tiers import Tiers
+from quire.sim.serving.timing import Chunk, Timing
+from quire.sim.trace.rows import TraceRequest
+
+MAX_RUN = 1024
+"""So many decode steps at most are simulated at once."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a replica has and how it schedules. Raises `ConfigError`.
+
+    `num_blocks`         KV blocks on the device
+    `block_size`         tokens per block: the trace's
+    `policy`             of eviction, by name
+    `max_step_tokens`    tokens per step: one for each decoding request, the rest for prompts
+    `max_sequences`      requests that run at once
+    `watermark`          share of the blocks that an admission leaves free while others run
+    """
+
+    num_blocks: int
+    block_size: int
+    policy: str = "lru"
+    max_step_tokens: int = 8192
+    max_sequences: int = 256
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_count("num_blocks", self.num_blocks)
+        check_count("block_size", self.block_size)
+        check_count("max_step_tokens", self.max_step_tokens)
+        check_count("max_sequences", self.max_sequences)
+        if self.max_step_tokens <= self.max_sequences:
+            raise ConfigError(
+                f"a step of {self.max_step_tokens} tokens and {self.max_sequences} sequences that "
+                "decode leave prompts no room; allow more tokens or fewer sequences"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"the watermark is a share from 0 to 1, got {self.watermark:g}")
+
+    @property
+    def reserve(self) -> int:
+        """Blocks that an admission leaves free while others run."""
+        return int(self.watermark * self.num_blocks)
+
+    def check(self, request: TraceRequest) -> None:
+        """Raise `OutOfBlocks` for a request that would not even fit alone."""
+        num_tokens = request.prompt_tokens + max(request.output_tokens - 1, 0)
+        needed = -(-num_tokens // self.block_size)
+        if needed > self.num_blocks:
+            raise OutOfBlocks(
+                f"row {request.row}: {request.prompt_tokens} tokens of prompt and "
+                f"{request.output_tokens} of output need {needed} blocks of {self.block_size}, but "
+                f"a replica has {self.num_blocks}; give it more memory, or leave the request out",
+                needed=needed,
+                free=self.num_blocks,
+                cached=0,
+                active=0,
+            )
+
+
+class Replica:
+    """Continuous batching with chunked prefill over one cache manager.
+
+    A *run* is what is under way: one step with parts of prompts, or several that only decode.
+    A run ends at `next_s`; nothing the replica decides changes in between, except that an
+    arrival cuts it at the end of the step it falls into.
+
+        submit(request, now) ... complete(now) -> finished, then plan(now) -> the next run
+    """
+
+    def __init__(
+        self, number: int, limits: Limits, timing: Timing, tiers: Tiers | None = None
+    ) -> None:
+        self.number = number
+        self.limits = limits
+        self.now = 0.0
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.preemptions = 0
+        self.manager = CacheManager(
+            limits.num_blocks,
+            1,
+            policy=limits.policy,
+            sub_block=False,
+            events=tiers is not None,
+            clock=lambda: self.now,
+        )
+        self.tiers = tiers
+        self._pool = self.manager.groups[0]
+        self._timing = timing
+        self._decoding = Decoding(limits.max_sequences, limits.block_size)
+        self._prefilling: list[Request] = []
+        self._chunks: list[tuple[Request, int]] = []
+        self._ends: np.ndarray[tuple[int], np.dtype[np.float64]] = np.empty(0)
+        self._started_s = 0.0
+        self._num_admitted = 0
+
+    @property
+    def next_s(self) -> float | None:
+        """When the run ends; None while idle."""
+        return float(self._ends[-1]) if len(self._ends) else None
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run."""
+        return len(self.waiting) + len(self.running)
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue an arrival. If it may be admitted, the run ends with the step under way."""
+        may_enter = not self.waiting and len(self.running) < self.limits.max_sequences
+        self.waiting.append(request)
+        if may_enter and len(self._ends) > 1:
+            self._ends = self._ends[: int(np.searchsorted(self._ends, now)) + 1]
+
+    def cached_blocks(self, request: Request, now: float) -> int:
+        """Return the first blocks of a prompt that are here now, in any tier."""
+        if len(self._ends) > 1:
+            self._make_room(min(int(np.searchsorted(self._ends, now)) + 1, len(self._ends)))
+        self.now = now
+        found = self.manager.probe(request.key).num_blocks
+        if self.tiers is not None:
+            below = self.tiers.segments(request.key[found:-1])
+            found += sum(num_blocks for _, num_blocks in below)
+        return found
+
+    def complete(self, now: float) -> list[Request]:
+        """End the run: account for its steps and return the requests that are finished."""
+        self.now = now
+        num_steps = len(self._ends)
+        self._ends = self._ends[:0]
+        self.busy_s += now - self._started_s
+        decoding = self._decoding
+        finished: list[Request] = []
+        if len(decoding):
+            self._make_room(num_steps)
+            decoding.steps += num_steps
+            finished = decoding.finished()
+            for request in finished:
+                decoding.remove(request)
+        self.num_steps += num_steps
+        for request, num_tokens in self._chunks:
+            self._compute(request, num_tokens)
+            if request.computed < request.target:
+                continue
+            self._prefilling.remove(request)
+            if not request.generated:
+                request.first_token_s = now
+            request.generated += 1
+            if request.generated < request.trace.output_tokens:
+                decoding.add(request)
+            else:
+                finished.append(request)
+        self._chunks = []
+        for request in finished:
+            assert request.seq is not None
+            self.running.remove(request)
+            self.manager.close(request.seq)
+        return finished
+
+    def plan(self, now: float) -> None:
+        """Preempt what has no room, admit what has, and begin the next run."""
+        self.now = now
+        decoding = self._decoding
+        preempted = False
+        while len(decoding) and decoding.blocks_short(1) > self._pool.num_available:
+            self._preempt(max(self.running, key=_order))
+            preempted = True
+        if len(decoding):
+            self._make_room(1)
+        fetch_s = 0.0 if preempted else self._admit()
+        if not self.running:
+            return
+        self._started_s = now
+        self._chunks = self._cut_prompts()
+        if self._chunks:
+            chunks: list[Chunk] = [(num, request.computed) for request, num in self._chunks]
+            step_s = self._timing.step_s(chunks, decoding.contexts)
+            self._ends = np.array([now + max(step_s, fetch_s)])
+        else:
+            num_steps = self._affordable(min(decoding.steps_left, MAX_RUN))
+            steps_s = self._timing.decode_run_s(decoding.contexts, num_steps)
+            self._ends = np.cumsum(np.concatenate(((now,), steps_s)))[1:]
+
+    # -- admission -------------------------------------------------------------------------
+
+    def _admit(self) -> float:
+        """Let waiting requests in, first come first served; return how long fetches take."""
+        limits, tiers = self.limits, self.tiers
+        budget = limits.max_step_tokens - len(self._decoding)
+        budget -= sum(request.target - request.computed for request in self._prefilling)
+        fetched: list[tuple[int, int]] = []
+        while self.waiting and budget > 0 and len(self.running) < limits.max_sequences:
+            request = self.waiting[0]
+            if not self._give_blocks(request):
+                break
+            self.waiting.popleft()
+            if tiers is not None:
+                tiers.listen(self.manager)
+                fetched += self._fetch(request, tiers)
+            request.recomputed_tokens += max(request.lost - request.computed, 0)
+            request.lost = 0
+            request.order = self._num_admitted
+            self._num_admitted += 1
+            if request.admitted_s is None:
+                request.admitted_s = self.now
+            self.running.append(request)
+            self._prefilling.append(request)
+            budget -= request.target - request.computed
+        return tiers.fetch_s(fetched) if tiers is not None else 0.0
+
+    def _give_blocks(self, request: Request) -> bool:
+        """Reference what is cached and reserve the rest of a prompt, if there is room for it."""
+        manager, pool = self.manager, self._pool
+        size = self.limits.block_size
+        request.target = request.trace.prompt_tokens + request.generated
+        wanted = -(-request.target // size)
+        spare = self.limits.reserve if self.running else 0
+        seq = request.seq
+        if seq is None:
+            found = manager.probe(request.key).num_blocks
+            if wanted - found + spare > pool.num_available:
+                return False
+            seq = manager.open(request.key)
+        else:
+            manager.resume(seq)
+        missing = wanted - seq.computed
+        if missing + spare > pool.num_available:
+            if request.seq is None:
+                manager.close(seq)
+            else:
+                manager.suspend(seq)
+            return False
+        if missing:
+            manager.reserve(seq, missing)
+        request.num_blocks = wanted
+        request.computed = min(seq.computed * size, request.target - 1)
+        if request.seq is None:
+            request.cached_tokens = request.computed
+        request.seq = seq
+        return True
+
+    def _fetch(self, request: Request, tiers: Tiers) -> list[tuple[int, int]]:
+        """Bring up as much of a prompt from below as makes its prefill shortest."""
+        seq, size = request.seq, self.limits.block_size
+        assert seq is not None
+        start = seq.computed
+        segments = tiers.segments(request.key[start:-1])
+        best, best_s = (
+            0,
+            self._timing.prefill_s(request.target - request.computed, request.computed),
+        )
+        num_blocks = 0
+        for count in range(1, len(segments) + 1):
+            num_blocks += segments[count - 1][1]
+            have = min((start + num_blocks) * size, request.target - 1)
+            compute_s = self._timing.prefill_s(request.target - have, have)
+            total_s = max(compute_s, tiers.fetch_s(segments[:count]))
+            if total_s < best_s:
+                best, best_s = count, total_s
+        taken = segments[:best]
+        if taken:
+            num_blocks = sum(count for _, count in taken)
+            for tier, count in taken:
+                tiers.fetched_blocks[tier] += count
+            self.manager.commit(seq, request.key[start : start + num_blocks])
+            tiers.listen(self.manager)
+            before = request.computed
+            request.computed = min((start + num_blocks) * size, request.target - 1)
+            request.fetched_tokens += request.computed - before
+        return taken
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _cut_prompts(self) -> list[tuple[Request, int]]:
+        """Share the tokens of the next step out among prompts, in order of admission."""
+        budget = self.limits.max_step_tokens - len(self._decoding)
+        chunks: list[tuple[Request, int]] = []
+        for request in self._prefilling:
+            if budget <= 0:
+                break
+            num_tokens = min(budget, request.target - request.computed)
+            chunks.append((request, num_tokens))
+            budget -= num_tokens
+        return chunks
+
+    def _compute(self, request: Request, num_tokens: int) -> None:
+        """Account for a part of a prompt; blocks that are full now can be found."""
+        seq = request.seq
+        assert seq is not None
+        request.computed += num_tokens
+        request.computed_tokens += num_tokens
+        full = min(request.computed // self.limits.block_size, request.num_full_blocks)
+        if full > seq.computed:
+            self.manager.commit(seq, request.key[seq.computed : full])
+            if self.tiers is not None:
+                self.tiers.listen(self.manager)
+
+    def _make_room(self, num_steps: int) -> None:
+        """Reserve the blocks that the next steps of the decoding requests write to."""
+        for request, _ in self._decoding.extend(num_steps):
+            seq = request.seq
+            assert seq is not None
+            self.manager.reserve(seq, request.num_blocks - seq.computed)
+        if self.tiers is not None:
+            self.tiers.listen(self.manager)
+
+    def _affordable(self, num_steps: int) -> int:
+        """Return how many steps, of so many, there are blocks for; at least the first has them."""
+        available = self._pool.num_available
+        if self._decoding.blocks_short(num_steps) <= available:
+            return num_steps
+        low, high = 1, num_steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._decoding.blocks_short(middle) <= available:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _preempt(self, request: Request) -> None:
+        """Take the blocks of a running request; it waits in front, to compute them again."""
+        assert request.seq is not None
+        if request.slot >= 0:
+            self._decoding.remove(request)
+        else:
+            self._prefilling.remove(request)
+        self.running.remove(request)
+        self.manager.suspend(request.seq)
+        request.lost = request.computed
+        request.num_blocks = request.computed = 0
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+
+
+def _order(request: Request) -> int:
+    return request.order

@@ -1,0 +1,88 @@
+"""Which replica a request goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.errors import ConfigError
+from quire.sim.hardware.names import unknown
+from quire.sim.serving.replica import Replica
+from quire.sim.serving.requests import Request
+
+ROUTERS = ("round-robin", "least-loaded", "prefix")
+
+
+class Router(Protocol):
+    """Chooses one of the replicas for each arrival."""
+
+    def choose(self, request: Request, replicas: Sequence[Replica], now: float) -> Replica:
+        """Return the replica that gets this request."""
+        ...
+
+
+class RoundRobin:
+    """Each in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(
+        self,
+        request: Request,  # noqa: ARG002 - whatever it asks
+        replicas: Sequence[Replica],
+        now: float,  # noqa: ARG002 - whenever it comes
+    ) -> Replica:
+        chosen = replicas[self._next % len(replicas)]
+        self._next += 1
+        return chosen
+
+
+class LeastLoaded:
+    """The one with the fewest requests waiting or running; of equals the first."""
+
+    def choose(
+        self,
+        request: Request,  # noqa: ARG002 - whatever it asks
+        replicas: Sequence[Replica],
+        now: float,  # noqa: ARG002 - whenever it comes
+    ) -> Replica:
+        return min(replicas, key=_load)
+
+
+class PrefixAware:
+    """The one that holds the longest prefix of the prompt, unless it has too much to do.
+
+    A replica takes part while it has fewer requests than `load_limit` times what would be its
+    share, rounded up: Mirrokni, Thorup, Zadimoghaddam, Consistent Hashing with Bounded Loads
+    (SODA 2018, doi:10.1137/1.9781611975031.39). Among equal prefixes the least loaded one is
+    chosen, of equals the first. Raises `ConfigError`.
+    """
+
+    def __init__(self, load_limit: float = 1.25) -> None:
+        if not 1 <= load_limit < float("inf"):
+            raise ConfigError(f"the load limit is 1 or more, got {load_limit:g}")
+        self.load_limit = load_limit
+
+    def choose(self, request: Request, replicas: Sequence[Replica], now: float) -> Replica:
+        total = sum(replica.load for replica in replicas) + 1
+        limit = -(-self.load_limit * total // len(replicas))
+        able = [replica for replica in replicas if replica.load < limit]
+        return max(able, key=lambda replica: (replica.cached_blocks(request, now), -replica.load))
+
+
+def router_named(name: str, *, load_limit: float = 1.25) -> Router:
+    """Return a router by name. Raises `ConfigError`."""
+    match name:
+        case "round-robin":
+            return RoundRobin()
+        case "least-loaded":
+            return LeastLoaded()
+        case "prefix":
+            return PrefixAware(load_limit)
+        case _:
+            raise unknown("router", name, ROUTERS, "write a class with `choose`")
+
+
+def _load(replica: Replica) -> int:
+    return replica.load

@@ -1,0 +1,171 @@
+"""The event loop: arrivals and ends of runs, in order of virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+import msgspec
+
+from quire.core.groups import check_count
+from quire.errors import ConfigError
+from quire.sim.hardware import Tier
+from quire.sim.serving.arrivals import Arrivals, TraceArrivals, check_above_zero
+from quire.sim.serving.metrics import Collector, Objective, ServingResult
+from quire.sim.serving.replica import Limits, Replica
+from quire.sim.serving.requests import Request, Served
+from quire.sim.serving.router import LeastLoaded, Router
+from quire.sim.serving.tiers import Tiers
+from quire.sim.serving.timing import Timing
+from quire.sim.trace.rows import TraceRequest
+
+Observer: TypeAlias = Callable[[Served], None]
+"""Told of every finished request, in the order in which they finish."""
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """Replicas that are alike. Raises `ConfigError`.
+
+    `block_bytes`  bytes of KV in one block, needed where there are tiers
+    """
+
+    limits: Limits
+    timing: Timing
+    num_replicas: int = 1
+    tiers: tuple[Tier, ...] = ()
+    block_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("num_replicas", self.num_replicas)
+        if self.tiers and self.block_bytes < 1:
+            raise ConfigError(f"tiers need the bytes of a block, got {self.block_bytes}")
+
+    def replicas(self) -> list[Replica]:
+        """Make the replicas, empty."""
+        return [
+            Replica(
+                number,
+                self.limits,
+                self.timing,
+                Tiers(self.tiers, self.block_bytes) if self.tiers else None,
+            )
+            for number in range(self.num_replicas)
+        ]
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What arrives, and when. Raises `ConfigError`.
+
+    `requests`      a trace, or any iterable of its requests, with the cluster's block size
+    `max_requests`  stop after so many
+    `duration_s`    nothing arrives later; what has arrived is finished
+    """
+
+    requests: Iterable[TraceRequest]
+    arrivals: Arrivals = TraceArrivals()
+    max_requests: int | None = None
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_requests is not None and self.max_requests < 0:
+            raise ConfigError(f"a number of requests is 0 or more, got {self.max_requests}")
+        if self.duration_s is not None:
+            check_above_zero("duration", self.duration_s)
+
+
+def simulate(
+    cluster: Cluster,
+    workload: Workload,
+    router: Router | None = None,
+    *,
+    objective: Objective | None = None,
+    observers: Iterable[Observer] = (),
+) -> ServingResult:
+    """Serve a workload and return what its users saw.
+
+    Virtual time only: equal arguments, equal result. At equal times arrivals come before the
+    ends of runs, and replicas in their order. Raises `OutOfBlocks` before anything is simulated
+    if a request does not fit a replica, `ConfigError`, and what reading the trace raises.
+    """
+    requests = list(islice(workload.requests, workload.max_requests))
+    for request in requests:
+        cluster.limits.check(request)
+    simulation = Simulation(cluster, workload, router or LeastLoaded(), observers)
+    simulation.run(requests)
+    return simulation.collector.result(simulation.replicas, objective)
+
+
+class Simulation:
+    """One simulation in progress.
+
+    `_turns` holds (time, replica) for every end of a run and every replica that is to begin
+    one. A run that was cut leaves a turn behind that nobody has; it is passed over.
+    """
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, router: Router, observers: Iterable[Observer]
+    ) -> None:
+        self.replicas = cluster.replicas()
+        self.collector = Collector()
+        self._workload = workload
+        self._router = router
+        self._observers = tuple(observers)
+        self._arrivals: list[float] = []
+        self._turns: list[tuple[float, int]] = []
+
+    def run(self, requests: Sequence[TraceRequest]) -> None:
+        """Serve all requests, to the last token."""
+        for arrival_s in self._workload.arrivals.start(requests):
+            self._expect(arrival_s)
+        arrivals, turns = self._arrivals, self._turns
+        number = 0
+        while arrivals or turns:
+            if arrivals and (not turns or arrivals[0] <= turns[0][0]):
+                now = heapq.heappop(arrivals)
+                if number < len(requests):
+                    self._arrive(Request(number, requests[number], now), now)
+                    number += 1
+            else:
+                now, replica = heapq.heappop(turns)
+                self._turn(self.replicas[replica], now)
+
+    def _arrive(self, request: Request, now: float) -> None:
+        replica = self._router.choose(request, self.replicas, now)
+        ends_s = replica.next_s
+        replica.submit(request, now)
+        self.collector.arrived(now, self.replicas)
+        if ends_s is None:
+            heapq.heappush(self._turns, (now, replica.number))
+        elif replica.next_s != ends_s:
+            self._schedule(replica)
+
+    def _turn(self, replica: Replica, now: float) -> None:
+        if replica.next_s is None:
+            replica.plan(now)
+            self._schedule(replica)
+        elif replica.next_s == now:
+            for request in replica.complete(now):
+                self._finish(request.served(replica.number, now))
+            heapq.heappush(self._turns, (now, replica.number))
+        else:
+            return
+        self.collector.sample(now, self.replicas)
+
+    def _finish(self, served: Served) -> None:
+        self.collector.finished(served)
+        for observe in self._observers:
+            observe(served)
+        follows_s = self._workload.arrivals.after(served.finished_s)
+        if follows_s is not None:
+            self._expect(follows_s)
+
+    def _expect(self, arrival_s: float) -> None:
+        limit_s = self._workload.duration_s
+        if limit_s is None or arrival_s <= limit_s:
+            heapq.heappush(self._arrivals, arrival_s)
+
+    def _schedule(self, replica: Replica) -> None:
+        if replica.next_s is not None:
+            heapq.heappush(self._turns, (replica.next_s, replica.number))

@@ -1,0 +1,105 @@
+"""Tiers below the device: what it evicts goes down a link, and comes back when that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quire.core.events import BlockRemoved, BlockStored
+from quire.core.manager import CacheManager
+from quire.core.tokens import IntArray
+from quire.errors import ConfigError, InvariantError
+from quire.sim.hardware import Tier
+
+
+class Tiers:
+    """The tiers of one replica: exclusive stores of block ids, each in LRU order.
+
+    A block is on the device or in one tier, never in two places: the manager's events say
+    what is stored (it leaves the tiers) and what is evicted (it enters the first tier, whose
+    oldest block goes on to the next one, and out of the last one). Evictions are reported from
+    the deepest block of a prefix upwards, so a tier too drops the ends of prefixes first.
+    What goes down is not timed: links work in both directions at once. Raises `ConfigError`.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], block_bytes: int) -> None:
+        self.tiers = tuple(tiers)
+        self._block_bytes = block_bytes
+        self._capacities = [tier.capacity_bytes // block_bytes for tier in tiers]
+        for tier, capacity in zip(tiers, self._capacities, strict=True):
+            if not capacity:
+                raise ConfigError(
+                    f"tier {tier.name!r} of {tier.capacity_bytes} bytes holds not one block of "
+                    f"{block_bytes} bytes; give it more"
+                )
+        self._stores: list[dict[int, None]] = [{} for _ in tiers]
+        self._ids: dict[bytes, int] = {}  # of blocks on the device, by their hash
+        self.demoted_blocks = [0] * len(tiers)
+        self.fetched_blocks = [0] * len(tiers)
+
+    def listen(self, manager: CacheManager) -> None:
+        """Take the manager's events: call it after whatever stores or evicts."""
+        for event in manager.take_events():
+            if isinstance(event, BlockStored):
+                for name, block in zip(event.block_hashes, event.token_ids, strict=True):
+                    self._ids[name] = block
+                    self._discard(block)
+            elif isinstance(event, BlockRemoved):
+                for name in event.block_hashes:
+                    block = self._ids.pop(name)
+                    if event.reason == "evicted":
+                        self._demote(block)
+        if manager.num_dropped_events:
+            raise InvariantError(f"{manager.num_dropped_events} events of a manager went unread")
+
+    def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
+        """Return where the first blocks of a run are: (tier, blocks), until one is nowhere."""
+        found: list[tuple[int, int]] = []
+        for block in blocks.tolist():
+            tier = self.tier_of(block)
+            if tier is None:
+                break
+            if found and found[-1][0] == tier:
+                found[-1] = (tier, found[-1][1] + 1)
+            else:
+                found.append((tier, 1))
+        return found
+
+    def tier_of(self, block: int) -> int | None:
+        """Return the tier that holds a block, by number; None if it is in none."""
+        for tier, store in enumerate(self._stores):
+            if block in store:
+                return tier
+        return None
+
+    def fetch_s(self, segments: Iterable[tuple[int, int]]) -> float:
+        """Return how long it takes to bring blocks up; tiers work side by side."""
+        num_blocks = [0] * len(self.tiers)
+        for tier, count in segments:
+            num_blocks[tier] += count
+        return max(
+            (
+                tier.fetch_s(count * self._block_bytes)
+                for tier, count in zip(self.tiers, num_blocks, strict=True)
+                if count
+            ),
+            default=0.0,
+        )
+
+    def occupancy(self) -> list[int]:
+        """Return the blocks in each tier."""
+        return [len(store) for store in self._stores]
+
+    def _discard(self, block: int) -> None:
+        for store in self._stores:
+            if block in store:
+                del store[block]
+                return
+
+    def _demote(self, block: int) -> None:
+        for tier, (store, capacity) in enumerate(zip(self._stores, self._capacities, strict=True)):
+            store[block] = None
+            self.demoted_blocks[tier] += 1
+            if len(store) <= capacity:
+                return
+            block = next(iter(store))
+            del store[block]

@@ -1,0 +1,35 @@
+"""What the simulation asks of a performance model: how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+Contexts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""For each decoding sequence the tokens that have KV before the step, int64 [n]."""
+
+Seconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+Chunk: TypeAlias = tuple[int, int]
+"""A part of a prompt to compute: (new tokens, tokens before them that have KV)."""
+
+
+class Timing(Protocol):
+    """Durations in seconds, a function of the arguments alone."""
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int) -> float:
+        """One prompt alone: `new_tokens` computed after `cached_tokens` that have KV."""
+        ...
+
+    def step_s(self, chunks: Sequence[Chunk], contexts: Contexts) -> float:
+        """One step: parts of prompts, and one token for each decoding sequence."""
+        ...
+
+    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
+        """Each of `num_steps` steps in a row that only decode these sequences, [num_steps].
+
+        Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
+        """
+        ...
