@@ -20,7 +20,11 @@ KINDS = {
 }  # fmt: skip
 """Names of layer kinds in configs, and what they are here."""
 
-_OTHER_RECURRENT = ("attn_layer_period", "linear_attn_config", "attn_type_list", "mamba_dt_rank")
+_RECURRENT_KEYS = (
+    "attn_layer_period", "linear_attn_config", "attn_type_list", "mamba_dt_rank", "mamba_d_state",
+    "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "linear_num_value_heads", "ssm_cfg",
+)  # fmt: skip
+"""Keys that only models with recurrent layers have."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,21 +71,20 @@ def read_shape(config: Config) -> Shape:
     kinds = layer_kinds(config)
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
     layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
-    tied = config.flag("tie_word_embeddings", default=config.family.startswith("gemma"))
+    tied = config.flag("tie_word_embeddings", default=config.family.startswith(("gemma", "falcon")))
     params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
     params += feed.per_layer_embedding(config, len(kinds))
     experts = sum(each.expert_params for each in layers)
     num_experts, per_token = feed.routing(config) if experts else (0, 0)
     idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
-    heads = config.count("num_attention_heads")
     windows = [each for each, kind in zip(layers, kinds, strict=True) if kind == "window"]
     others = [each for each, kind in zip(layers, kinds, strict=True) if kind != "window"]
     return Shape(
         name=config.family or "model",
         num_layers=len(kinds),
         hidden=hidden,
-        num_heads=heads,
-        num_kv_heads=config.count("num_key_value_heads", default=heads),
+        num_heads=config.size("num_attention_heads"),
+        num_kv_heads=mixers.kv_head_count(config),
         head_dim=mixers.head_dim(config),
         vocab=vocab,
         params=params,
@@ -109,12 +112,6 @@ def layer_kinds(config: Config) -> list[str]:
             raise ConfigError(
                 f"layer kind {error} in the config is not known; known are {', '.join(KINDS)}"
             ) from None
-    other = [key for key in _OTHER_RECURRENT if config.get(key) is not None]
-    if other:
-        raise ConfigError(
-            f"the config has {other[0]}: recurrent layers of a kind whose state is not known here "
-            "(known: Mamba-2, gated delta rule, short convolutions, each listed in layer_types)"
-        )
     count = config.count("num_hidden_layers")
     every = config.count("full_attention_interval", default=0)
     if every:
@@ -122,6 +119,13 @@ def layer_kinds(config: Config) -> list[str]:
     indices: Any = config.get("attn_layer_indices")
     if indices is not None:
         return ["full" if index in indices else "recurrent" for index in range(count)]
+    recurrent = [key for key in _RECURRENT_KEYS if config.get(key) is not None]
+    if recurrent:
+        raise ConfigError(
+            f"the config has {recurrent[0]}, so layers are recurrent, but not in a way that is known "
+            "here: Mamba-2, gated delta rule or short convolutions, with the kind of each layer in "
+            "layer_types, full_attention_interval or attn_layer_indices"
+        )
     ropes: Any = config.get("no_rope_layers")
     if ropes and config.get("attention_chunk_size"):
         return ["window" if rope else "full" for rope in ropes]

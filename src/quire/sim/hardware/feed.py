@@ -9,7 +9,7 @@ from quire.sim.hardware.mixers import Layer
 
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-_TWO_MATRICES = ("nemotron", "gpt2", "gpt_neox", "opt", "falcon", "starcoder2", "phi", "phi-msft")
+_TWO_MATRICES = ("nemotron", "nemotron_h", "gpt_neox", "falcon", "starcoder2", "phi")
 
 
 def routing(config: Config) -> tuple[int, int]:
@@ -41,11 +41,11 @@ def is_sparse(config: Config, index: int) -> bool:
 
 def feed_forward(config: Config, index: int, *, moe: bool) -> Layer:
     """Return the feed-forward part of layer `index`."""
-    del index
+    config = config.at(index, "intermediate_size", "intermediate_size_mlp")
     hidden = config.count("hidden_size")
-    matrices = 2 if config.family.startswith(_TWO_MATRICES) else 3
+    matrices = 2 if config.family in _TWO_MATRICES else 3
     if not moe:
-        width = config.count("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
+        width = _dense_width(config)
         bias = (matrices - 1) * width + hidden if config.flag("mlp_bias") else 0
         return Layer(matrices * hidden * width + bias)
     experts, _ = routing(config)
@@ -59,6 +59,16 @@ def feed_forward(config: Config, index: int, *, moe: bool) -> Layer:
     if config.family.startswith("gemma4"):
         others += matrices * hidden * config.size("intermediate_size") + 4 * hidden + experts
     return Layer(routed + others, routed)
+
+
+def _dense_width(config: Config) -> int:
+    if config.family == "falcon":
+        return config.count("ffn_hidden_size", default=4 * config.count("hidden_size"))
+    width = config.count("intermediate_size_mlp", "block_ff_dim", "intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", default=config.family == "lfm2"):
+        return width
+    unit = config.size("block_multiple_of", default=256)
+    return -(-(2 * width // 3) // unit) * unit
 
 
 def _shared(config: Config, hidden: int, width: int, matrices: int) -> int:

@@ -38,8 +38,18 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
-            raise ConfigError(f"{names[0]} in the config is {value!r}; it is a count, 0 or more")
+            key = next(name for name in names if self.get(name) is not None)
+            raise ConfigError(f"{key} in the config is {value!r:.80}; it is a count, 0 or more")
         return value
+
+    def at(self, index: int, *names: str) -> "Config":
+        """Return this config with the value of layer `index` where a key lists one for each."""
+        own: dict[str, Any] = {
+            name: self._values[name][index]
+            for name in names
+            if isinstance(self._values.get(name), list)
+        }
+        return Config(self._values | own) if own else self
 
     def size(self, *names: str, default: int | None = None) -> int:
         """Return a count that is at least 1. Raises `ConfigError`."""

@@ -67,9 +67,16 @@ def head_dim(config: Config) -> int:
     return config.size("head_dim", default=max(1, config.count("hidden_size") // heads))
 
 
+def kv_head_count(config: Config) -> int:
+    """Return how many heads K and V have."""
+    heads = config.size("num_attention_heads")
+    one = config.flag("multi_query") and not config.flag("new_decoder_architecture")
+    return 1 if one else config.size("num_key_value_heads", "num_kv_heads", default=heads)
+
+
 def _grouped(config: Config, index: int, kind: str, *, owns_kv: bool) -> Layer:
     hidden, heads = config.count("hidden_size"), config.size("num_attention_heads")
-    kv_heads, width = config.size("num_key_value_heads", default=heads), head_dim(config)
+    kv_heads, width = kv_head_count(config), head_dim(config)
     keys_are_values = False
     if kind == "full" and config.family.startswith("gemma4"):
         width = config.size("global_head_dim", default=width)
