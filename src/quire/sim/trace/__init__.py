@@ -1,6 +1,19 @@
 """Traces: requests as they arrived, from any of the formats people have."""
 
-from quire.sim.trace.files import FORMATS, FileTrace, Format, Report, open_trace
+from quire.sim.trace.coarse import with_block_size
+from quire.sim.trace.files import FileTrace, Report, open_trace
+from quire.sim.trace.formats import FORMATS, Format
 from quire.sim.trace.rows import Trace, TraceRequest
+from quire.sim.trace.saving import save_trace
 
-__all__ = ["FORMATS", "FileTrace", "Format", "Report", "Trace", "TraceRequest", "open_trace"]
+__all__ = [
+    "FORMATS",
+    "FileTrace",
+    "Format",
+    "Report",
+    "Trace",
+    "TraceRequest",
+    "open_trace",
+    "save_trace",
+    "with_block_size",
+]

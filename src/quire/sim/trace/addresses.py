@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from quire.sim.trace.numbering import Bools, Chains, Ints, Numbering, chains_of
-from quire.sim.trace.schemas import NamesRow, RunsRow
+from quire.sim.trace.schemas import RUN_ROWS, NamesRow
 
 Name: TypeAlias = int | str | tuple[str, int | str]
 
@@ -46,12 +46,12 @@ class Addresses:
         `local`: an id means something only within the session of its row.
         """
         partial = num_ids > num_full
-        if isinstance(rows[0], RunsRow) and not local:
+        if isinstance(rows[0], RUN_ROWS) and not local:
             found = self._direct_runs(rows)
             if found is not None:
                 return self._full_runs(found, partial)
         offsets = np.concatenate(([0], num_ids.cumsum()))
-        ids = self._direct_ids(rows) if not local and not isinstance(rows[0], RunsRow) else None
+        ids = self._direct_ids(rows) if not local and not isinstance(rows[0], RUN_ROWS) else None
         if ids is None:
             ids = self._named(_names_of(rows, local=local), int(offsets[-1]))
         cut = offsets[1:][partial] - 1
@@ -128,7 +128,7 @@ class _Names(dict[Any, int]):
 
 def _names_of(rows: list[Any], *, local: bool) -> Iterable[Any]:
     ids: list[Iterable[Any]]
-    if isinstance(rows[0], RunsRow):
+    if isinstance(rows[0], RUN_ROWS):
         ids = [
             chain.from_iterable([range(first, first + length) for first, length in row.hash_runs])
             for row in rows

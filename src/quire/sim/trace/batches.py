@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.sim.trace.numbering import Bools, Ints
-from quire.sim.trace.schemas import MAX_TOKENS, RunsRow
+from quire.sim.trace.schemas import MAX_TOKENS, RUN_ROWS
 
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -36,7 +36,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 def sizes_of(rows: list[Any], seconds_per_unit: float) -> Sizes:
     """Return the sizes of rows; an absurd number of ids is given as `MAX_TOKENS` + 1."""
-    if rows and isinstance(rows[0], RunsRow):
+    if rows and isinstance(rows[0], RUN_ROWS):
         num_ids = [sum([length for _, length in row.hash_runs]) for row in rows]
     else:
         num_ids = [len(row.hash_ids) for row in rows]

@@ -1,39 +1,23 @@
-"""Trace files: their formats, and how they become requests, a chunk of lines at a time."""
+"""Trace files: how their lines become requests, a chunk at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from quire.errors import ConfigError, TraceError
 from quire.sim.trace.addresses import Addresses
-from quire.sim.trace.batches import Sizes, first_fault, possible_block_sizes, sizes_of
+from quire.sim.trace.batches import Sizes, first_fault, sizes_of
 from quire.sim.trace.chunks import line_chunks
+from quire.sim.trace.formats import FORMATS, Format, Layout, layout_of
 from quire.sim.trace.numbering import Numbering
 from quire.sim.trace.rows import TraceRequest
-from quire.sim.trace.schemas import (
-    IdsRow,
-    NamesRow,
-    RunsRow,
-    decode_lines,
-    excerpt,
-    no_row,
-    why,
-)
-
-Format: TypeAlias = Literal["mooncake", "hash-runs"]
-
-FORMATS: tuple[Format, ...] = ("mooncake", "hash-runs")
-
-MOONCAKE_BLOCK = 512
-"""Tokens per block of the traces published with Mooncake."""
-
-MAX_BLOCK_SIZE = 1 << 20
+from quire.sim.trace.schemas import MAX_BLOCK_SIZE, ChatRow, QuireRow, decode_lines, no_row
 
 REFERENCES_AT_ONCE = 1 << 21
 """So many block references are renumbered together."""
@@ -42,12 +26,12 @@ REFERENCES_AT_ONCE = 1 << 21
 class Report(msgspec.Struct):
     """What reading a trace found beside its requests.
 
-    `rows`                 rows read
-    `without_prompt`       of these, rows of no prompt tokens, which are left out
-    `partial_references`   ids of last, partial blocks, which are left out; `partial_ids` of them
-                           are different and name nothing else
-    `violations`           references to an id that followed another than at first: the file names
-                           blocks by content alone, and its ids were replaced by those of prefixes
+    `rows`                rows read
+    `without_prompt`      of these, rows of no prompt tokens, which are left out
+    `partial_references`  ids of last, partial blocks, which are left out
+    `partial_ids`         different ones of these that never stood for a full block
+    `violations`          references to an id that followed another than at first: the file names
+                          blocks by content alone, and its ids were replaced by those of prefixes
     """
 
     rows: int = 0
@@ -58,87 +42,33 @@ class Report(msgspec.Struct):
 
 
 class FileTrace:
-    """A trace in a file. Every iteration reads it anew, in memory for its different blocks only."""
+    """A trace in a file. Every iteration reads it anew; memory grows with its different blocks."""
 
-    def __init__(self, path: Path, row_type: type[Any], fmt: Format, block_size: int) -> None:
+    def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path
-        self._row_type = row_type
-        self._format: Format = fmt
-        self._block_size = block_size
+        self._layout = layout
 
     @property
     def source(self) -> str:
-        """The path as it was given."""
+        """The path of the file."""
         return str(self._path)
 
     @property
     def format(self) -> Format:
         """The name of its format, one of `FORMATS`."""
-        return self._format
+        return self._layout.format
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
-        return self._block_size
+        return self._layout.block_size
 
     def __iter__(self) -> Iterator[TraceRequest]:
         return self.read(Report())
 
     def read(self, report: Report) -> Iterator[TraceRequest]:
-        """Yield the requests, and fill in the report. Raises `TraceError` at the first bad row."""
-        numbering = Numbering(self.source)
-        addresses = Addresses(numbering)
-        decoder = msgspec.json.Decoder(self._row_type)
-        begin_s = last_s = 0.0
-        for chunk in line_chunks(self._path):
-            rows, reason = decode_lines(decoder, chunk)
-            sizes = sizes_of(rows, 1e-3)
-            if not report.rows and rows:
-                begin_s = last_s = float(sizes.time_s[0])
-            fault = first_fault(sizes, self._block_size, begin_s, last_s)
-            if fault is not None:
-                reason = fault[1]
-                rows, sizes = rows[: fault[0]], sizes[: fault[0]]
-            for part in _parts(sizes):
-                yield from self._requests(
-                    rows[part], sizes[part], begin_s, (addresses, numbering), report
-                )
-            if len(rows):
-                last_s = float(sizes.time_s[-1])
-            if reason is not None:
-                raise no_row(self.source, report.rows + 1, reason)
-        report.partial_ids = addresses.num_partial
-
-    def _requests(
-        self,
-        rows: list[Any],
-        sizes: Sizes,
-        begin_s: float,
-        ids: tuple[Addresses, Numbering],
-        report: Report,
-    ) -> Iterator[TraceRequest]:
-        addresses, numbering = ids
-        num_full = sizes.prompt_tokens // self._block_size
-        chains = numbering.renumber(addresses.chains(rows, sizes.num_ids, num_full, local=False))
-        runs, bounds = chains.as_runs(), chains.bounds.tolist()
-        first_row = report.rows + 1
-        report.rows += len(rows)
-        report.without_prompt += int(np.count_nonzero(sizes.prompt_tokens == 0))
-        report.partial_references = addresses.num_partial_references
-        report.violations = numbering.num_violations
-        for i, (row, time_s) in enumerate(
-            zip(rows, (sizes.time_s - begin_s).tolist(), strict=True)
-        ):
-            if row.input_length:
-                session = row.session_id
-                yield TraceRequest(
-                    first_row + i,
-                    time_s,
-                    row.input_length,
-                    row.output_length,
-                    runs[bounds[i] : bounds[i + 1]],
-                    str(session) if session is not None else None,
-                )
+        """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
+        return _Reading(self._path, self._layout, report).requests()
 
 
 def open_trace(
@@ -150,72 +80,112 @@ def open_trace(
     """Return the trace in a file: plain, gzip or zstd, found out from its content.
 
     `format`      one of `FORMATS`; None: found out from the first row
-    `block_size`  tokens per block; None: what the file says, or what all its first rows agree on
+    `block_size`  tokens per block; None: what the file says, or what its first rows agree on
 
-    Raises `TraceError` for a file that is none or holds no rows, `ConfigError` for a block size
-    that is not given and cannot be found out. Rows are checked when they are iterated over.
+    Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
+    a block size that is not given and cannot be found out. Rows are checked as they are read.
     """
-    path = Path(path).expanduser()
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format is one of {', '.join(FORMATS)}, got {format!r}")
     if block_size is not None and not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ConfigError(
             f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
         )
-    head = next((chunk for chunk in line_chunks(path) if chunk.strip()), b"")
-    if not head:
-        raise TraceError(f"{path} is empty: a trace has at least one request")
-    row_type, fmt = _row_type(path, head, format)
-    if block_size is None:
-        block_size = _guessed_block_size(path, head, row_type)
-    return FileTrace(path, row_type, fmt, block_size)
+    path = Path(path).expanduser()
+    return FileTrace(path, layout_of(path, format, block_size))
 
 
-def _row_type(path: Path, head: bytes, wanted: Format | None) -> tuple[type[Any], Format]:
-    line = head.lstrip().partition(b"\n")[0]
-    try:
-        first: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise no_row(str(path), 1, why(error, line)) from None
-    keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-    if wanted == "hash-runs" or (wanted is None and "hash_runs" in keys):
-        return RunsRow, "hash-runs"
-    if wanted == "mooncake" or "hash_ids" in keys:
-        return (NamesRow if _has_names(head) else IdsRow), "mooncake"
-    raise TraceError(
-        f"{path} is no trace that is known: a row has hash_ids (mooncake) or hash_runs "
-        f"(hash-runs); the first line is {excerpt(line)}"
-    )
+class _Reading:
+    """One pass over a file."""
+
+    def __init__(self, path: Path, layout: Layout, report: Report) -> None:
+        self._path = path
+        self._layout = layout
+        self._report = report
+        self._numbering = Numbering(str(path))
+        self._addresses = Addresses(self._numbering)
+        self._chats: dict[int, int] = {}
+        self._begin_s: float | None = 0.0 if layout.has_header else None
+
+    def requests(self) -> Iterator[TraceRequest]:
+        decoder = msgspec.json.Decoder(self._layout.row_type)
+        report = self._report
+        last_s: float | None = self._begin_s
+        for chunk in self._row_chunks():
+            rows, reason = decode_lines(decoder, chunk)
+            sizes = sizes_of(rows, self._layout.tick_s)
+            if not rows and reason is None:
+                continue
+            if self._begin_s is None and rows:
+                self._begin_s = last_s = float(sizes.time_s[0])
+            fault = first_fault(sizes, self._layout.block_size, self._begin_s or 0.0, last_s or 0.0)
+            if fault is not None:
+                reason = fault[1]
+                rows, sizes = rows[: fault[0]], sizes[: fault[0]]
+            for part in _parts(sizes):
+                yield from self._renumbered(rows[part], sizes[part])
+            if rows:
+                last_s = float(sizes.time_s[-1])
+            if reason is not None:
+                raise no_row(str(self._path), report.rows + 1, reason)
+        report.partial_ids = self._addresses.num_partial
+        if report.rows == report.without_prompt:
+            raise TraceError(f"{self._path}: none of its {report.rows:,} rows has a prompt")
+
+    def _row_chunks(self) -> Iterator[bytes]:
+        chunks = line_chunks(self._path)
+        if not self._layout.has_header:
+            return chunks
+        return _without_first_line(chunks)
+
+    def _renumbered(self, rows: list[Any], sizes: Sizes) -> Iterator[TraceRequest]:
+        report = self._report
+        num_full = sizes.prompt_tokens // self._layout.block_size
+        addresses = self._addresses.chains(
+            rows, sizes.num_ids, num_full, local=self._layout.local_ids
+        )
+        chains = self._numbering.renumber(addresses)
+        runs, bounds = chains.as_runs(), chains.bounds.tolist()
+        first_row = report.rows + 1
+        report.rows += len(rows)
+        report.without_prompt += int(np.count_nonzero(sizes.prompt_tokens == 0))
+        report.partial_references = self._addresses.num_partial_references
+        report.violations = self._numbering.num_violations
+        sessions = self._sessions(rows)
+        extras = isinstance(rows[0], QuireRow)
+        times = (sizes.time_s - (self._begin_s or 0.0)).tolist()
+        for i, (row, time_s, session) in enumerate(zip(rows, times, sessions, strict=True)):
+            if row.input_length:
+                yield TraceRequest(
+                    first_row + i,
+                    time_s,
+                    row.input_length,
+                    row.output_length,
+                    runs[bounds[i] : bounds[i + 1]],
+                    session,
+                    row.hint if extras else None,
+                    row.duration_s if extras else None,
+                )
+
+    def _sessions(self, rows: list[Any]) -> list[str | None]:
+        if not isinstance(rows[0], ChatRow):
+            ids = [row.session_id for row in rows]
+            return [None if id_ is None or id_ == "" else str(id_) for id_ in ids]
+        roots: list[str | None] = []
+        for row in rows:
+            chat: int = row.chat_id
+            root = self._chats.get(row.parent_chat_id, chat)
+            self._chats[chat] = root
+            roots.append(str(root))
+        return roots
 
 
-def _has_names(head: bytes) -> bool:
-    """Whether the first id of a file is text."""
-    for line in head.split(b"\n"):
-        try:
-            ids = msgspec.json.decode(line)["hash_ids"]
-            if ids:
-                return isinstance(ids[0], str)
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-            continue
-    return False
-
-
-def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
-    rows, reason = decode_lines(msgspec.json.Decoder(row_type), head)
-    if not rows:
-        raise no_row(str(path), 1, reason or "no row")
-    sizes = possible_block_sizes(sizes_of(rows, 1e-3))
-    if row_type is not RunsRow and MOONCAKE_BLOCK in sizes:
-        return MOONCAKE_BLOCK
-    powers = [size for size in (1 << n for n in range(21)) if size in sizes]
-    likely = list(sizes) if len(sizes) == 1 else powers
-    if len(likely) == 1:
-        return likely[0]
-    found = f"{sizes[0]} to {sizes[-1]} would fit" if sizes else "no block size fits all of them"
-    raise ConfigError(
-        f"{path} does not say how many tokens a block has, and its first rows leave it open "
-        f"({found}): give block_size"
-    )
+def _without_first_line(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        if chunk.strip():
+            yield chunk.lstrip().partition(b"\n")[2]
+            break
+    yield from chunks
 
 
 def _parts(sizes: Sizes) -> list[slice]:

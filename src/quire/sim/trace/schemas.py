@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from quire.core.hints import Hint
 from quire.errors import TraceError
 
 MAX_TOKENS = 1 << 27
 """No prompt and no answer is longer, in tokens: what is beyond is a mistake in the file."""
+
+MAX_BLOCK_SIZE = 1 << 20
+"""No block has more tokens."""
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
@@ -17,7 +22,7 @@ Session: TypeAlias = str | int | None
 
 
 class Row(msgspec.Struct, gc=False):
-    """What all formats record: arrival in ms, and lengths in tokens."""
+    """What all formats record: arrival, and lengths in tokens."""
 
     timestamp: float
     input_length: Tokens
@@ -38,6 +43,14 @@ class NamesRow(Row, gc=False):
     session_id: Session = None
 
 
+class ChatRow(Row, gc=False):
+    """A request of the Bailian format: Mooncake's in seconds, with turns of chats."""
+
+    hash_ids: list[int]
+    chat_id: int
+    parent_chat_id: int = -1
+
+
 class RunsRow(Row, gc=False):
     """A request of the run-length format: (first id, how many) for each run of rising ids."""
 
@@ -45,11 +58,40 @@ class RunsRow(Row, gc=False):
     session_id: Session = None
 
 
-AnyRow: TypeAlias = IdsRow | NamesRow | RunsRow
+class QuireRow(
+    Row,
+    gc=False,
+    omit_defaults=True,
+    rename={
+        "timestamp": "t",
+        "input_length": "in",
+        "output_length": "out",
+        "hash_runs": "runs",
+        "session_id": "session",
+        "duration_s": "took",
+    },
+):
+    """A request of quire's own format, in seconds; its runs cover full blocks only."""
+
+    hash_runs: Sequence[tuple[int, Length]]
+    session_id: str | None = None
+    hint: Hint | None = None
+    duration_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-class BadLine(Exception):  # noqa: N818 - not an error for callers: where the good rows end
-    """A line that is no row; `args[0]` says why."""
+class QuireHeader(msgspec.Struct, kw_only=True):
+    """The first line of quire's own format.
+
+    `ids`  "trace": an id means the same in all rows; "session": within its session only
+    """
+
+    quire_trace: Literal[1] = 1
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_SIZE)]
+    ids: Literal["trace", "session"] = "trace"
+
+
+RUN_ROWS = (RunsRow, QuireRow)
+"""The types of rows whose ids come in runs."""
 
 
 def decode_lines(decoder: msgspec.json.Decoder[Any], chunk: bytes) -> tuple[list[Any], str | None]:

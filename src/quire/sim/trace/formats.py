@@ -1,0 +1,149 @@
+"""Formats of trace files: which one a file has, and what it says about all of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import msgspec
+
+from quire.errors import ConfigError, TraceError
+from quire.sim.trace.batches import possible_block_sizes, sizes_of
+from quire.sim.trace.chunks import line_chunks
+from quire.sim.trace.schemas import (
+    MAX_BLOCK_SIZE,
+    RUN_ROWS,
+    ChatRow,
+    IdsRow,
+    NamesRow,
+    QuireHeader,
+    QuireRow,
+    RunsRow,
+    decode_lines,
+    excerpt,
+    no_row,
+    why,
+)
+
+Format: TypeAlias = Literal["mooncake", "bailian", "hash-runs", "quire"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+MOONCAKE_BLOCK = 512
+"""Tokens per block of the traces published with Mooncake."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """How to read the rows of a file.
+
+    `row_type`    what a line becomes
+    `block_size`  tokens per block
+    `tick_s`      the unit of time, in seconds
+    `has_header`  the first line is no row, and times count from 0 and not from the first row
+    `local_ids`   an id means something only within its session
+    """
+
+    format: Format
+    row_type: type[Any]
+    block_size: int
+    tick_s: float = 1.0
+    has_header: bool = False
+    local_ids: bool = False
+
+
+def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layout:
+    """Return the layout of a file, found out from its first lines where it is not given.
+
+    Raises `TraceError` for a file without rows or of no known format, `ConfigError` for a block
+    size that cannot be found out, or is another than the file's.
+    """
+    head = next((chunk for chunk in line_chunks(path) if chunk.strip()), b"").lstrip()
+    if not head:
+        raise TraceError(f"{path} is empty: a trace has at least one request")
+    line, _, rest = head.partition(b"\n")
+    try:
+        first: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise no_row(str(path), 1, why(error, line)) from None
+    keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
+    found = wanted or _format_of(keys)
+    if found is None:
+        raise TraceError(
+            f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
+            f"(hash-runs), or follow a header (quire); the first line is {excerpt(line)}"
+        )
+    if found == "quire":
+        return _quire_layout(path, line, rest, block_size)
+    row_type, tick_s = _row_type(found, head)
+    if block_size is None:
+        block_size = _guessed_block_size(path, head, row_type)
+    return Layout(found, row_type, block_size, tick_s)
+
+
+def _format_of(keys: dict[str, Any]) -> Format | None:
+    if "quire_trace" in keys:
+        return "quire"
+    if "hash_runs" in keys:
+        return "hash-runs"
+    if "hash_ids" in keys:
+        return "bailian" if "chat_id" in keys else "mooncake"
+    return None
+
+
+def _row_type(found: Format, head: bytes) -> tuple[type[Any], float]:
+    if found == "bailian":
+        return ChatRow, 1.0
+    if found == "hash-runs":
+        return RunsRow, 1e-3
+    return (NamesRow if _has_names(head) else IdsRow), 1e-3
+
+
+def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) -> Layout:
+    try:
+        header = msgspec.json.decode(line, type=QuireHeader)
+    except msgspec.DecodeError as error:
+        raise TraceError(
+            f"{path}: the header of a quire trace is a line like "
+            f'{{"quire_trace":1,"block_size":16}}; {why(error, line)}'
+        ) from None
+    if block_size not in {None, header.block_size}:
+        raise ConfigError(
+            f"{path} has blocks of {header.block_size} tokens, not of {block_size}; "
+            "with_block_size makes larger ones of them"
+        )
+    if not rest.strip():
+        raise TraceError(f"{path} has a header and no rows: a trace has at least one request")
+    local = header.ids == "session"
+    return Layout("quire", QuireRow, header.block_size, has_header=True, local_ids=local)
+
+
+def _has_names(head: bytes) -> bool:
+    """Whether the first id of a file is text."""
+    for line in head.split(b"\n"):
+        try:
+            ids = msgspec.json.decode(line)["hash_ids"]
+            if ids:
+                return isinstance(ids[0], str)
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+            continue
+    return False
+
+
+def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
+    rows, reason = decode_lines(msgspec.json.Decoder(row_type), head)
+    if not rows:
+        raise no_row(str(path), 1, reason or "no row")
+    sizes = possible_block_sizes(sizes_of(rows, 1.0))
+    if row_type not in RUN_ROWS and MOONCAKE_BLOCK in sizes:
+        return MOONCAKE_BLOCK
+    powers = [
+        size for size in (1 << n for n in range(MAX_BLOCK_SIZE.bit_length())) if size in sizes
+    ]
+    likely = list(sizes) if len(sizes) == 1 else powers
+    if len(likely) == 1:
+        return likely[0]
+    found = f"{sizes[0]:,} to {sizes[-1]:,} fit" if sizes else "none fits all of them"
+    raise ConfigError(
+        f"{path} does not say how many tokens a block has, and its first rows leave it open "
+        f"({found}): say it with block_size (--block-size)"
+    )
