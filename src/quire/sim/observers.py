@@ -11,7 +11,6 @@ from bisect import bisect_right
 import msgspec
 import numpy as np
 
-from quire.core.tokens import IntArray
 from quire.sim.columns import Column
 from quire.sim.trace.rows import TraceRequest
 

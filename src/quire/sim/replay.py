@@ -17,8 +17,10 @@ import msgspec
 import numpy as np
 
 from quire.core.manager import CacheManager
+from quire.core.terms import TokenRange
 from quire.core.tokens import INT32
 from quire.errors import ConfigError
+from quire.sim.foresight import Advice, end_id, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
 UNFINISHED = np.array([2**31 - 1], dtype=INT32)
@@ -82,12 +84,15 @@ def replay(
     capacity_blocks: int,
     policy: str = "lru",
     *,
+    hints: str = "none",
     observers: Iterable[Observer] = (),
     count_from: int = 0,
     clock: Callable[[], float] = time.process_time,
 ) -> ReplayResult:
     """Replay a trace through a manager of so many blocks and return what was found.
 
+    `hints`       what callers say of the future: a kind of `quire.sim.foresight.foresee`, which
+                  reads the trace once more
     `observers`   are told of each request and its tokens found: see `quire.sim.observers`
     `count_from`  requests before this one (from 0) warm the cache up and are not counted
     `clock`       what `seconds` is read from
@@ -97,6 +102,7 @@ def replay(
     """
     started = clock()
     capacity_blocks = check_capacity(capacity_blocks)
+    foresight = foresee(trace, hints)
     now = 0.0
     manager = CacheManager(
         capacity_blocks + 1, 1, policy=policy, sub_block=False, clock=lambda: now
@@ -109,22 +115,30 @@ def replay(
         if number == count_from:
             evicted_before = manager.counters.evicted_blocks
             tally.start_counting()
-        hit_tokens = tally.count(request, serve(manager, request, capacity_blocks))
+        num_hit = serve(manager, request, capacity_blocks, foresight(number))
+        hit_tokens = tally.count(request, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
     return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
 
 
-def serve(manager: CacheManager, request: TraceRequest, capacity_blocks: int) -> int:
+def serve(
+    manager: CacheManager, request: TraceRequest, capacity_blocks: int, advice: Advice
+) -> int:
     """Let a request come and go: look its blocks up, compute the others; return how many hit."""
     tokens = np.concatenate((request.blocks[:capacity_blocks], UNFINISHED))
-    seq = manager.open(tokens)
+    num_blocks = len(tokens) - 1
+    ranges = ()
+    if advice.stored_blocks < num_blocks:
+        ranges = (TokenRange(advice.stored_blocks, store=False),)
+    seq = manager.open(tokens, hint=advice.hint, ranges=ranges)
     num_hit = seq.num_cached
-    num_missed = len(tokens) - 1 - num_hit
-    if num_missed:
-        manager.reserve(seq, num_missed + 1)
+    if num_hit < num_blocks:
+        manager.reserve(seq, num_blocks - num_hit + 1)
         manager.commit(seq, tokens[num_hit:-1])
     manager.close(seq)
+    if advice.ends is not None:
+        manager.end_session(advice.ends)
     return num_hit
 
 
@@ -165,7 +179,7 @@ class Tally:
         num_cold = 0
         if num_blocks:
             num_seen = self._num_unique
-            self._num_unique = max(num_seen, int(request.runs[-1].sum()))
+            self._num_unique = max(num_seen, end_id(request))
             num_cold = self._num_unique - num_seen
         held = min(num_blocks, self._capacity)
         hit_end = min(num_hit * size, num_tokens)

@@ -1,0 +1,193 @@
+"""Hints that a trace itself could have given: what its callers knew, had they been asked.
+
+A first pass over the trace looks at the future; the replay is then told what a caller could
+have said at that moment. What such hints are worth is a bound for those that real callers give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.core.hints import NO_HINT, Hint
+from quire.errors import ConfigError
+from quire.sim.columns import Column
+from quire.sim.trace.rows import Trace, TraceRequest
+
+NOBODY = -1
+
+ALL = 1 << 62
+"""More blocks than a prompt has."""
+
+MAX_TURNS = 64
+"""Blocks that more requests than these use are taken for a system prompt, not for a session's."""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """What is said of a request.
+
+    `hint`           with it, it is opened
+    `stored_blocks`  so many blocks of its prompt may be kept, the others are not stored
+    `ends`           the session that is over when it closes
+    """
+
+    hint: Hint = NO_HINT
+    stored_blocks: int = ALL
+    ends: str | None = None
+
+
+NOTHING = Advice()
+
+Foresight: TypeAlias = Callable[[int], Advice]
+"""Gives what is said of a request, by its number in the trace, from 0."""
+
+
+def foresee(trace: Trace, kind: str) -> Foresight:
+    """Return what is said of the requests of a trace: one of `KINDS`, else `ConfigError`.
+
+    none         nothing; the others read the trace once
+    recorded     the hints that stand in the trace
+    never        `Hint("never")` of requests whose new blocks nobody uses again
+    no-store     `TokenRange(store=False)` for the blocks that one request alone uses, in all
+                 the trace
+    session-end  whose turn a request is, and after the last turn that the session is over. Where
+                 the trace names no sessions, a request belongs to the one that stored the
+                 deepest block of its prompt, unless more than `MAX_TURNS` requests use that
+    last-use     no-store and session-end together
+    """
+    if kind not in KINDS:
+        near = get_close_matches(str(kind), KINDS, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"unknown hints {kind!r}; {meant}There are {', '.join(KINDS)}")
+    return KINDS[kind](trace)
+
+
+def _none(_trace: Trace) -> Foresight:
+    return lambda _number: NOTHING
+
+
+def _recorded(trace: Trace) -> Foresight:
+    hints = [request.hint or NO_HINT for request in trace]
+    return lambda number: Advice(hints[number])
+
+
+def _never(trace: Trace) -> Foresight:
+    seen = _Uses(trace)
+    said = Advice(Hint("never"))
+    return lambda number: said if seen.none_comes_back(number) else NOTHING
+
+
+def _no_store(trace: Trace) -> Foresight:
+    seen = _Uses(trace)
+    return lambda number: Advice(stored_blocks=seen.shared_blocks(number))
+
+
+def _session_end(trace: Trace) -> Foresight:
+    names = _Uses(trace).sessions()
+    last = {name: number for number, name in enumerate(names)}
+    hints = {name: Hint(session_id=name) for name in last}
+
+    def advice(number: int) -> Advice:
+        name = names[number]
+        return Advice(hints[name], ends=name if last[name] == number else None)
+
+    return advice
+
+
+def _last_use(trace: Trace) -> Foresight:
+    no_store, session_end = _no_store(trace), _session_end(trace)
+
+    def advice(number: int) -> Advice:
+        said = session_end(number)
+        return Advice(said.hint, no_store(number).stored_blocks, said.ends)
+
+    return advice
+
+
+KINDS: dict[str, Callable[[Trace], Foresight]] = {
+    "none": _none,
+    "recorded": _recorded,
+    "never": _never,
+    "no-store": _no_store,
+    "session-end": _session_end,
+    "last-use": _last_use,
+}
+"""Kinds of hints, by the name they are asked for with."""
+
+
+class _Uses:
+    """Who uses the blocks of a trace: eight bytes per distinct block, and a row per request.
+
+    Ids are numbered by first appearance: what is new in a request is the end of its chain, and
+    its ids are the next ones.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._last = Column(NOBODY, np.int32)
+        self._uses = Column(0, np.int32)
+        self._num_blocks: list[int] = []
+        self._first_new: list[int] = []
+        self._deepest_seen: list[int] = []
+        self._sessions: list[str | None] = []
+        self._rows: list[int] = []
+        for number, request in enumerate(trace):
+            self._see(number, request)
+        self._end = self._first_new[-1] if self._first_new else 0
+
+    def _see(self, number: int, request: TraceRequest) -> None:
+        first_new = self._first_new[-1] if number else 0
+        num_blocks, deepest_seen = 0, NOBODY
+        for first, length in request.runs.tolist():
+            end = first + length
+            self._last.upto(end)[first:end] = number
+            self._uses.upto(end)[first:end] += 1
+            num_blocks += length
+            if first < first_new:
+                deepest_seen = min(end, first_new) - 1
+        if not number:
+            self._first_new.append(0)
+        self._num_blocks.append(num_blocks)
+        self._deepest_seen.append(deepest_seen)
+        self._first_new.append(max(first_new, end_id(request)))
+        self._sessions.append(request.session)
+        self._rows.append(request.row)
+
+    def new_ids(self, number: int) -> slice:
+        """The ids that a request is the first to use."""
+        return slice(self._first_new[number], self._first_new[number + 1])
+
+    def none_comes_back(self, number: int) -> bool:
+        """Whether a request has new blocks, and no later one uses any of them."""
+        new = self.new_ids(number)
+        return new.start < new.stop and bool(self._last.values[new.start] == number)
+
+    def shared_blocks(self, number: int) -> int:
+        """Return how many leading blocks of a prompt another request uses too."""
+        new = self._uses.values[self.new_ids(number)]
+        alone = len(new) - int(np.count_nonzero(new > 1))
+        return self._num_blocks[number] - alone
+
+    def sessions(self) -> list[str]:
+        """Return whose turn each request is."""
+        names: list[str] = []
+        owner = np.full(self._end, NOBODY, dtype=np.int32)
+        for number, (recorded, deepest) in enumerate(
+            zip(self._sessions, self._deepest_seen, strict=True)
+        ):
+            if recorded is not None:
+                names.append(recorded)
+            elif deepest != NOBODY and self._uses.values[deepest] <= MAX_TURNS:
+                names.append(names[int(owner[deepest])])
+            else:
+                names.append(f"row {self._rows[number]}")
+            owner[self.new_ids(number)] = number
+        return names
+
+
+def end_id(request: TraceRequest) -> int:
+    """Return one more than the last id of a request: the most there can be; 0 without blocks."""
+    return int(request.runs[-1].sum()) if len(request.runs) else 0
