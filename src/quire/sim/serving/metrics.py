@@ -17,6 +17,8 @@ from quire.sim.serving.timing import Seconds
 BINS = 60
 """Points of a timeline."""
 
+HISTOGRAM_BARS = 12
+
 BACKLOG = 0.05
 """A service is overloaded if this share of all requests still waits when the last one arrives."""
 
@@ -62,6 +64,26 @@ class Spread(msgspec.Struct, frozen=True):
         values = np.asarray(seconds, np.float64)
         p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
         return cls(float(values.mean()), p50, p90, p95, p99, float(values.max()))
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Requests by duration: `counts[i]` lie between `edges[i]` and `edges[i + 1]` seconds.
+
+    Edges are evenly spaced in the logarithm. Empty without requests.
+    """
+
+    edges: list[float]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Histogram:
+        """Return the histogram of durations above 0."""
+        if not len(seconds):
+            return cls([], [])
+        low, high = min(seconds), max(seconds)
+        edges = np.geomspace(low, high, HISTOGRAM_BARS + 1) if low < high else np.array([low, high])
+        at = np.clip(np.searchsorted(edges, seconds, side="right") - 1, 0, len(edges) - 2)
+        return cls(edges.tolist(), np.bincount(at, minlength=len(edges) - 1).tolist())
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -125,6 +147,7 @@ class ServingResult(msgspec.Struct, frozen=True):
     mean_in_system: float
     max_waiting: int
     timeline: Timeline
+    ttft_histogram: Histogram
     tiers: list[TierUse]
     overloaded: str | None
 
@@ -159,10 +182,13 @@ class Collector:
         self._served.append(served)
 
     def sample(self, now: float, replicas: Sequence[Replica]) -> None:
-        """Queues have changed."""
-        self._times.append(now)
-        self._waiting.append(sum(len(replica.waiting) for replica in replicas))
-        self._running.append(sum(len(replica.running) for replica in replicas))
+        """Queues may have changed."""
+        waiting = sum(len(replica.waiting) for replica in replicas)
+        running = sum(len(replica.running) for replica in replicas)
+        if not self._times or waiting != self._waiting[-1] or running != self._running[-1]:
+            self._times.append(now)
+            self._waiting.append(waiting)
+            self._running.append(running)
 
     def result(self, replicas: Sequence[Replica], objective: Objective | None) -> ServingResult:
         """Return what was collected."""
@@ -173,6 +199,7 @@ class Collector:
         output_tokens = sum(each.output_tokens for each in served)
         cached_tokens = sum(each.cached_tokens for each in served)
         tpots = [each.tpot_s for each in served]
+        ttfts = [each.ttft_s for each in served]
         goodput = None
         if objective is not None:
             good = sum(objective.met(each) for each in served)
@@ -186,7 +213,7 @@ class Collector:
             num_requests=len(served),
             num_replicas=len(replicas),
             makespan_s=makespan_s,
-            ttft_s=Spread.of([each.ttft_s for each in served]),
+            ttft_s=Spread.of(ttfts),
             tpot_s=Spread.of([tpot for tpot in tpots if tpot is not None]),
             e2e_s=Spread.of([each.e2e_s for each in served]),
             waited_s=Spread.of([each.admitted_s - each.arrived_s for each in served]),
@@ -212,6 +239,7 @@ class Collector:
                 waiting.tolist(),
                 running.tolist(),
             ),
+            ttft_histogram=Histogram.of(ttfts),
             tiers=_tier_use(replicas),
             overloaded=self._overload(len(replicas)),
         )

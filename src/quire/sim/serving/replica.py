@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from quire.core.groups import check_count
+from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.serving.decoding import Decoding
@@ -59,7 +60,8 @@ class Limits(msgspec.Struct, frozen=True):
     def check(self, request: TraceRequest) -> None:
         """Raise `OutOfBlocks` for a request that would not even fit alone."""
         num_tokens = request.prompt_tokens + max(request.output_tokens - 1, 0)
-        needed = -(-num_tokens // self.block_size)
+        # a prompt of whole blocks computes its last token beside them
+        needed = max(-(-num_tokens // self.block_size), request.num_blocks + 1)
         if needed > self.num_blocks:
             raise OutOfBlocks(
                 f"row {request.row}: {request.prompt_tokens} tokens of prompt and "
@@ -108,7 +110,7 @@ class Replica:
         self._prefilling: list[Request] = []
         self._chunks: list[tuple[Request, int]] = []
         self._ends: np.ndarray[tuple[int], np.dtype[np.float64]] = np.empty(0)
-        self._started_s = 0.0
+        self._busy_since: float | None = None
         self._num_admitted = 0
 
     @property
@@ -144,7 +146,6 @@ class Replica:
         self.now = now
         num_steps = len(self._ends)
         self._ends = self._ends[:0]
-        self.busy_s += now - self._started_s
         decoding = self._decoding
         finished: list[Request] = []
         if len(decoding):
@@ -185,8 +186,12 @@ class Replica:
             self._make_room(1)
         fetch_s = 0.0 if preempted else self._admit()
         if not self.running:
+            if self._busy_since is not None:
+                self.busy_s += now - self._busy_since
+                self._busy_since = None
             return
-        self._started_s = now
+        if self._busy_since is None:
+            self._busy_since = now
         self._chunks = self._cut_prompts()
         if self._chunks:
             chunks: list[Chunk] = [(num, request.computed) for request, num in self._chunks]
@@ -236,7 +241,7 @@ class Replica:
             found = manager.probe(request.key).num_blocks
             if wanted - found + spare > pool.num_available:
                 return False
-            seq = manager.open(request.key)
+            seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
         else:
             manager.resume(seq)
         missing = wanted - seq.computed
