@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from quire._version import __version__
-from quire.cli import bench, demo, doctor, generate, inspection
+from quire.cli import bench, curve, demo, doctor, generate, inspection, simulate
 from quire.cli.output import stderr
 from quire.errors import QuireError
 
@@ -69,4 +69,6 @@ app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)
+app.command("curve")(curve.curve)
+app.command("simulate")(simulate.simulate)
 app.add_typer(bench.app, name="bench")

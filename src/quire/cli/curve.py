@@ -1,0 +1,216 @@
+"""`quire curve`: what every size of a cache would find of a trace."""
+
+import csv
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.output import (
+    is_utf8,
+    plain_table,
+    print_json,
+    progress,
+    stdout,
+)
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.sim.curves import Curve, Curves
+    from quire.sim.trace.rows import Trace, TraceRequest
+
+SHARES = (1, 5, 10, 25, 50, 100)
+"""Capacities of the table, in % of the different blocks of the trace."""
+
+KNEE = 0.9
+TIERS = ("device", "host", "disk", "remote")
+SHOW_EVERY = 4096
+
+
+def curve(
+    trace: Annotated[Path, typer.Argument(help="A trace file.", show_default=False)],
+    *,
+    at: Annotated[
+        str, typer.Option(help="More capacities to list: blocks, or % of the different blocks.")
+    ] = "",
+    tiers: Annotated[
+        str, typer.Option(help="Capacities of an exclusive hierarchy, the fastest tier first.")
+    ] = "",
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
+    ] = None,
+    count_from: Annotated[
+        str, typer.Option(help="Requests that only warm the cache up: a number, or %.")
+    ] = "0",
+    points: Annotated[
+        int, typer.Option(min=2, help="About so many points of each curve in --json and --csv.")
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the curves as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the curves as CSV.")] = False,
+) -> None:
+    """The hit ratio of a trace for every capacity, under LRU and at best.
+
+    Exact, from one pass over the file. The optimum knows the future: no policy finds
+    more. Hits are prompt tokens in full blocks that were cached, as a share of all.
+
+    [bold]Examples[/bold]
+
+      quire curve trace.jsonl.gz
+      quire curve trace.jsonl.gz --tiers 10%,100%
+      quire curve trace.jsonl.gz --json --points 200 --at 4096,8192
+      quire curve trace.jsonl.gz --count-from 50% --csv > curve.csv
+    """
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other; choose one")
+    both = _read(trace, block_size, count_from)
+    listed = [both.num_unique * share // 100 for share in SHARES]
+    listed += capacities(at, both.num_unique, "--at")
+    sizes = capacities(tiers, both.num_unique, "--tiers")
+    if as_json:
+        print_json(document(both, points, listed, sizes) | {"trace": str(trace)})
+    elif as_csv:
+        write_csv(both, points, listed)
+    else:
+        _show(both, sorted(set(listed)), sizes, str(trace))
+
+
+def capacities(text: str, num_unique: int, option: str) -> list[int]:
+    """Read capacities: `819,10%` are 819 blocks, and a tenth of the different blocks.
+
+    Raises `ConfigError`, which names the option.
+    """
+    return [_amount(word.strip(), num_unique, option) for word in text.split(",") if word.strip()]
+
+
+def document(both: "Curves", points: int, listed: list[int], sizes: list[int]) -> dict[str, Any]:
+    """Return both curves as plain data: pairs of capacity in blocks and token hit, 0 to 1."""
+    result: dict[str, Any] = {
+        name: [
+            [capacity, hit]
+            for capacity, hit in zip(thin.capacities.tolist(), thin.token_hit.tolist(), strict=True)
+        ]
+        for name, thin in (
+            ("lru", both.lru.thinned(points, listed)),
+            ("optimum", both.optimum.thinned(points, listed)),
+        )
+    }
+    facts = ("block_size", "num_requests", "prompt_tokens", "num_unique", "ceiling", "seconds")
+    result |= {name: getattr(both, name) for name in facts}
+    if sizes:
+        rows = zip(_tier_names(sizes), sizes, both.lru.tiers(sizes), strict=True)
+        names = ("tier", "capacity_blocks", "token_hit")
+        result["tiers"] = [dict(zip(names, row, strict=True)) for row in rows]
+    return result
+
+
+def write_csv(both: "Curves", points: int, listed: list[int]) -> None:
+    """Print a row per capacity: blocks, token hit of LRU and of the optimum."""
+    chosen: set[int] = set()
+    for each in (both.lru, both.optimum):
+        chosen.update(each.thinned(points, listed).capacities.tolist())
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(("capacity_blocks", "lru", "optimum"))
+    for capacity in sorted(chosen):
+        rows.writerow((capacity, both.lru.at(capacity), both.optimum.at(capacity)))
+
+
+def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
+    import msgspec
+
+    from quire.sim.curves import curves_of
+    from quire.sim.reuse import reuses
+    from quire.sim.trace import open_trace
+
+    begun = time.process_time()
+    trace: Trace = open_trace(path)
+    if block_size is not None and block_size != trace.block_size:
+        from quire.sim.trace import with_block_size
+
+        trace = with_block_size(trace, block_size)
+    with progress(f"reading {path.name}") as say:
+        read = reuses(_Told(trace, say))
+        say("computing")
+        first = _amount(count_from, read.num_requests, "--count-from")
+        both = curves_of(read, count_from=first)
+    return msgspec.structs.replace(both, seconds=time.process_time() - begun)
+
+
+class _Told:
+    """A trace that says how far it is read."""
+
+    def __init__(self, trace: "Trace", say: Callable[[str], None]) -> None:
+        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
+        self._trace = trace
+        self._say = say
+
+    def __iter__(self) -> "Iterator[TraceRequest]":
+        for number, request in enumerate(self._trace):
+            if number % SHOW_EVERY == 0:
+                self._say(f"{number:,} requests")
+            yield request
+
+
+def _amount(word: str, whole: int, option: str) -> int:
+    number, percent = word.removesuffix("%"), word.endswith("%")
+    try:
+        value = float(number) if percent else int(number)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 53:
+        raise ConfigError(f"{option} is a number like 4096 or a share like 10%, got {word!r}")
+    return int(whole * value / 100) if percent else int(value)
+
+
+def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> None:
+    from rich.text import Text
+
+    from quire.cli.curve_picture import picture
+
+    console = stdout()
+    console.print(
+        f"\n[bold]{name}[/bold]: {both.num_requests:,} requests, {both.prompt_tokens:,} prompt "
+        f"tokens counted, {both.num_unique:,} different blocks of {both.block_size} tokens\n"
+    )
+    console.print(picture(both, width=min(console.width, 76), utf8=is_utf8(console)))
+    table = plain_table()
+    for head in ("of all blocks", "blocks", "LRU", "optimum"):
+        table.add_column(head, justify="right")
+    for capacity in listed:
+        hits = (f"{100 * each.at(capacity):.2f} %" for each in (both.lru, both.optimum))
+        table.add_row(_share(capacity, both.num_unique), f"{capacity:,}", *hits)
+    console.print(table)
+    if sizes:
+        console.print(_tier_table(both.lru, sizes))
+    knees = (f"{each.capacity_for(KNEE):,}" for each in (both.lru, both.optimum))
+    console.print(
+        Text.assemble(
+            f"{KNEE:.0%} of the ceiling ({100 * both.ceiling:.2f} %) at ",
+            (f"{next(knees)} blocks", "bold"),
+            f" with LRU, {next(knees)} at best; {both.seconds:.2f} s of CPU\n",
+        )
+    )
+
+
+def _tier_table(lru: "Curve", sizes: list[int]) -> Any:
+    table = plain_table()
+    table.add_column("tier, exclusive, LRU")
+    table.add_column("blocks", justify="right")
+    table.add_column("found there", justify="right")
+    for name, size, share in zip(_tier_names(sizes), sizes, lru.tiers(sizes), strict=True):
+        table.add_row(name, f"{size:,}", f"{100 * share:.2f} %")
+    table.add_row("nowhere", "", f"{100 * (1 - lru.at(sum(sizes))):.2f} %")
+    return table
+
+
+def _tier_names(sizes: Iterable[int]) -> list[str]:
+    return [
+        TIERS[number] if number < len(TIERS) else f"tier {number + 1}"
+        for number, _ in enumerate(sizes)
+    ]
+
+
+def _share(capacity: int, num_unique: int) -> str:
+    return f"{100 * capacity / num_unique:.3g} %" if num_unique else ""

@@ -1,0 +1,187 @@
+"""Hit-ratio curves: exact, against caches that are written out block by block."""
+
+import numpy as np
+import pytest
+from curves_help import (
+    SmallTrace,
+    belady_hits,
+    best_possible,
+    growing,
+    lru_hits,
+    prompts,
+    tails,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import ConfigError
+from quire.sim.curves import curves, lru_curve, optimum_curve
+from quire.sim.trace.rows import TraceRequest
+
+tries = st.one_of(prompts, growing)
+
+
+@given(tries)
+@settings(max_examples=150, deadline=None)
+def test_lru_is_a_list_of_blocks_at_every_capacity(texts):
+    trace = SmallTrace(texts)
+    curve = lru_curve(trace)
+    for capacity in range(trace.num_unique + 2):
+        found = trace.found_tokens(lru_hits(trace, capacity))
+        assert curve.at(capacity) == found / sum(trace.tokens)
+
+
+@given(tries)
+@settings(max_examples=150, deadline=None)
+def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
+    trace = SmallTrace(texts)
+    curve = optimum_curve(trace)
+    for capacity in range(trace.num_unique + 2):
+        found = trace.found_tokens(belady_hits(trace, capacity))
+        assert curve.at(capacity) == found / sum(trace.tokens)
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=6), st.integers(0, 4))
+@settings(max_examples=25, deadline=None)
+def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, capacity):
+    trace = SmallTrace(texts)
+    found = best_possible(trace, capacity) * trace.block_size
+    assert optimum_curve(trace).at(capacity) == found / sum(trace.tokens)
+
+
+@given(st.data(), tries)
+@settings(max_examples=100, deadline=None)
+def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, texts):
+    lengths = [data.draw(tails) if text else 1 for text in texts]
+    trace = SmallTrace(texts, tails=lengths)
+    both = curves(trace)
+    total = sum(trace.tokens)
+    for capacity in range(trace.num_unique + 2):
+        assert both.lru.at(capacity) == trace.found_tokens(lru_hits(trace, capacity)) / total
+        best = trace.found_tokens(belady_hits(trace, capacity))
+        assert both.optimum.at(capacity) == best / total
+
+
+@given(tries, st.data())
+@settings(max_examples=60, deadline=None)
+def test_requests_before_count_from_only_warm_the_cache_up(texts, data):
+    trace = SmallTrace(texts)
+    count_from = data.draw(st.integers(0, len(texts) - 1))
+    both = curves(trace, count_from=count_from)
+    total = sum(trace.tokens[count_from:])
+    for capacity in range(trace.num_unique + 2):
+        found = trace.found_tokens(lru_hits(trace, capacity), count_from)
+        assert both.lru.at(capacity) == found / total
+        found = trace.found_tokens(belady_hits(trace, capacity), count_from)
+        assert both.optimum.at(capacity) == found / total
+
+
+@given(tries)
+@settings(max_examples=60, deadline=None)
+def test_both_curves_rise_to_one_ceiling_and_the_optimum_is_never_lower(texts):
+    trace = SmallTrace(texts)
+    both = curves(trace)
+    at = range(trace.num_unique + 1)
+    lru, optimum = ([curve.at(c) for c in at] for curve in (both.lru, both.optimum))
+    assert lru == sorted(lru)
+    assert optimum == sorted(optimum)
+    assert all(low <= high for low, high in zip(lru, optimum, strict=True))
+    assert lru[-1] == optimum[-1] == both.ceiling
+    assert both.num_unique == trace.num_unique
+
+
+def test_runs_may_be_cut_anywhere():
+    class Cut(SmallTrace):
+        def runs(self, chain):
+            return np.array([[block, 1] for block in chain], np.int32).reshape(-1, 2)
+
+    texts = ["abcdefgh", "abcx", "abcdefghij", "abcd", "abcdefg", "abcxy", "abcdefghij"]
+    whole, cut = curves(SmallTrace(texts)), curves(Cut(texts))
+    for capacity in range(whole.num_unique + 1):
+        assert whole.lru.at(capacity) == cut.lru.at(capacity)
+        assert whole.optimum.at(capacity) == cut.optimum.at(capacity)
+
+
+def test_the_same_trace_gives_the_same_curves():
+    texts = ["ab" * (i % 7) + "c" * (i % 3) for i in range(50)]
+    first, second = curves(SmallTrace(texts)), curves(SmallTrace(texts))
+    for one, other in ((first.lru, second.lru), (first.optimum, second.optimum)):
+        assert one.capacities.tolist() == other.capacities.tolist()
+        assert one.hit_tokens.tolist() == other.hit_tokens.tolist()
+
+
+@pytest.mark.parametrize("texts", [["abc"], ["", "", ""], [""]], ids=["one", "empty", "one empty"])
+def test_a_trace_without_reuse_hits_nothing(texts):
+    both = curves(SmallTrace(texts))
+    assert both.ceiling == both.lru.at(0) == both.optimum.at(10**9) == 0.0
+    assert both.lru.tiers([1, 2]) == [0.0, 0.0]
+    assert both.optimum.capacity_for(0.9) == 0
+
+
+def test_no_capacity_hits_nothing_and_a_small_one_keeps_the_first_blocks():
+    both = curves(SmallTrace(["abcdefgh"] * 4))
+    for curve in (both.lru, both.optimum):
+        assert [curve.at(c) for c in (0, 1, 3, 8, 99)] == [0, 3 / 32, 9 / 32, 24 / 32, 24 / 32]
+
+
+def test_a_trace_of_no_requests_has_flat_curves():
+    both = curves(SmallTrace([]))
+    assert (both.num_requests, both.num_unique, both.lru.at(5)) == (0, 0, 0.0)
+
+
+def test_tiers_share_the_hits_by_their_own_capacities():
+    curve = curves(SmallTrace(["abcd", "wxyz"] * 5)).lru
+    device, host, disk = curve.tiers([3, 4, 100])
+    assert device == curve.at(3)
+    assert host == pytest.approx(curve.at(7) - curve.at(3))
+    assert device + host + disk == pytest.approx(curve.ceiling)
+
+
+def test_the_capacity_for_a_share_of_the_ceiling_is_the_smallest():
+    texts = ["ab" * (i % 7) + "c" * (i % 11) for i in range(80)]
+    both = curves(SmallTrace(texts))
+    for curve in (both.lru, both.optimum):
+        for share in (0.1, 0.5, 0.9, 1.0):
+            capacity = curve.capacity_for(share)
+            assert curve.at(capacity) >= share * curve.ceiling * (1 - 1e-12)
+            assert curve.at(capacity - 1) < share * curve.ceiling
+
+
+def test_thinning_keeps_values_exact_where_they_are_kept():
+    texts = ["ab" * (i % 17) + "cd" * (i % 29) for i in range(300)]
+    curve = curves(SmallTrace(texts)).lru
+    thin = curve.thinned(12, keep=[17, 40])
+    assert len(thin.capacities) <= 14
+    assert {0, 17, 40, int(curve.capacities[-1])} <= set(thin.capacities.tolist())
+    for capacity, ratio in zip(thin.capacities.tolist(), thin.token_hit.tolist(), strict=True):
+        assert ratio == curve.at(capacity) == thin.at(capacity)
+
+
+def test_bad_arguments_say_what_would_do():
+    trace = SmallTrace(["ab", "ab"])
+    with pytest.raises(ConfigError, match="2 requests"):
+        curves(trace, count_from=2)
+    curve = lru_curve(trace)
+    for call in (lambda: curve.at(-1), lambda: curve.tiers([5, -2])):
+        with pytest.raises(ConfigError, match="at least 0 blocks"):
+            call()
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        curve.capacity_for(1.5)
+    with pytest.raises(ConfigError, match="2 points"):
+        curve.thinned(1)
+
+
+def test_memory_grows_with_different_blocks_and_not_with_references():
+    from quire.sim.reuse import reuses
+
+    class Long:
+        source, format, block_size = "a test", "made", 16
+
+        def __iter__(self):
+            runs = np.array([[0, 1_000_000]], np.int32)
+            return (TraceRequest(i + 1, float(i), 16_000_000, 0, runs) for i in range(1000))
+
+    read = reuses(Long())
+    assert len(read.earlier) == 999
+    assert read.num_unique == 1_000_000
+    assert curves(Long()).lru.at(500_000) == pytest.approx(0.4995)
