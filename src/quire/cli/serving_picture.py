@@ -1,0 +1,100 @@
+"""The result of a serving simulation as tables and small pictures."""
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from quire.cli.output import BAR_WIDTH, facts_table, milliseconds, plain_table
+
+if TYPE_CHECKING:
+    from quire.sim.serving import ServingResult
+
+HEIGHTS, ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+MAX_SHARES = 8
+"""So many replicas are listed one by one."""
+
+FIRST, RUNNING, WAITING = "cyan", "green", "yellow"
+
+
+def durations(result: "ServingResult") -> Any:
+    """Return the table of what users waited for."""
+    table = plain_table()
+    table.add_column("seen by users")
+    for head in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(head, justify="right")
+    for name, spread in (
+        ("first token (TTFT)", result.ttft_s),
+        ("of that in the queue", result.waited_s),
+        ("each further token (TPOT)", result.tpot_s),
+        ("whole request (E2E)", result.e2e_s),
+    ):
+        if spread is not None:
+            values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
+            table.add_row(name, *map(duration, values))
+    return table
+
+
+def facts(result: "ServingResult") -> Any:
+    """Return throughput, goodput, hits and what went on inside."""
+    rate = (
+        f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
+        f"tokens/s, {result.total_tokens_per_s:,.0f} tokens/s with prompts"
+    )
+    found: list[tuple[str, Any]] = [("throughput", rate)]
+    if result.goodput is not None:
+        good = (
+            f"{result.goodput.requests_per_s:.3g} requests/s: {result.goodput.share:.1%} of "
+            f"{result.num_requests:,} were fast enough"
+        )
+        found.append(("goodput", good))
+    found.append(("hit rate", f"{result.hit_rate:.1%} of {result.prompt_tokens:,} prompt tokens"))
+    found += [
+        (f"from {tier.name}", f"{tier.fetched_blocks:,} blocks; {tier.demoted_blocks:,} went down")
+        for tier in result.tiers
+    ]
+    busy = ", ".join(f"{share:.0%}" for share in result.utilisation[:MAX_SHARES])
+    again = f"{result.preemptions:,}, {result.recomputed_tokens:,} tokens computed again"
+    found += [
+        ("busy", busy + ", ..." * (len(result.utilisation) > MAX_SHARES)),
+        ("preemptions", again),
+        ("took", f"{result.makespan_s:,.1f} s of virtual time, {result.num_steps:,} steps"),
+    ]
+    return facts_table(found)
+
+
+def histogram(result: "ServingResult", *, utf8: bool) -> Text:
+    """Draw how times to the first token are spread."""
+    counts, edges = result.ttft_histogram.counts, result.ttft_histogram.edges
+    most = max(counts)
+    text = Text("\ntime to the first token\n", no_wrap=True)
+    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        width = -(-BAR_WIDTH * count // most)
+        text.append(f"{duration(low):>9} - {duration(high):<9}", "bright_black")
+        text.append(("█" if utf8 else "#") * width, FIRST)
+        text.append(f" {count:,}\n")
+    return text
+
+
+def queues(result: "ServingResult", *, utf8: bool) -> Text:
+    """Draw how many requests wait and run, over time."""
+    line = result.timeline
+    text = Text(f"requests over {result.makespan_s:,.0f} s, and the most\n", no_wrap=True)
+    for name, counts, style in (
+        ("waiting", line.waiting, WAITING),
+        ("running", line.running, RUNNING),
+    ):
+        text.append(f"{name:>9} ", "bright_black")
+        text.append(_sparks(counts, HEIGHTS if utf8 else ASCII_HEIGHTS), style)
+        text.append(f" {max(counts, default=0):,.0f}\n")
+    return text
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in ms, or from ten seconds on in s."""
+    return f"{milliseconds(seconds)} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+def _sparks(counts: list[float], heights: str) -> str:
+    most = max(counts, default=0.0) or 1.0
+    return "".join(heights[ceil(count / most * (len(heights) - 1))] for count in counts)

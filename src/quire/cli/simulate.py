@@ -1,0 +1,193 @@
+"""`quire simulate`: what users would see of a service under the load of a trace."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.output import is_utf8, print_json, progress, stderr, stdout
+from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.sim.hardware import ModelFacts, Roofline
+    from quire.sim.serving import Cluster, Objective, Served, ServingResult, Workload
+    from quire.sim.trace import TraceRequest
+
+SHOWN_STEPS = 100
+"""Progress is shown so many times."""
+
+
+def simulate(
+    *,
+    trace: Annotated[Path, typer.Option(help="A trace file.", show_default=False)],
+    model: Annotated[
+        str, typer.Option(help="A known model, or a folder or file with its config.json.")
+    ] = "llama-3.1-8b",
+    gpu: Annotated[str, typer.Option(help="A known accelerator.")] = "h100",
+    gpus: Annotated[int, typer.Option(help="Accelerators per replica, tensor parallel.")] = 1,
+    replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
+    router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix.")] = "prefix",
+    load_limit: Annotated[
+        float, typer.Option(help="The prefix router's limit: times a replica's even share.")
+    ] = 1.25,
+    policy: Annotated[str, typer.Option(help="What each replica evicts first.")] = "lru",
+    arrivals: Annotated[
+        str, typer.Option(help="trace, poisson:RATE, closed:USERS or closed:USERS:THINK_SECONDS.")
+    ] = "trace",
+    speed: Annotated[float, typer.Option(help="Play the trace's times so much faster.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals that are drawn at random.")] = 0,
+    duration: Annotated[
+        float | None, typer.Option(help="Nothing arrives after so many seconds.")
+    ] = None,
+    num_requests: Annotated[
+        int | None, typer.Option(min=0, help="Only the first requests of the trace.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Memory for K and V per replica, instead of what fits.")
+    ] = None,
+    tiers: Annotated[
+        str, typer.Option(help="Below each replica: host=64GiB@50GB/s,disk=1TB@6GB/s")
+    ] = "",
+    max_step_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_sequences: Annotated[int, typer.Option(help="Requests that a replica runs at once.")] = 256,
+    mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that is reached.")] = 0.5,
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Seconds to the first token that are still good.")
+    ] = None,
+    slo_tpot: Annotated[
+        float | None, typer.Option(help="Seconds per further token that are still good.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Times to tokens, throughput and hit rate of a service under a trace.
+
+    Replicas batch continuously over the real cache manager; a roofline of model
+    and accelerator says how long steps take. Equal input gives an equal result.
+
+    [bold]Examples[/bold]
+
+      quire simulate --trace trace.jsonl.gz --replicas 4
+      quire simulate --trace trace.jsonl.gz --model qwen3-32b --gpu h200 --gpus 2
+      quire simulate --trace trace.jsonl.gz --arrivals poisson:3 --slo-ttft 2
+      quire simulate --trace trace.jsonl.gz --arrivals closed:64:10 --duration 600
+      quire simulate --trace trace.jsonl.gz --tiers host=256GiB@50GB/s --json
+    """
+    from quire.sim.hardware import Roofline, accelerator_named
+    from quire.sim.hardware.tiers import parse_tiers
+    from quire.sim.serving import (
+        Cluster,
+        Limits,
+        Objective,
+        RooflineTiming,
+        Workload,
+        blocks_that_fit,
+        parse_arrivals,
+        router_named,
+    )
+    from quire.sim.trace import open_trace, with_block_size
+
+    facts = _model(model)
+    roofline = Roofline(facts, accelerator_named(gpu), gpus, mfu=mfu)
+    chosen = router_named(router, load_limit=load_limit)
+    arriving = parse_arrivals(arrivals, speed=speed, seed=seed)
+    if speed != 1 and arrivals != "trace":
+        raise ConfigError(f"--speed {speed:g} changes the times of a trace, not {arrivals}")
+    objective = None
+    if slo_ttft is not None or slo_tpot is not None:
+        objective = Objective(slo_ttft, slo_tpot)
+    below = tuple(parse_tiers(tiers))
+    opened = open_trace(trace)
+    if block_size is not None and block_size != opened.block_size:
+        opened = with_block_size(opened, block_size)
+    size = opened.block_size
+    block_bytes = max(facts.kv.per_token, 1) * size
+    if kv_memory is None:
+        num_blocks = blocks_that_fit(roofline, size, max_sequences=max_sequences)
+    else:
+        num_blocks = parse_bytes(kv_memory) // block_bytes
+        if not num_blocks:
+            raise ConfigError(
+                f"--kv-memory {kv_memory} holds not one block of {size} tokens of {facts.name}, "
+                f"which are {format_bytes(block_bytes)}"
+            )
+    limits = Limits(num_blocks, size, policy, max_step_tokens, max_sequences)
+    cluster = Cluster(limits, RooflineTiming(roofline), replicas, below, block_bytes)
+    with progress("reading", SHOWN_STEPS) as say:
+        say(f"reading {trace.name}")
+        workload = Workload(list(_head(opened, num_requests)), arriving, duration_s=duration)
+        result = _run(cluster, workload, chosen, objective, say)
+    settings = {
+        "trace": str(trace),
+        "model": facts.name,
+        "gpu": roofline.accelerator.name,
+        "gpus": gpus,
+        "router": router,
+        "policy": policy,
+        "arrivals": str(arriving),
+        "num_blocks": num_blocks,
+        "block_size": size,
+    }
+    if as_json:
+        print_json(settings | result.to_dict())
+        if result.overloaded:
+            stderr().print(result.overloaded, style="yellow", markup=False, highlight=False)
+        return
+    _show(settings, result, roofline)
+
+
+def _model(name: str) -> "ModelFacts":
+    from quire.sim.hardware import ModelFacts, model_named
+
+    path = Path(name).expanduser()
+    return ModelFacts.from_config(path) if path.exists() else model_named(name)
+
+
+def _head(trace: Any, num_requests: int | None) -> "list[TraceRequest]":
+    from itertools import islice
+
+    return list(islice(trace, num_requests))
+
+
+def _run(
+    cluster: "Cluster", workload: "Workload", router: Any, objective: "Objective | None", say: Any
+) -> "ServingResult":
+    from quire.sim.serving import simulate
+
+    total = len(workload.requests)  # pyright: ignore[reportArgumentType]
+    every = max(total // SHOWN_STEPS, 1)
+    done = 0
+
+    def tell(served: "Served") -> None:
+        nonlocal done
+        done += 1
+        if not done % every:
+            say(f"{done:,} of {total:,} requests, {served.finished_s:,.0f} s of virtual time")
+
+    return simulate(cluster, workload, router, objective=objective, observers=[tell])
+
+
+def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline") -> None:
+    from quire.cli import serving_picture
+
+    console = stdout()
+    kv = settings["num_blocks"] * settings["block_size"]
+    devices = f"{result.num_replicas} x " + (f"{settings['gpus']} x " * (settings["gpus"] > 1))
+    console.print(
+        f"\n[bold]{settings['model']}[/bold] on {devices}{settings['gpu']}, KV for {kv:,} tokens "
+        f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}; "
+        f"assumed: {roofline.mfu:.0%} of the peak FLOPs, "
+        f"{roofline.bandwidth_efficiency:.0%} of the bandwidth\n"
+    )
+    if not result.num_requests:
+        console.print("No requests, so nothing to report.\n")
+        return
+    console.print(serving_picture.durations(result))
+    console.print(serving_picture.facts(result))
+    console.print(serving_picture.histogram(result, utf8=is_utf8(console)))
+    console.print(serving_picture.queues(result, utf8=is_utf8(console)))
+    if result.overloaded:
+        console.print(f"[yellow]{result.overloaded}[/yellow]\n")

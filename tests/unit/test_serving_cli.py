@@ -1,0 +1,109 @@
+"""`quire simulate`: a table and small pictures for people, JSON for programs."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+
+
+@pytest.fixture
+def path(tmp_path):
+    rows = []
+    for i in range(60):
+        shared, own = list(range(8)), [1000 * i + j for j in range(i % 5)]
+        blocks = shared + own
+        rows.append(
+            {
+                "timestamp": 100 * i,
+                "input_length": 512 * len(blocks) + 9,
+                "output_length": 20,
+                "hash_ids": [*blocks, 900_000 + i],
+            }
+        )
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def run(path):
+    def call(*words):
+        return CliRunner().invoke(app, ["simulate", "--trace", str(path), *map(str, words)])
+
+    return call
+
+
+def test_json_is_the_same_to_the_byte_each_time(run):
+    words = ("--replicas", 2, "--arrivals", "poisson:20", "--seed", 3, "--json")
+    first, again = run(*words), run(*words)
+    assert first.exit_code == 0
+    assert first.stdout == again.stdout
+    assert run(*words[:-2], 4, "--json").stdout != first.stdout
+
+
+def test_json_names_the_settings_and_the_figures(run):
+    found = json.loads(
+        run("--tiers", "host=1GiB@50GB/s", "--slo-ttft", 5, "--kv-memory", "4GiB", "--json").stdout
+    )
+    assert (found["model"], found["gpu"], found["router"]) == ("llama-3.1-8b", "h100", "prefix")
+    assert (found["num_blocks"], found["block_size"]) == (64, 512)
+    assert found["num_requests"] == 60
+    assert found["goodput"]["share"] == 1.0
+    assert 0 < found["hit_rate"] < 1
+    assert 0 < found["ttft_s"]["p50"] <= found["ttft_s"]["max"]
+    assert found["tiers"][0]["name"] == "host"
+    assert len(found["timeline"]["waiting"]) == len(found["timeline"]["until_s"]) == 60
+
+
+def test_the_table_shows_times_throughput_and_queues(run):
+    shown = run("--replicas", 2, "--slo-ttft", 1).stdout
+    for part in ("first token", "p99", "throughput", "goodput", "hit rate", "waiting", "running"):
+        assert part in shown
+    assert "60 were fast enough" in shown
+
+
+def test_an_overloaded_service_says_so(run):
+    result = run("--model", "llama-3.1-70b", "--gpus", 2, "--speed", 100)
+    assert "overloaded: " in result.stdout
+    assert "replicas" in result.stdout
+
+
+def test_no_requests_give_a_sentence_and_empty_json(run):
+    assert "No requests" in run("--num-requests", 0).stdout
+    assert json.loads(run("--num-requests", 0, "--json").stdout)["num_requests"] == 0
+
+
+def test_requests_and_time_can_be_limited(run):
+    def count(*words):
+        return json.loads(run(*words, "--json").stdout)["num_requests"]
+
+    assert count("--num-requests", 7) == 7
+    assert count("--duration", 2) == 21
+    assert count("--arrivals", "closed:4:0.1", "--num-requests", 20) == 20
+    assert count("--block-size", 1024) == 60
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--router", "prefx"), "did you mean prefix"),
+        (("--model", "lama-3.1-8b"), "did you mean llama-3.1-8b"),
+        (("--gpu", "h10"), "did you mean h100"),
+        (("--policy", "nope"), "unknown policy 'nope'"),
+        (("--arrivals", "poison:2"), "did you mean poisson"),
+        (("--arrivals", "poisson:2", "--speed", "2"), "--speed 2 changes the times of a trace"),
+        (("--tiers", "host"), "'host' is not a tier"),
+        (("--kv-memory", "1KiB"), "holds not one block of 512 tokens"),
+        (("--kv-memory", "256MiB"), "row 1: 4105 tokens of prompt and 20 of output need 9 blocks"),
+        (("--replicas", "0"), "num_replicas"),
+        (("--slo-ttft", "0"), "ttft_s is a number above 0"),
+        (("--model", "llama-3.1-70b"), "take more devices per replica"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, words, message):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
