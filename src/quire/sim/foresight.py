@@ -59,11 +59,16 @@ def foresee(trace: Trace, kind: str) -> Foresight:
                  deepest block of its prompt, unless more than `MAX_TURNS` requests use that
     last-use     no-store and session-end together
     """
+    check_kind(kind)
+    return KINDS[kind](trace)
+
+
+def check_kind(kind: str) -> None:
+    """Raise `ConfigError` unless this is one of `KINDS`."""
     if kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown hints {kind!r}; {meant}There are {', '.join(KINDS)}")
-    return KINDS[kind](trace)
 
 
 def _none(_trace: Trace) -> Foresight:

@@ -1,0 +1,131 @@
+"""Where the replays of a sweep run: here, in processes, or on Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any, Protocol, TypeVar
+
+from quire.errors import ConfigError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+RAY_STORE_BYTES = 80 << 20
+"""Memory of the object store of a local Ray: results are small. Ray accepts no less than 75 MiB."""
+
+
+class Executor(Protocol):
+    """Runs a function over tasks, which are pickled where they go to another process."""
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield (number of the task, its result) as they are done, in any order."""
+        ...
+
+
+class Serial:
+    """One after the other, in this process."""
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        for number, task in enumerate(tasks):
+            yield number, function(task)
+
+
+class Processes:
+    """In `num_workers` new Python processes of this machine (spawned: nothing is inherited)."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = _checked(num_workers)
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        if len(tasks) < 2 or self._num_workers == 1:
+            yield from Serial().run(function, tasks)
+            return
+        workers = min(self._num_workers, len(tasks))
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+class RayWorkers:
+    """On Ray: on the one that runs or that RAY_ADDRESS names, else `num_workers` started here.
+
+    The nodes of a cluster need quire, and the file of the trace under the same path.
+    A Ray that was started here is shut down at the end. Raises `ConfigError` without ray.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = _checked(num_workers)
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        ray = _ray()
+        started = not ray.is_initialized()
+        if started:
+            ray.init(**self._start_options())
+        try:
+            remote = ray.remote(max_retries=1)(_call)
+            shared = ray.put(function)
+            numbers = {remote.remote(shared, task): n for n, task in enumerate(tasks)}
+            waiting = list(numbers)
+            while waiting:
+                (done,), waiting = ray.wait(waiting, num_returns=1)
+                try:
+                    result = ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                yield numbers[done], result
+        finally:
+            if started:
+                ray.shutdown()
+
+    def _start_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if not os.environ.get("RAY_ADDRESS"):
+            options |= {
+                "num_cpus": self._num_workers,
+                "object_store_memory": RAY_STORE_BYTES,
+                "include_dashboard": False,
+            }
+        return options
+
+
+def executor_named(name: str, num_workers: int) -> Executor:
+    """Return an executor of `EXECUTORS` by its name; raise `ConfigError` for another name."""
+    if name not in EXECUTORS:
+        raise ConfigError(f"unknown executor {name!r}; there are {', '.join(EXECUTORS)}")
+    return EXECUTORS[name](num_workers)
+
+
+EXECUTORS: dict[str, Callable[[int], Executor]] = {"process": Processes, "ray": RayWorkers}
+
+
+def _call(function: Callable[[Task], Result], task: Task) -> Result:
+    return function(task)
+
+
+def _ray() -> Any:
+    try:
+        import ray  # noqa: PLC0415 - optional, and slow to import
+    except ImportError as error:
+        raise ConfigError("no ray here: pip install 'quire-kv[ray]'") from error
+    return ray
+
+
+def _checked(num_workers: int) -> int:
+    if type(num_workers) is not int or not 1 <= num_workers <= 4096:
+        raise ConfigError(f"a number of workers is from 1 to 4096, got {num_workers!r}")
+    return num_workers

@@ -1,0 +1,157 @@
+"""Sweeps: the same rows, in the same order, wherever they were computed."""
+
+import json
+import sys
+
+import pytest
+from replay_help import random_chains, trace_of
+
+from quire.errors import ConfigError, TraceError
+from quire.sim.curves import optimum_curve
+from quire.sim.executors import EXECUTORS, Processes, RayWorkers, Serial, executor_named
+from quire.sim.optimum import optimum_results
+from quire.sim.replay import replay
+from quire.sim.sweep import Pair, pairs_of, sweep
+from quire.sim.trace import open_trace
+
+PAIRS = pairs_of([40, 7, 20], ["fifo", "optimum", "lru", "lfu"])
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """A trace in a file, so that other processes can read it."""
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {
+            "timestamp": 1000 * request.row,
+            "input_length": request.prompt_tokens,
+            "output_length": 1,
+            "hash_ids": request.blocks.tolist(),
+        }
+        for request in trace_of(random_chains(7), tail=0)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return open_trace(path, block_size=4)
+
+
+def timeless(results):
+    """Rows without the time they took."""
+    return [{**result.row(), "seconds": None} for result in results]
+
+
+def test_rows_come_in_the_order_asked_for_and_equal_single_replays(trace):
+    results = sweep(trace, PAIRS)
+    assert [(row.capacity_blocks, row.policy) for row in results] == [
+        (pair.capacity_blocks, pair.policy) for pair in PAIRS
+    ]
+    alone = [
+        optimum_results(trace, [pair.capacity_blocks])[0]
+        if pair.policy == "optimum"
+        else replay(trace, pair.capacity_blocks, pair.policy)
+        for pair in PAIRS
+    ]
+    assert timeless(results) == timeless(alone)
+
+
+def test_a_pair_asked_for_twice_is_replayed_once():
+    trace, told = trace_of([[1], [1]]), []
+    first, second = sweep(trace, [Pair(3, "lru"), Pair(3, "lru")], done=told.append)
+    assert first is second
+    assert told == [Pair(3, "lru")]
+
+
+@pytest.mark.slow
+def test_processes_give_the_rows_of_a_serial_run(trace):
+    told = []
+    results = sweep(trace, PAIRS, hints="last-use", executor=Processes(2), done=told.append)
+    assert timeless(results) == timeless(sweep(trace, PAIRS, hints="last-use"))
+    assert sorted(told, key=PAIRS.index) == PAIRS
+
+
+@pytest.mark.slow
+def test_a_local_ray_of_two_workers_gives_the_rows_of_a_serial_run_and_is_shut_down(trace):
+    ray = pytest.importorskip("ray")
+    results = sweep(trace, PAIRS, executor=RayWorkers(2))
+    assert timeless(results) == timeless(sweep(trace, PAIRS))
+    assert not ray.is_initialized()
+
+
+def test_a_bad_row_is_an_error_of_the_sweep(trace, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(path.read_text() + '{"timestamp": 99000000, "input_length": -3}\n')
+    with pytest.raises(TraceError, match="row 61"):
+        sweep(trace, PAIRS)
+
+
+# -- before anything runs ------------------------------------------------------------------
+
+
+class NeverRuns:
+    """An executor that must not be reached."""
+
+    def run(self, function, tasks):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("pairs", "hints", "message"),
+    [
+        ([Pair(4, "lruu")], "none", "unknown policy 'lruu'; did you mean 'lru'"),
+        ([Pair(4, "optimun")], "none", "did you mean 'optimum'"),
+        ([Pair(0, "lru")], "none", "a capacity is a whole number of blocks"),
+        ([Pair(4, "lru")], "sesion-end", "did you mean 'session-end'"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_at_once(pairs, hints, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep(trace_of([[1]]), pairs, hints=hints, executor=NeverRuns())
+
+
+def test_an_executor_has_a_known_name_and_some_workers():
+    assert sorted(EXECUTORS) == ["process", "ray"]
+    with pytest.raises(ConfigError, match="unknown executor 'thread'"):
+        executor_named("thread", 2)
+    with pytest.raises(ConfigError, match="from 1 to 4096, got 0"):
+        executor_named("process", 0)
+
+
+def test_one_process_or_one_task_stays_in_this_process():
+    assert list(Processes(1).run(lambda task: -task, [3, 4])) == [(0, -3), (1, -4)]
+    assert list(Processes(8).run(lambda task: -task, [3])) == [(0, -3)]
+    assert list(Serial().run(str, [])) == []
+
+
+def test_without_ray_an_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[ray\]'"):
+        list(RayWorkers(2).run(str, [1]))
+
+
+# -- the optimum ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
+    trace = trace_of(random_chains(seed, num_requests=120))
+    curve = optimum_curve(trace)
+    for row in optimum_results(trace, [1, 3, 9, 20, 500]):
+        assert row.token_hit == curve.at(row.capacity_blocks)
+        assert row.hit_tokens + sum(row.missed.values()) == row.prompt_tokens
+        lru = replay(trace, row.capacity_blocks)
+        assert row.hit_blocks >= lru.hit_blocks
+        assert row.missed["cold"] >= lru.missed["cold"]
+        assert row.missed["partial_block"] == lru.missed["partial_block"]
+
+
+def test_the_optimum_gives_up_what_is_used_again_for_lack_of_room_only():
+    trace = trace_of([[1], [2], [3], [2], [1]])
+    rows = {row.capacity_blocks: row for row in optimum_results(trace, [1, 2])}
+    assert (rows[1].hit_blocks, rows[1].evicted_blocks) == (1, 1)
+    assert (rows[2].hit_blocks, rows[2].evicted_blocks) == (2, 0)
+
+
+def test_the_optimum_counts_from_a_request_like_a_replay_does():
+    trace = trace_of(random_chains(3))
+    (row,) = optimum_results(trace, [1000], count_from=20)
+    assert row.hit_tokens == replay(trace, 1000, count_from=20).hit_tokens
+    assert row.num_requests == 40
