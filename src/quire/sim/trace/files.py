@@ -14,7 +14,7 @@ from quire.errors import ConfigError, TraceError
 from quire.sim.trace.addresses import Addresses
 from quire.sim.trace.batches import Sizes, first_fault, sizes_of
 from quire.sim.trace.chunks import line_chunks
-from quire.sim.trace.formats import FORMATS, Format, Layout, layout_of
+from quire.sim.trace.formats import FORMATS, PARTIAL, Format, Layout, Partial, layout_of
 from quire.sim.trace.numbering import Numbering
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, ChatRow, QuireRow, decode_lines, no_row
@@ -30,6 +30,7 @@ class Report(msgspec.Struct):
     `without_prompt`      of these, rows of no prompt tokens, which are left out
     `partial_references`  ids of last, partial blocks, which are left out
     `partial_ids`         different ones of these that never stood for a full block
+    `partial_reused_tokens`  tokens in those of them whose id had been one before
     `violations`          references to an id that followed another than at first: the file names
                           blocks by content alone, and its ids were replaced by those of prefixes
     """
@@ -38,6 +39,7 @@ class Report(msgspec.Struct):
     without_prompt: int = 0
     partial_references: int = 0
     partial_ids: int = 0
+    partial_reused_tokens: int = 0
     violations: int = 0
 
 
@@ -76,11 +78,16 @@ def open_trace(
     *,
     format: Format | None = None,  # noqa: A002 - the word of everybody
     block_size: int | None = None,
+    partial: Partial = "drop",
 ) -> FileTrace:
     """Return the trace in a file: plain, gzip or zstd, found out from its content.
 
     `format`      one of `FORMATS`; None: found out from the first row
     `block_size`  tokens per block; None: what the file says, or what its first rows agree on
+
+    `partial`     "drop": requests have the full blocks of their prompts, which is what a cache of
+                  blocks can share; "keep": also the last, partial one where the file has an id
+                  for it, as if it were full: what many published numbers count
 
     Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
     a block size that is not given and cannot be found out. Rows are checked as they are read.
@@ -91,8 +98,11 @@ def open_trace(
         raise ConfigError(
             f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
         )
+    if partial not in PARTIAL:
+        raise ConfigError(f"partial is one of {', '.join(PARTIAL)}, got {partial!r}")
     path = Path(path).expanduser()
-    return FileTrace(path, layout_of(path, format, block_size))
+    layout = layout_of(path, format, block_size)
+    return FileTrace(path, msgspec.structs.replace(layout, partial=partial))
 
 
 class _Reading:
@@ -140,9 +150,13 @@ class _Reading:
 
     def _renumbered(self, rows: list[Any], sizes: Sizes) -> Iterator[TraceRequest]:
         report = self._report
-        num_full = sizes.prompt_tokens // self._layout.block_size
+        size = self._layout.block_size
+        partial_tokens = np.zeros(len(rows), np.int64)
+        if self._layout.partial == "drop":
+            has_partial = sizes.num_ids > sizes.prompt_tokens // size
+            partial_tokens[has_partial] = sizes.prompt_tokens[has_partial] % size
         addresses = self._addresses.chains(
-            rows, sizes.num_ids, num_full, local=self._layout.local_ids
+            rows, sizes.num_ids, partial_tokens, local=self._layout.local_ids
         )
         chains = self._numbering.renumber(addresses)
         runs, bounds = chains.as_runs(), chains.bounds.tolist()
@@ -150,6 +164,7 @@ class _Reading:
         report.rows += len(rows)
         report.without_prompt += int(np.count_nonzero(sizes.prompt_tokens == 0))
         report.partial_references = self._addresses.num_partial_references
+        report.partial_reused_tokens = self._addresses.partial_reused_tokens
         report.violations = self._numbering.num_violations
         sessions = self._sessions(rows)
         extras = isinstance(rows[0], QuireRow)

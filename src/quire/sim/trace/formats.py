@@ -27,6 +27,10 @@ from quire.sim.trace.schemas import (
 
 Format: TypeAlias = Literal["mooncake", "bailian", "hash-runs", "quire"]
 
+Partial: TypeAlias = Literal["drop", "keep"]
+
+PARTIAL: tuple[Partial, ...] = get_args(Partial)
+
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 MOONCAKE_BLOCK = 512
@@ -41,6 +45,7 @@ class Layout(msgspec.Struct, frozen=True):
     `tick_s`      the unit of time, in seconds
     `has_header`  the first line is no row, and times count from 0 and not from the first row
     `local_ids`   an id means something only within its session
+    `partial`     what becomes of the id of a last, partial block
     """
 
     format: Format
@@ -49,6 +54,7 @@ class Layout(msgspec.Struct, frozen=True):
     tick_s: float = 1.0
     has_header: bool = False
     local_ids: bool = False
+    partial: Partial = "drop"
 
 
 def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layout:

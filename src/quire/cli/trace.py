@@ -1,0 +1,233 @@
+"""`quire trace`: what a trace is like, and traces in quire's own format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from quire.cli.output import (
+    BAR_WIDTH,
+    CACHED,
+    facts_table,
+    is_utf8,
+    plain_table,
+    print_json,
+    progress,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire.sim.trace import FileTrace, Format
+    from quire.sim.trace.facts import Distances, TraceFacts
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+Source = Annotated[Path, typer.Argument(help="A trace: plain, .gz or .zst.", show_default=False)]
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="mooncake, bailian, hash-runs or quire; found out from the first row.",
+        show_default=False,
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        help="Tokens per block, where the file does not say it and its rows leave it open.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+
+
+@app.callback()
+def traces() -> None:
+    """Traces of requests: look into one, convert one.
+
+    Reads the formats of Mooncake and of the Bailian traces, run-length JSON Lines, and quire's own,
+    each plain, gzip or zstd. docs/traces.md describes them.
+
+    [bold]Examples[/bold]
+
+      quire trace info conversation.jsonl.gz
+      quire trace convert conversation.jsonl.gz conversation.quire.jsonl.gz
+    """
+
+
+@app.command("info")
+def info(
+    file: Source,
+    format_name: FormatName = None,
+    block_size: BlockSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a trace is like: sizes, sessions, what could be reused, how far apart.
+
+    The ceiling is what a cache without limit would find. A distance in blocks is the
+    size of the smallest LRU cache that still has the block when it is used again.
+
+    [bold]Examples[/bold]
+
+      quire trace info conversation.jsonl.gz
+      quire trace info agent.jsonl --block-size 16
+      quire trace info conversation.jsonl.gz --json
+    """
+    from quire.sim.trace.facts import describe
+
+    with progress(f"reading {file.name}") as begin:
+        trace = _open(file, format_name, block_size)
+        facts = describe(trace, lambda count: begin(f"{file.name}: {count:,} requests"))
+    if as_json:
+        from msgspec import to_builtins
+
+        print_json(to_builtins(facts))
+        return
+    show(stdout(), facts)
+
+
+@app.command("convert")
+def convert(
+    source: Source,
+    target: Annotated[
+        Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
+    ],
+    format_name: FormatName = None,
+    block_size: BlockSize = None,
+    to_block_size: Annotated[
+        int | None,
+        typer.Option(help="Write larger blocks: a multiple of the trace's.", show_default=False),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trace in quire's own format: checked, compact, ids dense and chained.
+
+    Ids that were not chained are replaced by those of whole prefixes; last, partial blocks
+    and rows without a prompt are left out.
+
+    [bold]Examples[/bold]
+
+      quire trace convert conversation.jsonl.gz conversation.quire.jsonl.zst
+      quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
+    """
+    from quire.sim.trace import save_trace, with_block_size
+
+    with progress(f"converting {source.name}"):
+        trace = _open(source, format_name, block_size)
+        wanted = with_block_size(trace, to_block_size or trace.block_size)
+        count = save_trace(wanted, target)
+    written: dict[str, Any] = {
+        "source": str(source),
+        "format": trace.format,
+        "target": str(target),
+        "block_size": wanted.block_size,
+        "requests": count,
+        "bytes": target.expanduser().stat().st_size,
+    }
+    if as_json:
+        print_json(written)
+        return
+    stdout().print(
+        f"{target}: {count:,} requests in blocks of {wanted.block_size} tokens, "
+        f"{written['bytes']:,} bytes",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def show(console: Console, facts: TraceFacts) -> None:
+    """Draw the facts of a trace."""
+    console.print()
+    console.print(facts_table(_facts(facts)))
+    lengths = plain_table()
+    for name in ("tokens", "mean", *_names(facts.prompt_length)):
+        lengths.add_column(name, justify="left" if name == "tokens" else "right")
+    for name, found in (("prompt", facts.prompt_length), ("output", facts.output_length)):
+        numbers = [f"{found[key]:,.0f}" for key in ("mean", *_names(found))]
+        lengths.add_row(name, *numbers)
+    console.print()
+    console.print(lengths)
+    if not facts.reuse_blocks.percentiles:
+        console.print("No block is used twice: nothing to keep.")
+        return
+    _draw(console, "blocks between uses", facts.reuse_blocks, _count)
+    _draw(console, "time between uses", facts.reuse_seconds, _duration)
+    console.print()
+
+
+def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
+    partial = facts.references - facts.full_references
+    rows = f"{facts.requests:,} in {_duration(facts.span_s)}"
+    if facts.without_prompt:
+        rows += f", and {facts.without_prompt:,} rows without a prompt"
+    references = f"{facts.references:,} to {facts.unique_blocks:,} different ones"
+    if partial:
+        different = facts.unique_blocks - facts.full_unique_blocks
+        references += (
+            f"; of full blocks {facts.full_references:,} to {facts.full_unique_blocks:,}, "
+            f"of last, partial ones {partial:,} to {different:,}"
+        )
+    ceiling = f"{facts.ceiling:.2%} of the prompt tokens came before"
+    if partial:
+        ceiling += f", {facts.full_ceiling:.2%} in full blocks"
+    table: list[tuple[str, Any]] = [
+        ("trace", Text(f"{facts.source}, {facts.format}, blocks of {facts.block_size} tokens")),
+        ("requests", rows),
+        ("tokens", f"{facts.prompt_tokens:,} in prompts, {facts.output_tokens:,} generated"),
+        ("blocks", references),
+        ("footprint", f"{facts.footprint_tokens:,} tokens keep every full block"),
+        ("ceiling", Text(ceiling, CACHED)),
+    ]
+    if facts.sessions:
+        table.append(("sessions", f"{facts.sessions:,}"))
+    if facts.violations:
+        renamed = f"{facts.violations:,} references followed another block than at first: "
+        table.append(("ids", f"{renamed}blocks are named by content, and were renamed by prefix"))
+    return table
+
+
+def _draw(console: Console, title: str, found: Distances, name: Callable[[float], str]) -> None:
+    mark = "█" if is_utf8(console) else "#"
+    largest = max(share for _, share in found.histogram)
+    table = plain_table()
+    table.add_column(title, justify="right")
+    table.add_column("reuses", justify="right")
+    table.add_column("")
+    for end, share in found.histogram:
+        width = round(BAR_WIDTH * share / largest)
+        table.add_row(f"up to {name(end)}", f"{share:.1%}", Text(mark * width, CACHED))
+    console.print()
+    console.print(table)
+    values = (f"{key} {name(value)}" for key, value in found.percentiles.items())
+    console.print(f"  {', '.join(values)}")
+
+
+def _names(percentiles: dict[str, float]) -> list[str]:
+    return [name for name in percentiles if name != "mean"]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration for people: 0.4 s, 42 s, 12 min, 3.5 h, 2.1 days."""
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < limit:
+            number = seconds / size
+            return f"{number:.3g} {unit}"
+    return f"{seconds / 86_400:,.3g} days"
+
+
+def _open(file: Path, format_name: str | None, block_size: int | None) -> FileTrace:
+    from quire.sim.trace import open_trace
+
+    return open_trace(file, format=cast("Format | None", format_name), block_size=block_size)

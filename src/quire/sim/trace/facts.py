@@ -1,0 +1,205 @@
+"""What a trace is like: sizes, sessions, and how far apart the uses of a block are."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.sim.reuse import Reuses, reuses
+from quire.sim.stacks import Steps, lru_steps
+from quire.sim.trace.files import FileTrace, Report
+from quire.sim.trace.rows import TraceRequest
+
+Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+SHARES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+"""Percentiles by name: the smallest value that so large a share does not exceed."""
+
+GAPS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 21_600.0, 86_400.0)
+"""Upper ends of the histogram of times between uses, in seconds."""
+
+EVERY = 1024
+"""So many requests between two reports of progress."""
+
+
+class Distances(msgspec.Struct, frozen=True):
+    """How far apart the uses of a block are, over all references to blocks seen before.
+
+    `percentiles`  values by name, see `SHARES`; empty where no block is used again
+    `histogram`    (upper end, share of all reuses up to it and above the one before), rising
+    """
+
+    percentiles: dict[str, float]
+    histogram: list[tuple[float, float]]
+
+
+class TraceFacts(msgspec.Struct, frozen=True):
+    """What a trace is like.
+
+    `rows`, `without_prompt`     rows of the file; of these, rows without a prompt, left out
+    `requests`                   the rest
+    `span_s`                     from the first row to the last request, in seconds
+    `references`, `unique_blocks`            ids in the file, and different ones
+    `full_references`, `full_unique_blocks`  those of full blocks only: what can be shared
+    `footprint_tokens`           tokens in the different full blocks: memory that would keep all
+    `violations`                 references that broke the chain rule and were renamed
+    `sessions`                   different sessions; 0 where the file names none
+    `ceiling`                    share of the prompt tokens that came before, partial blocks
+                                 with an id included
+    `full_ceiling`               the same in full blocks: what a cache without limit finds
+    `prompt_length`, `output_length`  percentiles and the mean, in tokens
+    `reuse_blocks`               different blocks used since the last use, and the block itself:
+                                 the smallest LRU cache, in blocks, that still has it
+    `reuse_seconds`              time since the last use
+    """
+
+    source: str
+    format: str
+    block_size: int
+    rows: int
+    without_prompt: int
+    requests: int
+    span_s: float
+    prompt_tokens: int
+    output_tokens: int
+    references: int
+    unique_blocks: int
+    full_references: int
+    full_unique_blocks: int
+    footprint_tokens: int
+    violations: int
+    sessions: int
+    ceiling: float
+    full_ceiling: float
+    prompt_length: dict[str, float]
+    output_length: dict[str, float]
+    reuse_blocks: Distances
+    reuse_seconds: Distances
+
+
+def describe(trace: FileTrace, on_progress: Callable[[int], None] | None = None) -> TraceFacts:
+    """Read a trace once and return its facts; memory grows with its requests and blocks.
+
+    `on_progress` is told now and then how many requests were read. Raises `TraceError`.
+    """
+    tap = _Tap(trace, on_progress)
+    found = reuses(tap)
+    report, times = tap.report, np.array(tap.times)
+    full = int(found.prompt_blocks.sum())
+    reused_tokens = int(found.num_blocks.sum()) * trace.block_size
+    prompt_tokens = int(found.prompt_tokens.sum())
+    gaps = times[found.later] - times[found.earlier]
+    return TraceFacts(
+        trace.source,
+        trace.format,
+        trace.block_size,
+        rows=report.rows,
+        without_prompt=report.without_prompt,
+        requests=len(times),
+        span_s=float(times[-1]),
+        prompt_tokens=prompt_tokens,
+        output_tokens=sum(tap.outputs),
+        references=full + report.partial_references,
+        unique_blocks=found.num_unique + report.partial_ids,
+        full_references=full,
+        full_unique_blocks=found.num_unique,
+        footprint_tokens=found.num_unique * trace.block_size,
+        violations=report.violations,
+        sessions=len(tap.sessions),
+        ceiling=(reused_tokens + report.partial_reused_tokens) / prompt_tokens,
+        full_ceiling=reused_tokens / prompt_tokens,
+        prompt_length=_lengths(found.prompt_tokens),
+        output_length=_lengths(np.array(tap.outputs, np.int64)),
+        reuse_blocks=_in_blocks(found),
+        reuse_seconds=_in_seconds(gaps, found.num_blocks),
+    )
+
+
+class _Tap:
+    """A trace that notes what passes."""
+
+    def __init__(self, trace: FileTrace, on_progress: Callable[[int], None] | None) -> None:
+        self._trace = trace
+        self._on_progress = on_progress
+        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
+        self.report = Report()
+        self.times, self.outputs = array("d"), array("q")
+        self.sessions: set[str] = set()
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for request in self._trace.read(self.report):
+            self.times.append(request.time_s)
+            self.outputs.append(request.output_tokens)
+            if request.session is not None:
+                self.sessions.add(request.session)
+            if self._on_progress is not None and not len(self.times) % EVERY:
+                self._on_progress(len(self.times))
+            yield request
+
+
+def _lengths(values: Ints) -> dict[str, float]:
+    ordered = np.sort(values)
+    at = {name: int(np.ceil(share * len(ordered))) - 1 for name, share in SHARES.items()}
+    found = {name: float(ordered[max(index, 0)]) for name, index in at.items()}
+    return found | {"mean": float(values.mean())}
+
+
+def _in_blocks(found: Reuses) -> Distances:
+    steps = lru_steps(found)
+    if not len(steps.below):
+        return Distances({}, [])
+    total = int(steps.width.sum())
+    largest = int((steps.below + steps.width).max())
+    percentiles = {
+        name: float(_smallest(steps, int(np.ceil(share * total)), largest))
+        for name, share in SHARES.items()
+    }
+    ends = [1 << n for n in range(largest.bit_length() + 1) if 1 << n < 2 * largest]
+    return Distances(percentiles, _histogram(ends, [_reached(steps, end) for end in ends], total))
+
+
+def _reached(steps: Steps, capacity: int) -> int:
+    """Return how many reuses are no further apart."""
+    return int(np.clip(capacity - steps.below, 0, steps.width).sum())
+
+
+def _smallest(steps: Steps, wanted: int, largest: int) -> int:
+    """Return the smallest capacity that reaches so many reuses."""
+    low, high = 0, largest
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if _reached(steps, middle) >= wanted:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _in_seconds(gaps: Floats, weights: Ints) -> Distances:
+    if not len(gaps):
+        return Distances({}, [])
+    order = np.argsort(gaps, kind="stable")
+    gaps, reach = gaps[order], np.cumsum(weights[order])
+    total = int(reach[-1])
+    percentiles = {
+        name: float(gaps[np.searchsorted(reach, np.ceil(share * total))])
+        for name, share in SHARES.items()
+    }
+    ends = [*(end for end in GAPS_S if end < gaps[-1]), float(gaps[-1])]
+    reached = np.concatenate(([0], reach))[np.searchsorted(gaps, ends, side="right")]
+    return Distances(percentiles, _histogram(ends, reached.tolist(), total))
+
+
+def _histogram(
+    ends: Sequence[float], reached: Sequence[int], total: int
+) -> list[tuple[float, float]]:
+    before = [0, *reached[:-1]]
+    return [
+        (float(end), (upto - below) / total)
+        for end, upto, below in zip(ends, reached, before, strict=True)
+    ]
