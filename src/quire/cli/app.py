@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from quire._version import __version__
-from quire.cli import bench, curve, demo, doctor, generate, inspection, simulate, trace
+from quire.cli import bench, curve, demo, doctor, generate, inspection, plan, simulate, trace
 from quire.cli.output import stderr
 from quire.errors import QuireError
 
@@ -69,6 +69,7 @@ app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
 app.command("simulate")(simulate.simulate)
 app.add_typer(trace.app, name="trace")

@@ -79,12 +79,13 @@ def read_shape(config: Config) -> Shape:
     idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
     windows = [each for each, kind in zip(layers, kinds, strict=True) if kind == "window"]
     others = [each for each, kind in zip(layers, kinds, strict=True) if kind != "window"]
+    latent = config.get("kv_lora_rank") is not None
     return Shape(
         name=config.family or "model",
         num_layers=len(kinds),
         hidden=hidden,
         num_heads=config.size("num_attention_heads"),
-        num_kv_heads=mixers.kv_head_count(config),
+        num_kv_heads=1 if latent else mixers.kv_head_count(config),
         head_dim=mixers.head_dim(config),
         vocab=vocab,
         params=params,

@@ -68,6 +68,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
                        routed to (embeddings count, as in published figures)
     `num_experts`, `experts_per_token`  routed experts per layer; 0 in a dense model
     `weight_bytes_per_param`            mean over the checkpoint
+    `num_kv_heads`     1 where K and V are one latent (MLA)
     `kv`               bytes of cached sequences
     `pair_flops`       FLOPs of attention per query and visible key, over all layers that see the
                        whole prefix: 4 x layers x heads x head_dim where K and V are equally wide

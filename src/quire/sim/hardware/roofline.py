@@ -129,13 +129,18 @@ class Roofline(msgspec.Struct, frozen=True):
         return flops
 
     def step_bytes(self, work: Iterable[tuple[int, int]]) -> float:
-        """Return the bytes that a step reads and writes: weights once, K, V and states."""
+        """Return the bytes that a step reads and writes: weights once, K, V and states.
+
+        K and V count once for each device that holds the same of them: there are several where
+        devices outnumber the KV heads.
+        """
         kv = self.model.kv
         num_tokens, traffic = 0, 0
         for new, before in work:
             num_tokens += new
             traffic += kv.of(before) + kv.of(new)
-        return self.model.weight_bytes_read(num_tokens) + traffic
+        copies = max(1.0, self.num_gpus / self.model.num_kv_heads)
+        return self.model.weight_bytes_read(num_tokens) + traffic * copies
 
     def collectives_s(self, num_tokens: int) -> float:
         """Return the seconds of the all-reduces of a step over `num_tokens`."""

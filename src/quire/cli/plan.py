@@ -1,0 +1,329 @@
+"""`quire plan`: what fits on which devices, and what more memory buys."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+from quire.cli.output import (
+    ACTIVE,
+    BAR_WIDTH,
+    CACHED,
+    FREE,
+    facts_table,
+    is_utf8,
+    milliseconds,
+    plain_table,
+    print_json,
+    progress,
+    stdout,
+)
+from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.sim.plan import Budget, Plan, Worth
+
+WEIGHTS, RESERVE = "magenta", "yellow"
+_TOKENS = re.compile(r"(\d+)\s*([km]?)(?:i?t(?:okens)?)?", re.IGNORECASE)
+HIT_WIDTH = 24
+
+
+def plan(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(help="A published model, or the path of a config.json.", show_default=False),
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="An accelerator: h100, mi300x, cpu, ...", show_default=False)
+    ],
+    num_gpus: Annotated[int, typer.Option(help="Tensor-parallel devices.", min=1)] = 1,
+    context: Annotated[str, typer.Option(help="Tokens of a user's sequence.")] = "8k",
+    tiers: Annotated[
+        str | None,
+        typer.Option(help="Memory below: name=size@speed[@latency], by comma.", show_default=False),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace: what memory is worth on it.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Format of the weights: fp8, int4, ...", show_default=False)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Format of K and V: fp8, ...", show_default=False)
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.", min=1)] = 16,
+    new_tokens: Annotated[str, typer.Option(help="Tokens a turn adds to a cached prefix.")] = "256",
+    mfu: Annotated[float, typer.Option(help="Share of the peak FLOP/s that prefills reach.")] = 0.5,
+    utilization: Annotated[
+        float, typer.Option(help="Share of the device memory that may be used.")
+    ] = 0.9,
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="Room for activations, all devices; else estimated.", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the picture as .html or .svg.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """What fits, for how many users, and what more memory would buy.
+
+    Counts blocks after weights and activations, compares fetching with
+    recomputing for each tier, and with a trace says what each 64 GiB of memory
+    below the device is worth: hits (exact, LRU), seconds, time to first token.
+
+    [bold]Examples[/bold]
+
+      quire plan --model llama-3.1-8b --gpu h100
+      quire plan --model deepseek-v3 --gpu h200 --num-gpus 8 --context 32k
+      quire plan --model qwen3-32b --gpu h100 --trace trace.jsonl.gz
+          --tiers host=256GiB@50GB/s,disk=2TiB@6GB/s
+      quire plan --model ./my-model/config.json --gpu l4 --dtype int4 --json
+    """
+    import msgspec
+
+    from quire.sim.hardware import Roofline, accelerator_named, model_named
+    from quire.sim.hardware.tiers import parse_tiers
+    from quire.sim.plan import Placement
+    from quire.sim.plan import plan as make_plan
+    from quire.sim.trace import open_trace
+
+    if save is not None and save.suffix not in {".html", ".svg"}:
+        raise ConfigError(f"cannot write {str(save)!r}: the picture is an .html or .svg file")
+    placement = Placement(
+        model=model_named(model).stored_as(dtype, kv_dtype),
+        accelerator=accelerator_named(gpu),
+        num_gpus=num_gpus,
+        utilization=utilization,
+        reserve_bytes=None if reserve is None else parse_bytes(reserve),
+        block_size=block_size,
+    )
+    with progress("reading the trace" if trace else "planning"):
+        made = make_plan(
+            placement,
+            parse_tokens(context),
+            parse_tiers(tiers or ""),
+            trace=None if trace is None else open_trace(trace),
+            new_tokens=parse_tokens(new_tokens),
+            roofline=Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu),
+        )
+    if as_json:
+        print_json(msgspec.to_builtins(made))
+    else:
+        stdout().print(picture(made, utf8=is_utf8(stdout())))
+    if save is not None:
+        write_picture(made, save)
+
+
+def parse_tokens(text: str) -> int:
+    """Return a number of tokens: `8k` is 8,192, `1m` is 1,048,576. Raises `ConfigError`."""
+    match = _TOKENS.fullmatch(text.strip().replace(",", "").replace("_", ""))
+    if match is None or len(match[1]) > 12:
+        raise ConfigError(f"{text!r} is no number of tokens; write for example 8192, 8k or 1m")
+    tokens = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()]
+    if tokens < 1:
+        raise ConfigError(f"{text!r} is {tokens} tokens; it is at least 1")
+    return tokens
+
+
+def picture(made: "Plan", *, utf8: bool = True) -> Group:
+    """Return a plan drawn for people."""
+    parts: list[Any] = [Text(), _head(made), Text(), _memory(made.memory, utf8=utf8), Text()]
+    parts += [_tier_table(made)]
+    if made.worth and made.trace:
+        parts += [_trace_line(made), _worth_table(made, utf8=utf8)]
+    parts += [_block_table(made), _advice(made), Text()]
+    return Group(*parts)
+
+
+def write_picture(made: "Plan", path: Path) -> None:
+    """Write a plan's picture as one HTML or SVG file. Raises `ConfigError`."""
+    import io
+
+    console = Console(record=True, width=110, file=io.StringIO(), highlight=False)
+    console.print(picture(made))
+    title = f"{made.model} on {made.num_gpus} x {made.accelerator}"
+    drawn = console.export_html() if path.suffix == ".html" else console.export_svg(title=title)
+    try:
+        path.write_text(drawn, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def short_tokens(tokens: int) -> str:
+    """Return a number of tokens for people: 8k, 1M, 1,000."""
+    if tokens >= 1 << 20 and tokens % (1 << 20) == 0:
+        return f"{tokens >> 20}M"
+    return f"{tokens >> 10}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
+
+
+def _head(made: "Plan") -> Text:
+    size = f"{_count(made.params)} parameters"
+    if made.active_params < made.params:
+        size += f", {_count(made.active_params)} active"
+    return Text.assemble(
+        (made.model, "bold"), f" ({size}) on ", (f"{made.num_gpus} x {made.accelerator}", "bold")
+    )
+
+
+def _memory(memory: "Budget", *, utf8: bool) -> Any:
+    marks = "█▒▓" if utf8 else "#=+"
+    parts = (
+        ("weights", memory.weight_bytes, WEIGHTS),
+        ("activations", memory.reserve_bytes, RESERVE),
+        ("K and V", memory.kv_bytes, CACHED),
+    )
+    bar, said, drawn = Text(), Text(), 0
+    for mark, (name, num_bytes, style) in zip(marks, parts, strict=True):
+        width = round(BAR_WIDTH * num_bytes / memory.usable_bytes)
+        width = BAR_WIDTH - drawn if name == "K and V" else max(1, width)
+        drawn += width
+        bar.append(mark * width, style)
+        said.append(f"{format_bytes(num_bytes)} {name}", style)
+        said.append(
+            " + " if name != "K and V" else f" = {format_bytes(memory.usable_bytes)} usable"
+        )
+    facts: list[tuple[str, Any]] = [("memory", bar), ("", said)]
+    if memory.block_bytes:
+        facts.append(
+            (
+                "blocks",
+                (
+                    f"{memory.num_blocks:,} of {memory.block_size} tokens, "
+                    f"{format_bytes(memory.block_bytes)} each"
+                ),
+            )
+        )
+    facts.append(
+        (
+            "users",
+            (
+                f"{memory.users:,} with {short_tokens(memory.context)} tokens each "
+                f"({format_bytes(memory.sequence_bytes)} a user)"
+            ),
+        )
+    )
+    others = ", ".join(
+        f"{short_tokens(tokens)}: {users:,}" for tokens, users in memory.users_by_context
+    )
+    facts.append(("", f"{others}; the longest alone: {memory.longest_tokens:,} tokens"))
+    if not memory.users:
+        facts.append(("", Text("no user fits at this context", "red")))
+    if memory.kv_copies > 1:
+        facts.append(
+            ("", f"K and V are stored {memory.kv_copies:g} times: fewer KV heads than devices")
+        )
+    return facts_table(facts)
+
+
+def _tier_table(made: "Plan") -> Any:
+    speed = made.speed
+    new = made.tiers[0].crossover.new_tokens
+    table = plain_table(
+        title=f"Fetch or recompute: a cached prefix and {new:,} new tokens", title_justify="left"
+    )
+    for name in ("tier", "size", "GB/s", "users", "fetching wins"):
+        table.add_column(name, justify="right" if name in {"size", "GB/s", "users"} else "left")
+    for tier in made.tiers:
+        verdict = tier.crossover.verdict
+        if verdict[0].isdigit() or verdict[-1].isdigit():
+            verdict += " tokens"
+        table.add_row(
+            tier.name, format_bytes(tier.capacity_bytes), f"{tier.bandwidth / 1e9:g}",
+            f"{tier.sequences:,}", verdict,
+        )  # fmt: skip
+    line = Text(
+        f"{short_tokens(made.memory.context)} tokens from nothing: "
+        f"{milliseconds(speed.prefill_s)} ms; {new:,} after a cached prefix: "
+        f"{milliseconds(speed.turn_s)} ms; decoding for all users: "
+        f"{milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s "
+        f"(assumed: {speed.mfu:.0%} of the peak FLOP/s, {speed.bandwidth_efficiency:.0%} of the "
+        "bandwidth)\n",
+        "bright_black",
+    )
+    return Group(table, line)
+
+
+def _trace_line(made: "Plan") -> Text:
+    trace = made.trace
+    assert trace is not None
+    busy = made.worth[0].prefill_gpu_s
+    line = (
+        f"{Path(trace.source).name}: {trace.num_requests:,} requests, "
+        f"{_count(trace.prompt_tokens)} prompt tokens, {format_bytes(trace.unique_bytes)} of "
+        f"different K and V, at best {trace.ceiling:.1%} hits"
+    )
+    if trace.duration_s:
+        load = busy / (trace.duration_s * made.num_gpus)
+        line += f"; its prefills alone load the devices to {load:.0%}"
+    text = Text(line)
+    if trace.too_long:
+        text.append(
+            f"\n{trace.too_long:.0%} of its prompts are longer than the model's context", "red"
+        )
+    return text
+
+
+def _worth_table(made: "Plan", *, utf8: bool) -> Any:
+    table = plain_table(
+        title=f"What {made.worth_tier} memory buys on this trace", title_justify="left"
+    )
+    table.add_column(str(made.worth_tier), justify="right")
+    table.add_column("token hit")
+    for name in ("%", "saved GPU s", "of all", "mean TTFT ms"):
+        table.add_column(name, justify="right")
+    for row in made.worth:
+        table.add_row(
+            format_bytes(row.below_bytes) if row.below_bytes else "none",
+            _hit_bar(row, utf8=utf8),
+            f"{row.token_hit * 100:.1f}",
+            f"{row.saved_gpu_s:,.0f}" if row.below_bytes else "",
+            f"{row.saved_gpu_s / made.worth[0].prefill_gpu_s:.0%}" if row.below_bytes else "",
+            milliseconds(row.ttft_s),
+        )
+    return table
+
+
+def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
+    marks = "█▓░" if utf8 else "#+."
+    device = round(HIT_WIDTH * row.device_hit)
+    below = max(0, round(HIT_WIDTH * row.token_hit) - device)
+    bar = Text(marks[0] * device, ACTIVE)
+    bar.append(marks[1] * below, CACHED)
+    bar.append(marks[2] * (HIT_WIDTH - device - below), FREE)
+    return bar
+
+
+def _block_table(made: "Plan") -> Any:
+    table = plain_table(title="Block size", title_justify="left")
+    for name in ("tokens", "bytes", "token hit %", "lost %", "blocks a user", "naming ms"):
+        table.add_column(name, justify="right")
+    for each in made.blocks.choices:
+        chosen = each.block_size == made.blocks.recommended
+        table.add_row(
+            f"{each.block_size:,}",
+            format_bytes(each.block_bytes),
+            "" if each.token_hit is None else f"{each.token_hit * 100:.2f}",
+            f"{each.lost * 100:.2f}",
+            f"{each.blocks_per_prompt:,}",
+            f"{each.hash_ms:.2f}",
+            style="bold" if chosen else None,
+        )
+    return table
+
+
+def _advice(made: "Plan") -> Text:
+    text = Text.assemble("use ", (f"--block-size {made.blocks.recommended}", "bold"), ": ")
+    return text.append("; ".join(made.blocks.reasons))
+
+
+def _count(number: int) -> str:
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return str(number)
