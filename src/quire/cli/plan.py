@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, RESERVE = "magenta", "yellow"
 _TOKENS = re.compile(r"(\d+)\s*([km]?)(?:i?t(?:okens)?)?", re.IGNORECASE)
-HIT_WIDTH = 24
+HIT_WIDTH = 20
 
 
 def plan(
@@ -39,7 +39,8 @@ def plan(
         typer.Option(help="A published model, or the path of a config.json.", show_default=False),
     ],
     gpu: Annotated[
-        str, typer.Option(help="An accelerator: h100, mi300x, cpu, ...", show_default=False)
+        str,
+        typer.Option(help="h100, mi300x, cpu, ...; or a .json file of yours.", show_default=False),
     ],
     num_gpus: Annotated[int, typer.Option(help="Tensor-parallel devices.", min=1)] = 1,
     context: Annotated[str, typer.Option(help="Tokens of a user's sequence.")] = "8k",
@@ -59,6 +60,13 @@ def plan(
     block_size: Annotated[int, typer.Option(help="Tokens per block.", min=1)] = 16,
     new_tokens: Annotated[str, typer.Option(help="Tokens a turn adds to a cached prefix.")] = "256",
     mfu: Annotated[float, typer.Option(help="Share of the peak FLOP/s that prefills reach.")] = 0.5,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            help="Measured steps, tokens[+cached]=time by comma: rates are fitted to them.",
+            show_default=False,
+        ),
+    ] = None,
     utilization: Annotated[
         float, typer.Option(help="Share of the device memory that may be used.")
     ] = 0.9,
@@ -84,10 +92,12 @@ def plan(
       quire plan --model qwen3-32b --gpu h100 --trace trace.jsonl.gz
           --tiers host=256GiB@50GB/s,disk=2TiB@6GB/s
       quire plan --model ./my-model/config.json --gpu l4 --dtype int4 --json
+      quire plan --model quire-tiny --gpu cpu --measured 512=40ms,4096=0.5s
     """
     import msgspec
 
     from quire.sim.hardware import Roofline, accelerator_named, model_named
+    from quire.sim.hardware.calibration import parse_points
     from quire.sim.hardware.tiers import parse_tiers
     from quire.sim.plan import Placement
     from quire.sim.plan import plan as make_plan
@@ -103,6 +113,9 @@ def plan(
         reserve_bytes=None if reserve is None else parse_bytes(reserve),
         block_size=block_size,
     )
+    roofline = Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu)
+    if measured is not None:
+        roofline = roofline.calibrate(parse_points(measured))
     with progress("reading the trace" if trace else "planning"):
         made = make_plan(
             placement,
@@ -110,7 +123,7 @@ def plan(
             parse_tiers(tiers or ""),
             trace=None if trace is None else open_trace(trace),
             new_tokens=parse_tokens(new_tokens),
-            roofline=Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu),
+            roofline=roofline,
         )
     if as_json:
         print_json(msgspec.to_builtins(made))
@@ -222,31 +235,35 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
 
 
 def _tier_table(made: "Plan") -> Any:
-    speed = made.speed
+    speed, context = made.speed, short_tokens(made.memory.context)
     new = made.tiers[0].crossover.new_tokens
-    table = plain_table(
-        title=f"Fetch or recompute: a cached prefix and {new:,} new tokens", title_justify="left"
-    )
-    for name in ("tier", "size", "GB/s", "users", "fetching wins"):
-        table.add_column(name, justify="right" if name in {"size", "GB/s", "users"} else "left")
+    table = plain_table()
+    for name in ("tier", "size", "GB/s", "users", f"{context} from it, ms", "fetching wins"):
+        table.add_column(name, justify="left" if name in {"tier", "fetching wins"} else "right")
     for tier in made.tiers:
         verdict = tier.crossover.verdict
-        if verdict[0].isdigit() or verdict[-1].isdigit():
+        if verdict[-1].isdigit():
             verdict += " tokens"
         table.add_row(
-            tier.name, format_bytes(tier.capacity_bytes), f"{tier.bandwidth / 1e9:g}",
-            f"{tier.sequences:,}", verdict,
-        )  # fmt: skip
+            tier.name,
+            format_bytes(tier.capacity_bytes),
+            f"{tier.bandwidth / 1e9:g}",
+            f"{tier.sequences:,}",
+            milliseconds(tier.fetched_s),
+            verdict,
+        )
     line = Text(
-        f"{short_tokens(made.memory.context)} tokens from nothing: "
-        f"{milliseconds(speed.prefill_s)} ms; {new:,} after a cached prefix: "
-        f"{milliseconds(speed.turn_s)} ms; decoding for all users: "
-        f"{milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s "
-        f"(assumed: {speed.mfu:.0%} of the peak FLOP/s, {speed.bandwidth_efficiency:.0%} of the "
-        "bandwidth)\n",
+        f"{context} and {new:,} new tokens take {milliseconds(speed.prefill_s)} ms from nothing and "
+        f"{milliseconds(speed.turn_s)} ms from the device; for {context}, a tier of less than "
+        f"{speed.break_even_bandwidth / 1e9:.2g} GB/s loses to recomputing. Decoding for all users: "
+        f"{milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s."
+    )
+    assumed = Text(
+        f"By a roofline at {speed.mfu:.0%} of the peak FLOP/s and {speed.bandwidth_efficiency:.0%} "
+        "of the bandwidth: assumptions, unless you gave --mfu or --measured.\n",
         "bright_black",
     )
-    return Group(table, line)
+    return Group(Text("Fetch or recompute", "bold"), table, line, assumed)
 
 
 def _trace_line(made: "Plan") -> Text:
@@ -270,23 +287,22 @@ def _trace_line(made: "Plan") -> Text:
 
 
 def _worth_table(made: "Plan", *, utf8: bool) -> Any:
-    table = plain_table(
-        title=f"What {made.worth_tier} memory buys on this trace", title_justify="left"
-    )
-    table.add_column(str(made.worth_tier), justify="right")
-    table.add_column("token hit")
-    for name in ("%", "saved GPU s", "of all", "mean TTFT ms"):
+    table = plain_table()
+    table.add_column("memory below", justify="right")
+    table.add_column("token hit", no_wrap=True)
+    for name in ("hit %", "saved GPU s", "saved %", "TTFT ms"):
         table.add_column(name, justify="right")
     for row in made.worth:
         table.add_row(
-            format_bytes(row.below_bytes) if row.below_bytes else "none",
+            " + ".join(f"{name} {format_bytes(size)}" for name, size in row.below.items())
+            or "none",
             _hit_bar(row, utf8=utf8),
             f"{row.token_hit * 100:.1f}",
-            f"{row.saved_gpu_s:,.0f}" if row.below_bytes else "",
-            f"{row.saved_gpu_s / made.worth[0].prefill_gpu_s:.0%}" if row.below_bytes else "",
+            f"{row.saved_gpu_s:,.0f}" if row.below else "",
+            f"{row.saved_gpu_s / made.worth[0].prefill_gpu_s * 100:.0f}" if row.below else "",
             milliseconds(row.ttft_s),
         )
-    return table
+    return Group(Text("What memory below the device buys on this trace", "bold"), table)
 
 
 def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
@@ -300,7 +316,7 @@ def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
 
 
 def _block_table(made: "Plan") -> Any:
-    table = plain_table(title="Block size", title_justify="left")
+    table = plain_table()
     for name in ("tokens", "bytes", "token hit %", "lost %", "blocks a user", "naming ms"):
         table.add_column(name, justify="right")
     for each in made.blocks.choices:
@@ -314,7 +330,7 @@ def _block_table(made: "Plan") -> Any:
             f"{each.hash_ms:.2f}",
             style="bold" if chosen else None,
         )
-    return table
+    return Group(Text("Block size", "bold"), table)
 
 
 def _advice(made: "Plan") -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -81,9 +82,14 @@ _BY_NAME = {each.name: each for each in _TABLE}
 _OTHER_NAMES = {"h100-sxm": "h100", "h100-80gb": "h100", "a100-80gb": "a100", "a100-sxm": "a100"}
 
 
-def cpu(num_cores: int | None = None, memory_bytes: int = 64 << 30) -> Accelerator:
-    """Return a guess at a CPU: 20 GFLOP/s a core and 10 GB/s. Calibrate before believing it."""
+def cpu(num_cores: int | None = None, memory_bytes: int | None = None) -> Accelerator:
+    """Return a guess at a CPU: 20 GFLOP/s a core and 10 GB/s. Calibrate before believing it.
+
+    Cores and memory are this machine's where they are not given.
+    """
     cores = num_cores or os.cpu_count() or 1
+    if memory_bytes is None:
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Accelerator(
         name="cpu",
         peak_flops=cores * 20 * GB,
@@ -95,7 +101,12 @@ def cpu(num_cores: int | None = None, memory_bytes: int = 64 << 30) -> Accelerat
 
 
 def accelerator_named(name: str) -> Accelerator:
-    """Return a known accelerator. Raises `ConfigError` that names those that resemble it."""
+    """Return a known accelerator, or the one that a JSON file with the fields of one describes.
+
+    Raises `ConfigError`, for an unknown name with those that resemble it.
+    """
+    if name.endswith(".json"):
+        return _read(Path(name).expanduser())
     wanted = plain(name)
     for prefix in ("nvidia-", "amd-", "instinct-"):
         wanted = wanted.removeprefix(prefix)
@@ -103,10 +114,25 @@ def accelerator_named(name: str) -> Accelerator:
     if wanted == "cpu":
         return cpu()
     if wanted not in _BY_NAME:
-        raise unknown("accelerator", name, accelerator_names(), "pass an Accelerator of your own")
+        raise unknown(
+            "accelerator",
+            name,
+            accelerator_names(),
+            "describe yours in a .json file with the fields of Accelerator",
+        )
     return _BY_NAME[wanted]
 
 
 def accelerator_names() -> list[str]:
     """Return the names of all known accelerators."""
     return [*_BY_NAME, "cpu"]
+
+
+def _read(path: Path) -> Accelerator:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Accelerator)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        fields = ", ".join(Accelerator.__struct_fields__)
+        raise ConfigError(f"{str(path)!r} describes no accelerator ({fields}): {error}") from error

@@ -7,6 +7,7 @@ on relative errors, with rates and overhead that are not negative.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -16,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import ConfigError
+from quire.sim.hardware.tiers import parse_seconds
 
 if TYPE_CHECKING:
     from quire.sim.hardware.roofline import Roofline
 
 Point = tuple[int, int, float]
 Floats = NDArray[np.float64]
+
+_POINT = re.compile(r"(?P<new>\d{1,12})(?:\+(?P<cached>\d{1,12}))?=(?P<time>\S+)")
 
 _PRODUCTS, _PAIRS, _BYTES, _OVERHEAD = range(4)
 
@@ -66,6 +70,24 @@ def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
             fitted, bandwidth_efficiency=1 / (float(found[_BYTES]) * rate)
         )
     return fitted
+
+
+def parse_points(text: str) -> list[Point]:
+    """Read measured steps: `512=40ms,4096=0.4s`, after cached tokens `1+2048=9ms`.
+
+    Raises `ConfigError`.
+    """
+    points: list[Point] = []
+    for each in text.split(","):
+        match = _POINT.fullmatch(each.strip())
+        if match is None:
+            raise ConfigError(
+                f"{each!r} is no measured step; write new=time or new+cached=time, for example "
+                "512=40ms,4096=0.4s,1+2048=9ms"
+            )
+        cached = int(match["cached"] or 0)
+        points.append((int(match["new"]), cached, parse_seconds(match["time"], text)))
+    return points
 
 
 def _checked(point: Point) -> Point:

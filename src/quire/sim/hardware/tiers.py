@@ -52,7 +52,11 @@ class Tier(msgspec.Struct, frozen=True):
                 "or with a latency disk=2TiB@6GB/s@100us"
             )
         name = match["name"]
-        wait = LATENCY_S.get(name, 1e-3) if match["wait"] is None else _seconds(match["wait"], text)
+        wait = (
+            LATENCY_S.get(name, 1e-3)
+            if match["wait"] is None
+            else parse_seconds(match["wait"], text)
+        )
         return cls(name, parse_bytes(match["size"]), parse_bytes(match["speed"]), wait)
 
 
@@ -65,8 +69,9 @@ def parse_tiers(text: str) -> list[Tier]:
     return tiers
 
 
-def _seconds(text: str, whole: str) -> float:
+def parse_seconds(text: str, whole: str) -> float:
+    """Return the seconds of `100us`, `2ms` or `1.5s`, a part of `whole`. Raises `ConfigError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} in {whole!r} is no latency; write for example 100us or 2ms")
+        raise ConfigError(f"{text!r} in {whole!r} is no time; write for example 100us or 2ms")
     return float(match[1]) * _TIME[match[2]]

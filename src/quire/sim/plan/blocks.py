@@ -103,17 +103,25 @@ def _reasons(
     trace_block: int | None,
 ) -> list[str]:
     smallest = choices[0]
-    source = (
-        "half a block of each context, expected without a trace"
-        if trace_block is None
-        else f"{smallest.lost + (smallest.token_hit or 0):.2%} at best on this trace"
-    )
-    reasons = [
-        f"blocks of {chosen.block_size} lose {chosen.lost:.2%} of the prompt tokens ({source})"
-    ]
+    if chosen.token_hit is None:
+        reasons = [
+            (
+                f"half a block of each context is lost to its border, {chosen.lost:.2%} of the tokens "
+                "(expected; --trace measures it)"
+            )
+        ]
+    elif chosen is smallest:
+        reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens"]
+    else:
+        reasons = [
+            (
+                f"the trace finds {chosen.token_hit:.2%} of its tokens, {chosen.lost:.2%} fewer than in "
+                f"blocks of {smallest.block_size}"
+            )
+        ]
     larger = [each for each in choices if each.block_size > chosen.block_size]
     if larger:
-        reasons.append(f"blocks of {larger[0].block_size} would lose {larger[0].lost:.2%}")
+        reasons.append(f"blocks of {larger[0].block_size} lose {larger[0].lost:.2%}")
     if chosen.block_size > smallest.block_size:
         reasons.append(
             f"{smallest.blocks_per_prompt / max(1, chosen.blocks_per_prompt):.0f}x fewer blocks to "

@@ -11,7 +11,7 @@ from quire.sim.hardware import Roofline, Tier
 from quire.sim.plan.blocks import BlockAdvice, advise
 from quire.sim.plan.crossover import NEW_TOKENS, Crossover, crossover
 from quire.sim.plan.memory import Budget, Placement, budget
-from quire.sim.plan.value import GIB, Workload, Worth
+from quire.sim.plan.value import GIB, Room, Workload, Worth
 from quire.sim.reuse import reuses
 from quire.sim.trace import Trace, TraceRequest, with_block_size
 
@@ -23,10 +23,17 @@ HOST_SHARE = 0.8
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by the roofline: a prefill of the context from nothing, one decode step of all users."""
+    """Seconds by the roofline.
+
+    `prefill_s`        the context and the new tokens, from nothing
+    `turn_s`           the new tokens after a context on the device
+    `decode_step_s`    one step of all users; `tokens_per_s` in all
+    `break_even_bandwidth`  bytes per second from which fetching a context beats computing it
+    """
 
     prefill_s: float
     turn_s: float
+    break_even_bandwidth: float
     decode_step_s: float
     tokens_per_s: float
     mfu: float
@@ -34,13 +41,18 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier: what it holds, and when fetching from it is worth it."""
+    """A tier: what it holds, and when fetching from it is worth it.
+
+    `sequences`  of the context that it holds
+    `fetched_s`  time to the first token of new tokens after a whole context in this tier
+    """
 
     name: str
     capacity_bytes: int
     bandwidth: float
     latency_s: float
     sequences: int
+    fetched_s: float
     crossover: Crossover
 
 
@@ -76,7 +88,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierPlan]
     blocks: BlockAdvice
     worth: list[Worth]
-    worth_tier: str | None
     trace: TraceFacts | None
 
 
@@ -112,8 +123,8 @@ def plan(
     read = None if watched is None else Workload(reuses(watched))
     worth: list[Worth] = []
     if read is not None:
-        sizes = _sizes(read, placement, looked_at[0] if tiers else None)
-        worth = read.worth(roofline, looked_at[0], _cacheable(memory), sizes)
+        hierarchies = _hierarchies(read, placement, tiers, looked_at[0])
+        worth = read.worth(roofline, _cacheable(memory), hierarchies)
     return Plan(
         model=model.name,
         params=model.params,
@@ -129,6 +140,7 @@ def plan(
                 bandwidth=tier.bandwidth,
                 latency_s=tier.latency_s,
                 sequences=tier.capacity_bytes // max(1, model.kv.of(context)),
+                fetched_s=roofline.ttft_s(new_tokens, context, tier),
                 crossover=crossover(
                     roofline,
                     tier,
@@ -141,7 +153,6 @@ def plan(
         ],
         blocks=_block_advice(placement, context, tiers, trace, memory),
         worth=worth,
-        worth_tier=looked_at[0].name if worth else None,
         trace=None if watched is None or read is None else _facts(watched, read, roofline),
     )
 
@@ -160,9 +171,11 @@ def _cacheable(memory: Budget) -> int:
 def _speed(roofline: Roofline, memory: Budget, new_tokens: int) -> Speed:
     contexts = [memory.context] * max(1, memory.users)
     step = roofline.decode_s(contexts)
+    whole = roofline.prefill_s(memory.context + new_tokens)
     return Speed(
-        prefill_s=roofline.prefill_s(memory.context),
-        turn_s=roofline.prefill_s(new_tokens, max(0, memory.context - new_tokens)),
+        prefill_s=whole,
+        turn_s=roofline.prefill_s(new_tokens, memory.context),
+        break_even_bandwidth=roofline.model.kv.of(memory.context) / whole,
         decode_step_s=step,
         tokens_per_s=len(contexts) / step,
         mfu=roofline.mfu,
@@ -170,22 +183,26 @@ def _speed(roofline: Roofline, memory: Budget, new_tokens: int) -> Speed:
     )
 
 
-def _sizes(read: Workload, placement: Placement, tier: Tier | None) -> list[int]:
-    """Return sizes of a tier in steps of 64 GiB: up to its own, or to what the trace can use."""
-    model = placement.model
-    per_token = model.kv.of(read.mean_prompt) / read.mean_prompt
-    useful = max(0.0, read.unique_tokens * per_token - max(0, placement.free_bytes))
-    last = tier.capacity_bytes if tier else int(useful)
-    last = min(last, int(useful) + STEP)
-    sizes = [0]
-    step = STEP
-    while sizes[-1] < last and len(sizes) < MAX_ROWS - 1:
-        sizes.append(min(sizes[-1] + step, tier.capacity_bytes) if tier else sizes[-1] + step)
-        if len(sizes) > 4:
-            step *= 2
-    if tier and last > sizes[-1]:
-        sizes.append(tier.capacity_bytes)
-    return sizes
+def _hierarchies(
+    read: Workload, placement: Placement, tiers: Sequence[Tier], first: Tier
+) -> list[list[Room]]:
+    """Return what is compared: the first tier in steps of 64 GiB, then each further tier whole.
+
+    The steps end at the tier's own size, or where the trace cannot use more; the later ones
+    are longer, so that there are few.
+    """
+    per_token = read.bytes_per_token(placement.model)
+    useful = int(max(0.0, read.unique_tokens * per_token - max(0, placement.free_bytes)))
+    last = min(first.capacity_bytes if tiers else useful, useful + STEP)
+    sizes, step = [0], STEP
+    while sizes[-1] < last and len(sizes) < MAX_ROWS:
+        sizes.append(min(sizes[-1] + step, last) if tiers else sizes[-1] + step)
+        step *= 2 if len(sizes) > 4 else 1
+    if tiers and sizes[-1] < last:
+        sizes[-1] = last
+    compared = [[Room(first, size)] if size else [] for size in sizes]
+    whole = [Room(tier, tier.capacity_bytes) for tier in tiers]
+    return compared + [whole[:count] for count in range(2, len(whole) + 1)]
 
 
 def _block_advice(
@@ -200,7 +217,7 @@ def _block_advice(
 
     def hit_at(size: int) -> float:
         read = Workload(reuses(with_block_size(trace, size)))
-        per_token = placement.model.kv.of(read.mean_prompt) / read.mean_prompt
+        per_token = read.bytes_per_token(placement.model)
         held = _cacheable(memory) + sum(tier.capacity_bytes for tier in tiers)
         return read.token_hit(int(held / per_token))
 
@@ -234,7 +251,7 @@ class _Watched:
 
 def _facts(trace: _Watched, read: Workload, roofline: Roofline) -> TraceFacts:
     model = roofline.model
-    per_token = model.kv.of(read.mean_prompt) / read.mean_prompt
+    per_token = read.bytes_per_token(model)
     return TraceFacts(
         source=trace.source,
         block_size=trace.block_size,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.hardware import Roofline, Tier
+from quire.sim.hardware import ModelFacts, Roofline, Tier
 from quire.sim.reuse import Counts, Reuses
 from quire.sim.stacks import Steps, lru_steps
 
@@ -18,21 +18,33 @@ GIB = 1 << 30
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
     """A trace with so much memory below the device.
 
-    `below_bytes`      memory of the tier beside the device
-    `token_hit`        share of all prompt tokens found in either, `device_hit` in the device
+    `below`            bytes of each tier, by name; empty: the device alone
+    `token_hit`        share of all prompt tokens found anywhere, `device_hit` in the device
     `prefill_gpu_s`    device seconds of all prefills, each alone
     `saved_gpu_s`      less than with the device alone
     `ttft_s`           mean time to the first token of a request that runs alone, fetches included
-    `fetched`          share of the tier's hits that were worth fetching, in tokens
+    `fetched`          share of the tokens found below the device that were worth fetching
     """
 
-    below_bytes: int
+    below: dict[str, int]
     token_hit: float
     device_hit: float
     prefill_gpu_s: float
     saved_gpu_s: float
     ttft_s: float
     fetched: float
+
+    @property
+    def below_bytes(self) -> int:
+        """Bytes of all tiers below the device."""
+        return sum(self.below.values())
+
+
+class Room(msgspec.Struct, frozen=True):
+    """So many bytes of a tier."""
+
+    tier: Tier
+    num_bytes: int
 
 
 class Workload:
@@ -88,49 +100,78 @@ class Workload:
         """Return the share of all prompt tokens that an LRU cache of this capacity finds."""
         return float(self.cached_tokens(capacity_tokens).sum()) / max(1, self.prompt_tokens)
 
-    def worth(
-        self, roofline: Roofline, tier: Tier, device_bytes: int, below_bytes: Sequence[int]
-    ) -> list[Worth]:
-        """Return what memory below the device is worth, for each of these sizes.
+    def bytes_per_token(self, model: ModelFacts) -> float:
+        """Return what a cached token of a mean prompt takes, windows and states included."""
+        return model.kv.of(self.mean_prompt) / self.mean_prompt
 
-        Memory counts in tokens at what a mean prompt takes per token, windows and states included.
-        The tiers are exclusive: what falls out of the device goes down. The head of a prefix is
-        used last, so it is in the device and its tail in the tier. A tail is fetched where that is
-        sooner than computing it.
+    def worth(
+        self, roofline: Roofline, device_bytes: int, hierarchies: Sequence[Sequence[Room]]
+    ) -> list[Worth]:
+        """Return what memory below the device is worth, for each hierarchy, fastest tier first.
+
+        The tiers are exclusive: what falls out of one goes down to the next. The head of a prefix
+        is used last, so the device has the head and the slowest tier the end. Each request fetches
+        down to the tier that makes its first token come soonest, from all tiers at once, while it
+        computes the rest.
         """
-        per_token = roofline.model.kv.of(self.mean_prompt) / self.mean_prompt
-        prompts = self._reuses.prompt_tokens
-        in_device = self.cached_tokens(int(device_bytes / per_token))
+        per_token = self.bytes_per_token(roofline.model)
+        prompts: list[int] = self._reuses.prompt_tokens.tolist()
+        heads: list[int] = self.cached_tokens(int(device_bytes / per_token)).tolist()
+        alone = [
+            roofline.prefill_s(prompt - head, head)
+            for prompt, head in zip(prompts, heads, strict=True)
+        ]
+        all_gpu_s = sum(alone) * roofline.num_gpus
         rows: list[Worth] = []
-        for below in below_bytes:
-            cached = self.cached_tokens(int((device_bytes + below) / per_token))
+        for rooms in hierarchies:
+            known: list[list[int]] = []
+            capacity = device_bytes
+            for room in rooms:
+                capacity += room.num_bytes
+                known.append(self.cached_tokens(int(capacity / per_token)).tolist())
             busy = waited = 0.0
-            taken = 0
-            for prompt, head, known in zip(
-                prompts.tolist(), in_device.tolist(), cached.tolist(), strict=True
-            ):
-                alone = roofline.prefill_s(prompt - head, head)
-                computed = first = alone
-                if known > head:
-                    computed = roofline.prefill_s(prompt - known, known)
-                    first = max(computed, roofline.fetch_s(known - head, tier))
-                    if first < alone:
-                        taken += known - head
-                    else:
-                        computed = first = alone
-                busy += computed
-                waited += first
-            gpu_s = busy * roofline.num_gpus
-            below_tokens = int(cached.sum() - in_device.sum())
+            found = taken = 0
+            for index, prompt in enumerate(prompts):
+                head = heads[index]
+                depths = [each[index] for each in known]
+                tiers = [(depth, room.tier) for depth, room in zip(depths, rooms, strict=True)]
+                best = _soonest(roofline, prompt, (alone[index], alone[index], head), tiers)
+                waited += best[0]
+                busy += best[1]
+                taken += best[2] - head
+                found += depths[-1] if depths else head
+            below = found - sum(heads)
             rows.append(
                 Worth(
-                    below_bytes=below,
-                    token_hit=float(cached.sum()) / self.prompt_tokens,
-                    device_hit=float(in_device.sum()) / self.prompt_tokens,
-                    prefill_gpu_s=gpu_s,
-                    saved_gpu_s=rows[0].prefill_gpu_s - gpu_s if rows else 0.0,
+                    below={room.tier.name: room.num_bytes for room in rooms},
+                    token_hit=found / self.prompt_tokens,
+                    device_hit=sum(heads) / self.prompt_tokens,
+                    prefill_gpu_s=busy * roofline.num_gpus,
+                    saved_gpu_s=all_gpu_s - busy * roofline.num_gpus,
                     ttft_s=waited / self.num_requests,
-                    fetched=taken / below_tokens if below_tokens else 1.0,
+                    fetched=taken / below if below else 1.0,
                 )
             )
         return rows
+
+
+def _soonest(
+    roofline: Roofline,
+    prompt: int,
+    best: tuple[float, float, int],
+    tiers: Sequence[tuple[int, Tier]],
+) -> tuple[float, float, int]:
+    """Return time to the first token, computed seconds and cached tokens of the best depth.
+
+    `best` is that of the device alone; each tier holds the prefix up to the tokens beside it.
+    """
+    above, fetches = best[2], 0.0
+    for known, tier in tiers:
+        if known > above:
+            fetches = max(fetches, roofline.fetch_s(known - above, tier))
+            computed = roofline.prefill_s(prompt - known, known)
+            first = max(computed, fetches)
+            if first < best[0]:
+                best = (first, computed, known)
+        above = known
+    return best
