@@ -34,26 +34,27 @@ class Sizes(msgspec.Struct, frozen=True):
         )
 
 
-def sizes_of(rows: list[Any], seconds_per_unit: float) -> Sizes:
-    """Return the sizes of rows; an absurd number of ids is given as `MAX_TOKENS` + 1."""
+def sizes_of(rows: list[Any], begin: float, ticks_per_s: float) -> Sizes:
+    """Return the sizes of rows; an absurd number of ids is given as `MAX_TOKENS` + 1.
+
+    The rows have times in ticks, and `begin` is the first one of the trace.
+    """
     if rows and isinstance(rows[0], RUN_ROWS):
         num_ids = [sum([length for _, length in row.hash_runs]) for row in rows]
     else:
         num_ids = [len(row.hash_ids) for row in rows]
     return Sizes(
-        np.array([row.timestamp for row in rows], np.float64) * seconds_per_unit,
+        (np.array([row.timestamp for row in rows], np.float64) - begin) / ticks_per_s,
         np.array([row.input_length for row in rows], np.int64),
         np.array([row.output_length for row in rows], np.int64),
         np.array([min(n, MAX_TOKENS + 1) for n in num_ids], np.int64),
     )
 
 
-def first_fault(
-    sizes: Sizes, block_size: int, begin_s: float, last_s: float
-) -> tuple[int, str] | None:
+def first_fault(sizes: Sizes, block_size: int, last_s: float) -> tuple[int, str] | None:
     """Return the first row that cannot be, and why; None where all can.
 
-    The trace began at `begin_s`, and the row before these came at `last_s`.
+    The row before these came at `last_s`.
     """
     time_s, tokens, num_ids = sizes.time_s, sizes.prompt_tokens, sizes.num_ids
     before = np.concatenate(([last_s], time_s[:-1]))
@@ -74,9 +75,9 @@ def first_fault(
         ),
     )
     note(
-        np.abs(time_s - begin_s) > MAX_SECONDS,
+        np.abs(time_s) > MAX_SECONDS,
         lambda i: (
-            f"it came {time_s[i] - begin_s:.3g} s after the first request, over the limit of "
+            f"it came {time_s[i]:.3g} s after the first request, over the limit of "
             f"{MAX_SECONDS:.0e} s; is the time given in the right unit?"
         ),
     )

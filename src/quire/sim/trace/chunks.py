@@ -49,16 +49,16 @@ def line_chunks(path: Path) -> Iterator[bytes]:
 @contextmanager
 def open_text(path: Path) -> Generator[IO[bytes]]:
     """Open a plain, gzip or zstd file by what it begins with. Raises `TraceError`."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(
+            f"{path} is no regular file: a trace is read more than once; save it to a file first"
+        )
     try:
         raw = path.open("rb")
     except OSError as error:
         raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
     with raw:
         head = raw.read(4)
-        if not raw.seekable():
-            raise TraceError(
-                f"{path} is a pipe: a trace is read more than once; save it to a file first"
-            )
         raw.seek(0)
         if head.startswith(GZIP):
             with gzip.open(raw) as text:

@@ -115,20 +115,22 @@ class _Reading:
         self._numbering = Numbering(str(path))
         self._addresses = Addresses(self._numbering)
         self._chats: dict[int, int] = {}
-        self._begin_s: float | None = 0.0 if layout.has_header else None
+        self._begin: float | None = 0.0 if layout.has_header else None
 
     def requests(self) -> Iterator[TraceRequest]:
         decoder = msgspec.json.Decoder(self._layout.row_type)
         report = self._report
-        last_s: float | None = self._begin_s
+        last_s = 0.0
         for chunk in self._row_chunks():
             rows, reason = decode_lines(decoder, chunk)
-            sizes = sizes_of(rows, self._layout.tick_s)
             if not rows and reason is None:
                 continue
-            if self._begin_s is None and rows:
-                self._begin_s = last_s = float(sizes.time_s[0])
-            fault = first_fault(sizes, self._layout.block_size, self._begin_s or 0.0, last_s or 0.0)
+            if self._begin is None and rows:
+                self._begin = rows[0].timestamp
+            sizes = sizes_of(rows, self._begin or 0.0, self._layout.ticks_per_s)
+            fault = first_fault(sizes, self._layout.block_size, last_s)
+            if self._layout.local_ids:
+                fault = _without_session(rows, fault)
             if fault is not None:
                 reason = fault[1]
                 rows, sizes = rows[: fault[0]], sizes[: fault[0]]
@@ -168,7 +170,7 @@ class _Reading:
         report.violations = self._numbering.num_violations
         sessions = self._sessions(rows)
         extras = isinstance(rows[0], QuireRow)
-        times = (sizes.time_s - (self._begin_s or 0.0)).tolist()
+        times = sizes.time_s.tolist()
         for i, (row, time_s, session) in enumerate(zip(rows, times, sessions, strict=True)):
             if row.input_length:
                 yield TraceRequest(
@@ -201,6 +203,14 @@ def _without_first_line(chunks: Iterator[bytes]) -> Iterator[bytes]:
             yield chunk.lstrip().partition(b"\n")[2]
             break
     yield from chunks
+
+
+def _without_session(rows: list[Any], fault: tuple[int, str] | None) -> tuple[int, str] | None:
+    """Return the first row without a session if it comes before a fault, else the fault."""
+    for i, row in enumerate(rows[: fault[0]] if fault else rows):
+        if row.session_id is None:
+            return i, 'session is missing, and the header says that ids are those of a "session"'
+    return fault
 
 
 def _parts(sizes: Sizes) -> list[slice]:

@@ -42,7 +42,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     `row_type`    what a line becomes
     `block_size`  tokens per block
-    `tick_s`      the unit of time, in seconds
+    `ticks_per_s` the unit of time
     `has_header`  the first line is no row, and times count from 0 and not from the first row
     `local_ids`   an id means something only within its session
     `partial`     what becomes of the id of a last, partial block
@@ -51,7 +51,7 @@ class Layout(msgspec.Struct, frozen=True):
     format: Format
     row_type: type[Any]
     block_size: int
-    tick_s: float = 1.0
+    ticks_per_s: float = 1.0
     has_header: bool = False
     local_ids: bool = False
     partial: Partial = "drop"
@@ -80,10 +80,10 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)
-    row_type, tick_s = _row_type(found, head)
+    row_type, ticks_per_s = _row_type(found, head)
     if block_size is None:
         block_size = _guessed_block_size(path, head, row_type)
-    return Layout(found, row_type, block_size, tick_s)
+    return Layout(found, row_type, block_size, ticks_per_s)
 
 
 def _format_of(keys: dict[str, Any]) -> Format | None:
@@ -100,8 +100,8 @@ def _row_type(found: Format, head: bytes) -> tuple[type[Any], float]:
     if found == "bailian":
         return ChatRow, 1.0
     if found == "hash-runs":
-        return RunsRow, 1e-3
-    return (NamesRow if _has_names(head) else IdsRow), 1e-3
+        return RunsRow, 1000.0
+    return (NamesRow if _has_names(head) else IdsRow), 1000.0
 
 
 def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) -> Layout:
@@ -139,7 +139,7 @@ def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
     rows, reason = decode_lines(msgspec.json.Decoder(row_type), head)
     if not rows:
         raise no_row(str(path), 1, reason or "no row")
-    sizes = possible_block_sizes(sizes_of(rows, 1.0))
+    sizes = possible_block_sizes(sizes_of(rows, 0.0, 1.0))
     if row_type not in RUN_ROWS and MOONCAKE_BLOCK in sizes:
         return MOONCAKE_BLOCK
     powers = [

@@ -22,7 +22,7 @@ Session: TypeAlias = str | int | None
 
 
 class Row(msgspec.Struct, gc=False):
-    """What all formats record: arrival, and lengths in tokens."""
+    """What most formats record: arrival, and lengths in tokens."""
 
     timestamp: float
     input_length: Tokens
@@ -59,7 +59,7 @@ class RunsRow(Row, gc=False):
 
 
 class QuireRow(
-    Row,
+    msgspec.Struct,
     gc=False,
     omit_defaults=True,
     rename={
@@ -73,6 +73,9 @@ class QuireRow(
 ):
     """A request of quire's own format, in seconds; its runs cover full blocks only."""
 
+    timestamp: float
+    input_length: Tokens
+    output_length: Tokens
     hash_runs: Sequence[tuple[int, Length]]
     session_id: str | None = None
     hint: Hint | None = None

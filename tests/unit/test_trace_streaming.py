@@ -1,0 +1,68 @@
+"""A trace of any length is read in little memory, and fast."""
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from trace_help import row
+
+import traces
+from quire.sim.trace import chunks, open_trace
+
+
+def long_trace(path, num_rows):
+    """Write rows of 40 blocks from a pool of 4,000; return how many bytes they are."""
+    lines = [json.dumps(row([40 * i + j for j in range(40)], rest=3)) + "\n" for i in range(100)]
+    with gzip.open(path, "wt", compresslevel=1) as text:
+        for i in range(num_rows):
+            text.write(lines[i % 100])
+    return num_rows * len(lines[-1])
+
+
+def peak_of_reading(path):
+    tracemalloc.start()
+    try:
+        for _ in open_trace(path):
+            pass
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**15)
+    counts = (1_000, 8_000)
+    sizes = [long_trace(tmp_path / str(count), count) for count in counts]
+    peaks = [peak_of_reading(tmp_path / str(count)) for count in counts]
+    assert sizes[1] > 50 * chunks.CHUNK_BYTES
+    assert peaks[1] < 1.05 * peaks[0]
+    assert peaks[1] < 40 * chunks.CHUNK_BYTES
+
+
+def test_a_few_huge_ids_cost_no_more_memory_than_small_ones(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("".join(json.dumps(row([10**k, 10**k + 1])) + "\n" for k in range(19)))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in open_trace(path, block_size=16)) == 19
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "references", "unique"),
+    [
+        (traces.CONVERSATION, 276_491, 170_899),
+        (traces.AGENT, 247_466, 24_751),
+        (traces.CODING_AGENT, 47_061_278, 1_727_499),
+    ],
+)
+def test_whole_traces_have_the_published_numbers_of_blocks(name, references, unique):
+    count, largest = 0, -1
+    for request in traces.whole(name):
+        count += request.num_blocks
+        if len(request.runs):
+            largest = max(largest, int(request.runs.sum(axis=1).max()) - 1)
+    assert (count, largest + 1) == (references, unique)
