@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_help import by_prefix, ids_in, row, rows_in, violations, write
+from trace_help import by_prefix, ids_in, row, rows_in, runs_of, violations, write
 
 import traces
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace import Report, addresses, chunks, files, open_trace
+from quire.sim.trace import Report, addresses, chunks, files, numbering, open_trace
 from quire.sim.trace.rows import compress
 
 SIZES = {traces.CONVERSATION: 512, traces.AGENT: 16, traces.CODING_AGENT: 64}
@@ -169,10 +169,11 @@ def test_ids_hashed_per_block_are_replaced_by_those_of_prefixes(tmp_path):
     ids=["64-bit", "unsigned", "negative", "huge", "millions"],
 )
 @pytest.mark.parametrize("known_before", [False, True])
-def test_numbers_of_any_size_are_ids(tmp_path, rename, known_before):
+def test_numbers_of_any_size_are_ids(tmp_path, monkeypatch, rename, known_before):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)  # a row at a time
     prompts = [[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6], [7]]
     renamed = [[rename(id_) for id_ in prompt] for prompt in prompts]
-    small = [[900, 901], [900, 901]] if known_before else []
+    small = [[0, 1], [0, 1, 2]] if known_before else []
     rows = [row(prompt) for prompt in small + renamed]
     trace = open_trace(write(tmp_path / "t", rows), block_size=16)
     assert blocks(trace) == by_prefix(small + renamed)
@@ -208,25 +209,32 @@ def test_ids_of_a_session_need_a_session(tmp_path):
 some_prompts = st.lists(st.lists(st.integers(0, 6), max_size=8), min_size=1, max_size=20)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RENAMES = (
+    lambda id_: id_,  # dense already where chained
+    lambda id_: id_ + (id_ > 4),  # a gap
+    lambda id_: 200 - id_,  # not rising
+    lambda id_: 3 * id_,  # no runs
+    lambda id_: id_ * 2**40,  # no addresses
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     prompts=some_prompts,
-    ids=st.tuples(st.booleans(), st.sampled_from([1, 3, 2**40]), st.booleans()),
+    ids=st.tuples(st.booleans(), st.sampled_from(RENAMES), st.booleans()),
     chunk=st.sampled_from([40, 300, 1 << 20]),
 )
 def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(tmp_path_factory, prompts, ids, chunk):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    chained, spread, runs = ids
+    chained, rename, runs = ids
     if chained:
         prompts = by_prefix(prompts)
-    # Not 0, 1, 2 ...: numbers from the top down, so that they are not rising by first appearance.
-    prompts = [[(200 - id_) * spread for id_ in prompt] for prompt in prompts]
+    prompts = [[rename(id_) for id_ in prompt] for prompt in prompts]
     rows = [row(prompt) for prompt in prompts]
     if runs:
         for one in rows:
-            one["hash_runs"] = compress(np.array(one.pop("hash_ids"), np.int64)).tolist()
-        rows = rows if spread < 2**40 else []
-    if not any(prompts) or not rows:
+            one["hash_runs"] = runs_of(one.pop("hash_ids"))
+    if not any(prompts):
         return
     trace = open_trace(write(path, rows), block_size=16)
     report = Report()
@@ -238,6 +246,14 @@ def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(tmp_path_factory, pro
     expected = [prompt for prompt in by_prefix(prompts) if prompt]
     assert found == expected
     assert report.violations == violations(prompts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=8))
+def test_the_union_of_intervals_has_each_number_once(intervals):
+    first = np.array([begin for begin, _ in intervals], np.int64)
+    end = np.array([begin + length for begin, length in intervals], np.int64)
+    expected = {n for begin, length in intervals for n in range(begin, begin + length)}
+    assert numbering._union(first, end).tolist() == sorted(expected)
 
 
 # Block sizes.

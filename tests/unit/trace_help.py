@@ -31,6 +31,17 @@ def ids_in(row: dict) -> list:
     return [first + i for first, length in row["hash_runs"] for i in range(length)]
 
 
+def runs_of(ids: list[int]) -> list[list[int]]:
+    """Return ids as runs of rising ones."""
+    runs: list[list[int]] = []
+    for id_ in ids:
+        if runs and sum(runs[-1]) == id_:
+            runs[-1][1] += 1
+        else:
+            runs.append([id_, 1])
+    return runs
+
+
 def by_prefix(prompts: Iterable[list]) -> list[list[int]]:
     """Return prompts renumbered: one number for each different prefix, by first appearance."""
     trie: dict = {}
