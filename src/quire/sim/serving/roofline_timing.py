@@ -48,7 +48,8 @@ class RooflineTiming:
             num_tokens += new
             flops += roofline.attention_flops(new, before)
             num_bytes += self._kv.of(before) + self._kv.of(new)
-        return float(self._seconds(num_tokens, flops, num_bytes, contexts, 1)[0])
+        moved = roofline.cached_token_s * sum(before for _, before in chunks)
+        return float(self._seconds(num_tokens, flops, num_bytes, contexts, 1)[0]) + moved
 
     def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
         return self._seconds(len(contexts), 0.0, 0.0, contexts, num_steps)
@@ -69,8 +70,9 @@ class RooflineTiming:
             pairs += np.minimum(each + 1, limit).sum(0) * float(self._window_pair_flops)
             traffic += (kv.window_bytes * np.minimum(each, limit) // limit).sum(0)
         compute = product_s + (pairs + flops) / self._attention_rate
-        reading = (traffic + (num_bytes + weight_bytes)) / self._byte_rate
-        return np.maximum(compute, reading) + added_s
+        kv_bytes = (traffic + num_bytes) * self.roofline.kv_copies
+        reading = (kv_bytes + weight_bytes) / self._byte_rate
+        return np.maximum(compute, reading) + added_s + seen * self.roofline.cached_token_s
 
     def _per_tokens(self, num_tokens: int) -> tuple[float, float, float]:
         """Return what depends on the tokens of a step alone, kept for the next one."""
@@ -107,9 +109,10 @@ def blocks_that_fit(
             f"{what}, but the weights of {model.name} are {format_bytes(model.weight_bytes)}; "
             "take more devices per replica, larger ones, or weights of fewer bits"
         )
-    per_sequence = kv.window_bytes + kv.state_bytes
+    copies = roofline.kv_copies
+    per_sequence = round((kv.window_bytes + kv.state_bytes) * copies)
     rest = left - per_sequence * max_sequences
-    num_blocks = rest // (max(kv.per_token, 1) * block_size)
+    num_blocks = int(rest // (max(kv.per_token, 1) * block_size * copies))
     if num_blocks < 1:
         able = f", for example {left // (2 * per_sequence)}" if per_sequence else ""
         raise ConfigError(
