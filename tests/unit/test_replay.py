@@ -48,6 +48,7 @@ def test_misses_are_told_apart_by_what_the_trace_showed_before():
     assert result.missed == {
         "cold": 6 * BLOCK,
         "evicted": 3 * BLOCK,
+        "computing": 0,
         "oversized": BLOCK,
         "partial_block": 9,
     }
@@ -62,7 +63,7 @@ def test_a_last_block_that_is_not_full_counts_its_tokens_where_the_trace_names_i
     trace = trace_of([[1, 2], [1, 2]], tail=-1)
     result = replay(trace, 10)
     assert (result.prompt_tokens, result.hit_tokens, result.hit_blocks) == (14, 7, 2)
-    assert result.missed == {"cold": 7, "evicted": 0, "oversized": 0, "partial_block": 0}
+    assert result.missed == dict.fromkeys(REASONS, 0) | {"cold": 7}
 
 
 def test_requests_before_the_first_counted_one_warm_the_cache_up_only():

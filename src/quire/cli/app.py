@@ -7,7 +7,18 @@ import typer
 from typer.core import TyperGroup
 
 from quire._version import __version__
-from quire.cli import bench, curve, demo, doctor, generate, inspection, plan, simulate, trace
+from quire.cli import (
+    bench,
+    curve,
+    demo,
+    doctor,
+    generate,
+    inspection,
+    plan,
+    replay,
+    simulate,
+    trace,
+)
 from quire.cli.output import stderr
 from quire.errors import QuireError
 
@@ -71,6 +82,7 @@ app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
+app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
 app.add_typer(trace.app, name="trace")
 app.add_typer(bench.app, name="bench")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from quire.sim.replay import ReplayResult, check_capacity
+from quire.sim.replay import Observer, ReplayResult, check_capacity
 from quire.sim.reuse import Counts, Reuses, reuses
 from quire.sim.trace.rows import Trace
 
@@ -32,6 +32,7 @@ def optimum_results(
     trace: Trace,
     capacities: Sequence[int],
     *,
+    observers: Sequence[Sequence[Observer]] = (),
     count_from: int = 0,
     clock: Callable[[], float] = time.process_time,
 ) -> list[ReplayResult]:
@@ -40,8 +41,9 @@ def optimum_results(
     After every request a cache keeps, of what it held and what the request used, the blocks
     that are used again soonest; it needs no room for those that it leaves out. Evicted is what
     it held and gave up although it is used again. A miss counts as evicted where an earlier
-    request had the block. The trace is read once. Source: Belady, A study of replacement algorithms for a virtual-storage
-    computer, IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078.
+    request had the block. The trace is read once, and once more for the `observers` of each
+    capacity, as in a replay. Source: Belady, A study of replacement algorithms for a
+    virtual-storage computer, IBM Systems Journal 5(2), 1966, doi:10.1147/sj.52.0078.
     """
     for capacity in capacities:
         check_capacity(capacity)
@@ -49,10 +51,13 @@ def optimum_results(
     read = reuses(trace)
     reading = clock() - begun
     results: list[ReplayResult] = []
-    for capacity in capacities:
+    for number, capacity in enumerate(capacities):
         begun = clock()
         hits, evicted = play(read, capacity)
         result = _counted(read, capacity, hits[count_from:], int(evicted[count_from:].sum()))
+        for request, found in zip(trace, hits.tolist(), strict=True) if observers else ():
+            for observe in observers[number]:
+                observe(request, min(found * read.block_size, request.prompt_tokens))
         seconds = reading / len(capacities) + clock() - begun
         results.append(msgspec.structs.replace(result, seconds=seconds))
     return results
@@ -103,14 +108,17 @@ def _counted(read: Reuses, capacity: int, hits: Counts, evicted: int) -> ReplayR
     seen = np.zeros(read.num_requests, np.int64)
     np.add.at(seen, read.later, read.num_blocks)
     size = read.block_size
-    hit_tokens, seen_tokens, named_tokens = (
-        int(np.minimum(ends * size, prompts).sum()) for ends in (hits, seen[counted], blocks)
+    held = np.minimum(blocks, capacity)
+    ends = (hits, np.minimum(seen[counted], held), held, blocks)
+    hit_tokens, seen_tokens, held_tokens, named_tokens = (
+        int(np.minimum(end * size, prompts).sum()) for end in ends
     )
     prompt_tokens = int(prompts.sum())
     missed = {
-        "cold": named_tokens - seen_tokens,
+        "cold": held_tokens - seen_tokens,
         "evicted": seen_tokens - hit_tokens,
-        "oversized": 0,
+        "computing": 0,
+        "oversized": named_tokens - held_tokens,
         "partial_block": prompt_tokens - named_tokens,
     }
     return ReplayResult(

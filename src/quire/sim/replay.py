@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from quire.core.manager import CacheManager
+from quire.core.sequence import Sequence
 from quire.core.terms import TokenRange
-from quire.core.tokens import INT32
+from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
 from quire.sim.foresight import Advice, end_id, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
@@ -29,11 +30,12 @@ UNFINISHED = np.array([2**31 - 1], dtype=INT32)
 MAX_CAPACITY = 2**31 - 3
 """The largest capacity in blocks: block ids are int32."""
 
-REASONS: tuple[str, ...] = ("cold", "evicted", "oversized", "partial_block")
+REASONS: tuple[str, ...] = ("cold", "evicted", "computing", "oversized", "partial_block")
 """Why tokens of a trace were not found:
 
 cold           first seen in this request
 evicted        seen in an earlier request, and not in the cache any more
+computing      being computed by a request in flight (`quire.sim.concurrent`)
 oversized      beyond the first `capacity` blocks of a prompt that is larger than the cache
 partial_block  after the last full block of the prompt: never shared
 """
@@ -46,7 +48,6 @@ class ReplayResult(msgspec.Struct, frozen=True):
     """What a replay found. Tokens, unless the name says otherwise.
 
     hit_tokens + sum(missed) == prompt_tokens. `seconds` is CPU time, reading included;
-    `evicted_blocks` is None where a bound evicts nothing that could be counted.
     """
 
     policy: str
@@ -58,8 +59,9 @@ class ReplayResult(msgspec.Struct, frozen=True):
     missed: dict[str, int]
     prompt_blocks: int
     hit_blocks: int
-    evicted_blocks: int | None
+    evicted_blocks: int
     seconds: float
+    measured: dict[str, Any] = {}
 
     @property
     def token_hit(self) -> float:
@@ -73,10 +75,11 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     def row(self) -> dict[str, Any]:
         """Return the result as a row of a report: plain data, with the ratios."""
-        counts = msgspec.to_builtins(self)
+        counts: dict[str, Any] = msgspec.to_builtins(self)
+        measured = counts.pop("measured")
         head = {name: counts.pop(name) for name in ("policy", "capacity_blocks")}
         ratios = {"token_hit": self.token_hit, "block_hit": self.block_hit}
-        return head | ratios | {"evictions": counts.pop("evicted_blocks")} | counts
+        return head | ratios | {"evictions": counts.pop("evicted_blocks")} | counts | measured
 
 
 def replay(
@@ -128,10 +131,7 @@ def serve(
     """Let a request come and go: look its blocks up, compute the others; return how many hit."""
     tokens = np.concatenate((request.blocks[:capacity_blocks], UNFINISHED))
     num_blocks = len(tokens) - 1
-    ranges = ()
-    if advice.stored_blocks < num_blocks:
-        ranges = (TokenRange(advice.stored_blocks, store=False),)
-    seq = manager.open(tokens, hint=advice.hint, ranges=ranges)
+    seq = open_request(manager, tokens, advice)
     num_hit = seq.num_cached
     if num_hit < num_blocks:
         manager.reserve(seq, num_blocks - num_hit + 1)
@@ -140,6 +140,14 @@ def serve(
     if advice.ends is not None:
         manager.end_session(advice.ends)
     return num_hit
+
+
+def open_request(manager: CacheManager, tokens: IntArray, advice: Advice) -> Sequence:
+    """Open a request: the ids of its blocks, and `UNFINISHED`."""
+    ranges = ()
+    if advice.stored_blocks < len(tokens) - 1:
+        ranges = (TokenRange(advice.stored_blocks, store=False),)
+    return manager.open(tokens, hint=advice.hint, ranges=ranges)
 
 
 def check_capacity(capacity_blocks: int) -> int:
@@ -173,8 +181,11 @@ class Tally:
         self._prompt_blocks = self._hit_blocks = 0
         self._missed = dict.fromkeys(REASONS, 0)
 
-    def count(self, request: TraceRequest, num_hit: int) -> int:
-        """Count a request of whose blocks so many were found; return the tokens found."""
+    def count(self, request: TraceRequest, num_hit: int, num_computing: int = 0) -> int:
+        """Count a request of whose blocks so many were found; return the tokens found.
+
+        After those found come `num_computing` that another request computes at the moment.
+        """
         size, num_tokens, num_blocks = self._block_size, request.prompt_tokens, request.num_blocks
         num_cold = 0
         if num_blocks:
@@ -187,7 +198,9 @@ class Tally:
         held_end = min(held * size, num_tokens)
         blocks_end = min(num_blocks * size, num_tokens)
         missed = self._missed
-        missed["evicted"] += seen_end - hit_end
+        computing_end = min(hit_end + num_computing * size, seen_end)
+        missed["computing"] += computing_end - hit_end
+        missed["evicted"] += seen_end - computing_end
         missed["cold"] += held_end - seen_end
         missed["oversized"] += blocks_end - held_end
         missed["partial_block"] += num_tokens - blocks_end
@@ -198,7 +211,7 @@ class Tally:
         self._hit_blocks += num_hit
         return hit_end
 
-    def result(self, policy: str, evicted_blocks: int | None, seconds: float) -> ReplayResult:
+    def result(self, policy: str, evicted_blocks: int, seconds: float) -> ReplayResult:
         """Return the counts as a result."""
         return ReplayResult(
             policy,

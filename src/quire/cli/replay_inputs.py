@@ -1,0 +1,137 @@
+"""What people ask `quire replay` for: capacities, policies, a model, a trace."""
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.sim.hardware import ModelFacts, Roofline
+    from quire.sim.service import Service
+    from quire.sim.trace.rows import Trace
+
+_AMOUNT = re.compile(r"(?P<number>[0-9]{1,18}(?:[.][0-9]{1,18})?)\s*(?P<unit>[A-Za-z]*|%)")
+
+HOW = "a capacity is a share like 10%, bytes like 64GiB, or a number of blocks like 18279"
+
+
+def names(text: str) -> list[str]:
+    """Return what stands between the commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def opened(path: Path, block_size: int | None, partial: str) -> "Trace":
+    """Open a trace, in blocks of another size if one is given."""
+    from quire.sim.trace import open_trace, with_block_size
+
+    trace = open_trace(path, partial=partial)  # pyright: ignore[reportArgumentType] - it checks
+    return trace if block_size is None else with_block_size(trace, block_size)
+
+
+def policies_of(text: str | None) -> list[str]:
+    """Return the policies asked for, each once; without any, those worth a first look."""
+    from quire.core.policies import POLICIES
+    from quire.sim.optimum import OPTIMUM
+    from quire.sim.sweep import check_policy
+
+    if text is None:
+        return ["lru", *(["learned"] if "learned" in POLICIES else []), OPTIMUM]
+    found = list(dict.fromkeys(names(text)))
+    if not found:
+        raise ConfigError(f"--policy names no policy, got {text!r}; for example lru,optimum")
+    for name in found:
+        check_policy(name)
+    return found
+
+
+def load_model(model: str | None, gpu: str | None, default_gpu: str) -> "Roofline | None":
+    """Return the roofline of a known model, or of a config.json; None without a model."""
+    if model is None:
+        if gpu is not None:
+            raise ConfigError(f"--gpu {gpu} says nothing without --model; add it, or leave it out")
+        return None
+    from quire.sim.hardware import ModelFacts, Roofline, accelerator_named, model_named
+
+    path = Path(model).expanduser()
+    facts = ModelFacts.from_config(path) if path.exists() else model_named(model)
+    return Roofline(facts, accelerator_named(gpu or default_gpu))
+
+
+def service_of(
+    rates: tuple[float | None, float | None], roofline: "Roofline | None", *, concurrent: bool
+) -> "Service | None":
+    """Return how long requests take: as recorded, else by the rates given, else on the roofline."""
+    from quire.sim.service import DECODE_RATE, PREFILL_RATE, AsRecorded, OnRoofline, Rates
+
+    prefill, decode = rates
+    given = prefill is not None or decode is not None
+    if not concurrent:
+        if given:
+            raise ConfigError("--prefill-rate and --decode-rate say nothing without --concurrent")
+        return None
+    if roofline is not None and not given:
+        return AsRecorded(OnRoofline(roofline))
+    return AsRecorded(
+        Rates(
+            PREFILL_RATE if prefill is None else prefill, DECODE_RATE if decode is None else decode
+        )
+    )
+
+
+def capacities_in_blocks(
+    texts: Iterable[str], num_unique: int, block_size: int, model: "ModelFacts | None"
+) -> list[int]:
+    """Return capacities in blocks, each once, in the order given. Raises `ConfigError`.
+
+    A share is of the different blocks of the trace; shares and bytes are rounded down.
+    """
+    from quire.sim.replay import check_capacity
+
+    words = [word for text in texts for word in names(text)]
+    if not words:
+        raise ConfigError(f"--capacity is empty: {HOW}")
+    found = (_capacity(word, num_unique, block_size, model) for word in words)
+    return list(dict.fromkeys(check_capacity(blocks) for blocks in found))
+
+
+def _capacity(text: str, num_unique: int, block_size: int, model: "ModelFacts | None") -> int:
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--capacity {text[:40]!r} is none: {HOW}")
+    number, unit = match["number"], match["unit"]
+    if unit not in ("", "%"):
+        return _in_bytes(text, block_size, model)
+    if unit:
+        blocks = int(Fraction(number) * num_unique / 100)
+    elif "." not in number:
+        blocks = int(number)
+    else:
+        raise ConfigError(f"--capacity {text} is no whole number of blocks: {HOW}")
+    if blocks < 1:
+        what = f", of {num_unique:,} different blocks," if unit else ""
+        raise ConfigError(f"--capacity {text}{what} is less than one block: {HOW}")
+    return blocks
+
+
+def _in_bytes(text: str, block_size: int, model: "ModelFacts | None") -> int:
+    num_bytes = parse_bytes(text)
+    if model is None:
+        raise ConfigError(
+            f"--capacity {text} needs --model, which says how many bytes a token takes; or give "
+            "a share like 10%, or a number of blocks"
+        )
+    block_bytes = model.kv.per_token * block_size
+    if not block_bytes:
+        raise ConfigError(
+            f"--capacity {text}: {model.name} stores nothing per token; give a share or blocks"
+        )
+    if num_bytes < block_bytes:
+        raise ConfigError(
+            f"--capacity {text} is less than one block: {block_size} tokens of {model.name} take "
+            f"{format_bytes(block_bytes)}"
+        )
+    return num_bytes // block_bytes
