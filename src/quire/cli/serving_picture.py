@@ -20,17 +20,17 @@ FIRST, RUNNING, WAITING = "cyan", "green", "yellow"
 def durations(result: "ServingResult") -> Any:
     """Return the table of what users waited for."""
     table = plain_table()
-    table.add_column("seen by users")
-    for head in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(head, justify="right")
+    table.add_column("seen by users", no_wrap=True)
+    for head in ("mean", "p50", "p90", "p99", "max"):
+        table.add_column(head, justify="right", no_wrap=True)
     for name, spread in (
-        ("first token (TTFT)", result.ttft_s),
-        ("of that in the queue", result.waited_s),
-        ("each further token (TPOT)", result.tpot_s),
-        ("whole request (E2E)", result.e2e_s),
+        ("first token, TTFT", result.ttft_s),
+        ("of it in the queue", result.waited_s),
+        ("further tokens, TPOT", result.tpot_s),
+        ("whole request, E2E", result.e2e_s),
     ):
         if spread is not None:
-            values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)
+            values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
             table.add_row(name, *map(duration, values))
     return table
 
@@ -86,13 +86,13 @@ def queues(result: "ServingResult", *, utf8: bool) -> Text:
     ):
         text.append(f"{name:>9} ", "bright_black")
         text.append(_sparks(counts, HEIGHTS if utf8 else ASCII_HEIGHTS), style)
-        text.append(f" {max(counts, default=0):,.0f}\n")
+        text.append(f" {max(counts, default=0):,.3g}\n")
     return text
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in ms, or from ten seconds on in s."""
-    return f"{milliseconds(seconds)} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    """Return a duration in ms, or from one second on in s."""
+    return f"{milliseconds(seconds)} ms" if seconds < 1 else f"{seconds:,.4g} s"
 
 
 def _sparks(counts: list[float], heights: str) -> str:
