@@ -47,6 +47,14 @@ class Event(IntEnum):
     COMPUTED = 1
 
 
+class Waiting(msgspec.Struct, eq=False, frozen=True):
+    """A request that has arrived: its number in the trace, from 0, and its blocks."""
+
+    number: int
+    request: TraceRequest
+    blocks: IntArray
+
+
 class InFlight(msgspec.Struct, eq=False):
     """A request that has started: its sequence, its blocks, and what remains to be done."""
 
@@ -99,7 +107,7 @@ class _Run:
         self._now = 0.0
         self._events: list[tuple[float, Event, int]] = []
         self._flying: dict[int, InFlight] = {}
-        self._queue: deque[tuple[int, TraceRequest]] = deque()
+        self._queue: deque[Waiting] = deque()
         self._waits = array("d")
         self._peak_active = self._peak_flying = 0
         self.tally = Tally(trace.block_size, capacity)
@@ -113,7 +121,7 @@ class _Run:
             while self._events and self._events[0][0] <= request.time_s:
                 yield from self._next_event()
             self._now = request.time_s
-            self._queue.append((number, request))
+            self._queue.append(Waiting(number, request, request.blocks))
             yield from self._start_waiting()
         while self._events:
             yield from self._next_event()
@@ -147,21 +155,27 @@ class _Run:
 
     def _start_waiting(self) -> Iterator[tuple[TraceRequest, int]]:
         while self._queue:
-            number, request = self._queue[0]
-            tokens = np.concatenate((request.blocks[: self._capacity], UNFINISHED))
-            num_blocks = self._num_blocks(request, len(tokens))
+            first = self._queue[0]
+            tokens = np.concatenate((first.blocks[: self._capacity], UNFINISHED))
+            num_blocks = self._num_blocks(first.request, len(tokens))
             if not self._has_room(tokens, num_blocks):
                 return
             self._queue.popleft()
-            yield request, self._start(number, request, tokens, num_blocks)
+            yield first.request, self._start(first, tokens, num_blocks)
 
-    def _start(self, number: int, request: TraceRequest, tokens: IntArray, num_blocks: int) -> int:
+    def _start(
+        self,
+        waiting: Waiting,
+        tokens: IntArray,
+        num_blocks: int,
+    ) -> int:
+        number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit
-        hit_tokens = self.tally.count(request, num_hit, max(computing, 0))
+        hit_tokens = self.tally.count(request, waiting.blocks, num_hit, max(computing, 0))
         prefill_s, decode_s = self._service.times(request, hit_tokens)
         self._flying[number] = InFlight(seq, tokens, advice, decode_s)
         heapq.heappush(self._events, (self._now + prefill_s, Event.COMPUTED, number))

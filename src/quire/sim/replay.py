@@ -21,7 +21,7 @@ from quire.core.sequence import Sequence
 from quire.core.terms import TokenRange
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
-from quire.sim.foresight import Advice, end_id, foresee
+from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
 UNFINISHED = np.array([2**31 - 1], dtype=INT32)
@@ -118,18 +118,17 @@ def replay(
         if number == count_from:
             evicted_before = manager.counters.evicted_blocks
             tally.start_counting()
-        num_hit = serve(manager, request, capacity_blocks, foresight(number))
-        hit_tokens = tally.count(request, num_hit)
+        blocks = request.blocks
+        num_hit = serve(manager, blocks[:capacity_blocks], foresight(number))
+        hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
     return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
 
 
-def serve(
-    manager: CacheManager, request: TraceRequest, capacity_blocks: int, advice: Advice
-) -> int:
+def serve(manager: CacheManager, blocks: IntArray, advice: Advice) -> int:
     """Let a request come and go: look its blocks up, compute the others; return how many hit."""
-    tokens = np.concatenate((request.blocks[:capacity_blocks], UNFINISHED))
+    tokens = np.concatenate((blocks, UNFINISHED))
     num_blocks = len(tokens) - 1
     seq = open_request(manager, tokens, advice)
     num_hit = seq.num_cached
@@ -181,16 +180,18 @@ class Tally:
         self._prompt_blocks = self._hit_blocks = 0
         self._missed = dict.fromkeys(REASONS, 0)
 
-    def count(self, request: TraceRequest, num_hit: int, num_computing: int = 0) -> int:
-        """Count a request of whose blocks so many were found; return the tokens found.
+    def count(
+        self, request: TraceRequest, blocks: IntArray, num_hit: int, num_computing: int = 0
+    ) -> int:
+        """Count a request, of whose blocks so many were found; return the tokens found.
 
         After those found come `num_computing` that another request computes at the moment.
         """
-        size, num_tokens, num_blocks = self._block_size, request.prompt_tokens, request.num_blocks
+        size, num_tokens, num_blocks = self._block_size, request.prompt_tokens, len(blocks)
         num_cold = 0
         if num_blocks:
             num_seen = self._num_unique
-            self._num_unique = max(num_seen, end_id(request))
+            self._num_unique = max(num_seen, blocks.item(-1) + 1)
             num_cold = self._num_unique - num_seen
         held = min(num_blocks, self._capacity)
         hit_end = min(num_hit * size, num_tokens)
