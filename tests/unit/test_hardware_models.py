@@ -232,6 +232,21 @@ def test_every_accelerator_has_a_peak_a_bandwidth_and_a_memory():
         assert device.memory_bytes >= 1 << 30
 
 
+def test_an_accelerator_of_ones_own_is_a_file(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(
+        '{"name": "mine", "peak_flops": 1e12, "bandwidth": 1e11, "memory_bytes": 1000, '
+        '"link_bandwidth": 1e9, "peer_bandwidth": 1e9}'
+    )
+    assert accelerator_named(str(file)).bandwidth == 1e11
+    for content in ("{", '{"name": "x"}'):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match="peak_flops"):
+            accelerator_named(str(file))
+    with pytest.raises(ConfigError, match="cannot read"):
+        accelerator_named(str(tmp_path / "none.json"))
+
+
 def test_an_accelerator_without_memory_is_refused():
     with pytest.raises(ConfigError, match="memory_bytes"):
         Accelerator(

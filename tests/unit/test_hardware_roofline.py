@@ -14,6 +14,7 @@ from quire.sim.hardware import (
     accelerator_named,
     model_named,
 )
+from quire.sim.hardware.calibration import parse_points
 
 H100 = accelerator_named("h100")
 LLAMA = model_named("llama-3-8b")
@@ -87,6 +88,17 @@ def test_more_devices_compute_faster_and_pay_for_collectives():
     assert four.prefill_s(8192) == pytest.approx(shared + four.collectives_s(8192))
 
 
+def test_devices_beyond_the_kv_heads_read_copies():
+    model = model_named("qwen3-30b-a3b")
+    four, eight = Roofline(model, H100, num_gpus=4), Roofline(model, H100, num_gpus=8)
+    read = model.weight_bytes_read(1)
+    assert four.step_bytes([(1, 1000)]) - read == pytest.approx(model.kv.of(1000) + model.kv.of(1))
+    assert eight.step_bytes([(1, 1000)]) - read == pytest.approx(
+        2 * (model.kv.of(1000) + model.kv.of(1))
+    )
+    assert Roofline(model_named("deepseek-v3"), H100, num_gpus=8).kv_copies == 8
+
+
 def test_a_step_of_nothing_takes_no_time():
     assert Roofline(LLAMA, H100, overhead_s=1.0).step_s([]) == 0
     assert Roofline(LLAMA, H100, overhead_s=1.0).step_s([(0, 100)]) == 0
@@ -136,6 +148,27 @@ def test_calibration_finds_the_rates_that_made_the_measurements(num_gpus):
     fitted = made(num_gpus=num_gpus).calibrate(points)
     for name, expected in TRUE.items():
         assert getattr(fitted, name) == pytest.approx(expected, rel=1e-6)
+
+
+def test_calibration_finds_what_an_engine_pays_to_move_cached_tokens():
+    true = made(mfu=0.07, overhead_s=3e-3, cached_token_s=7e-6, bandwidth_efficiency=100)
+    sizes = [(128, 0), (512, 2048), (2048, 0), (4096, 0), (256, 6000), (1, 500), (1, 6000)]
+    fitted = made().calibrate([(*size, true.prefill_s(*size)) for size in sizes])
+    assert fitted.cached_token_s == pytest.approx(7e-6)
+    assert fitted.overhead_s == pytest.approx(3e-3)
+    for size in (*sizes, (64, 3000), (1, 3000)):
+        assert fitted.prefill_s(*size) == pytest.approx(true.prefill_s(*size), rel=1e-3)
+
+
+def test_measured_steps_are_written_as_tokens_and_time():
+    assert parse_points("512=40ms, 4096=0.5s,1+2048=9ms") == [
+        (512, 0, pytest.approx(0.04)),
+        (4096, 0, 0.5),
+        (1, 2048, pytest.approx(0.009)),
+    ]
+    for text in ("", "512", "512=fast", "a=1s", "512=40ms,"):
+        with pytest.raises(ConfigError):
+            parse_points(text)
 
 
 def test_calibration_with_noise_predicts_other_sizes():
@@ -192,6 +225,7 @@ def test_points_that_tell_nothing_are_refused(points):
         {"mfu": float("nan")},
         {"bandwidth_efficiency": -1},
         {"overhead_s": -1e-3},
+        {"cached_token_s": -1e-9},
         {"attention_mfu": 0.0},
     ],
 )

@@ -226,7 +226,7 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
     )
     facts.append(("", f"{others}; the longest alone: {memory.longest_tokens:,} tokens"))
     if not memory.users:
-        facts.append(("", Text("no user fits at this context", "red")))
+        facts.append(("", Text(f"none fits; it takes --num-gpus {memory.num_gpus_needed}", "red")))
     if memory.kv_copies > 1:
         facts.append(
             ("", f"K and V are stored {memory.kv_copies:g} times: fewer KV heads than devices")

@@ -1,14 +1,16 @@
 """Rates from measurements: what a machine really reaches.
 
-A step is taken for computing (more than one new token) or for reading (one: a decode step), and
-each gives one equation: seconds = work / rate + overhead. All are solved together, by least squares
-on relative errors, with rates and overhead that are not negative.
+Each measured step gives one equation, and all are solved together, by least squares on relative
+errors, with rates and costs that are not negative. A step of one new token (decode) is taken for
+reading: seconds = bytes / rate + costs; all others for computing: seconds = FLOPs / rate + costs. Where
+that explains the measurements worse than decode steps that compute as well, as on a slow CPU, the
+latter holds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,9 @@ Floats = NDArray[np.float64]
 
 _POINT = re.compile(r"(?P<new>\d{1,12})(?:\+(?P<cached>\d{1,12}))?=(?P<time>\S+)")
 
-_PRODUCTS, _PAIRS, _BYTES, _OVERHEAD = range(4)
+_PRODUCTS, _PAIRS, _BYTES, _CACHED, _OVERHEAD = range(5)
+_SAME = 1e-18
+"""A squared error that is rounding."""
 
 
 def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
@@ -40,36 +44,46 @@ def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
             f"{len(prefills)} different prefills were measured; two or more (more than one new "
             "token, of different sizes) tell the rate from the overhead"
         )
-    used = [point for point in measured if point[0] > 1 or len(decodes) > 1]
-    rows, seconds = _equations(roofline, used)
-    unknown = [_PRODUCTS, _OVERHEAD, *([_BYTES] if len(decodes) > 1 else [])]
-    together = rows.copy()
-    together[:, _PRODUCTS] += together[:, _PAIRS]
-    best = _solve(together, seconds, unknown)
-    apart = best
+    unknown = [_PRODUCTS, _OVERHEAD]
+    if len(dict.fromkeys(cached for _, cached, _ in measured)) > 1:
+        unknown.append(_CACHED)
     if len(prefills) > 2:
-        apart = _solve(rows, seconds, [*unknown, _PAIRS])
-    split = apart[_PRODUCTS] > 0 and apart[_PAIRS] > 0 and len(prefills) > 2
-    found = apart if split else best
-    if not found[_PRODUCTS] > 0:
+        unknown.append(_PAIRS)
+    seconds = np.array([point[2] for point in measured])
+    computing = _fit(_work(roofline, measured, _computes), seconds, unknown)
+    rates, computed = computing[0], [point for point in measured if point[0] > 1]
+    if len(decodes) > 1:
+        reading = _fit(_work(roofline, measured, _reads), seconds, [*unknown, _BYTES])
+        if reading[0][_BYTES] > 0 and reading[1] <= computing[1] + _SAME:
+            rates = reading[0]
+        else:
+            computed = measured
+    if not rates[_PRODUCTS] > 0:
         raise ConfigError(
             "the measured seconds do not grow with the work, so there is no rate to find; measure "
             "larger prompts, or repeat the measurement on an idle machine"
         )
     peak = roofline.accelerator.peak_flops * roofline.num_gpus
-    mfu = 1 / (float(found[_PRODUCTS]) * peak)
+    mfu = 1 / (float(rates[_PRODUCTS]) * peak)
     fitted = msgspec.structs.replace(
         roofline,
         mfu=mfu,
-        attention_mfu=1 / (float(found[_PAIRS]) * peak) if split else mfu,
-        overhead_s=float(found[_OVERHEAD]),
+        attention_mfu=1 / (float(rates[_PAIRS]) * peak) if rates[_PAIRS] > 0 else mfu,
+        overhead_s=float(rates[_OVERHEAD]),
+        cached_token_s=float(rates[_CACHED]),
     )
-    if found[_BYTES] > 0:
-        rate = roofline.accelerator.bandwidth * roofline.num_gpus
-        return msgspec.structs.replace(
-            fitted, bandwidth_efficiency=1 / (float(found[_BYTES]) * rate)
-        )
-    return fitted
+    bandwidth = roofline.accelerator.bandwidth * roofline.num_gpus
+    if rates[_BYTES] > 0:
+        efficiency = 1 / (float(rates[_BYTES]) * bandwidth)
+    else:
+        # What was taken for computing was not waiting for memory, so that is at least this fast.
+        efficiency = roofline.bandwidth_efficiency
+        for new, cached, _ in computed:
+            seconds_busy = fitted.compute_s([(new, cached)])
+            efficiency = max(
+                efficiency, roofline.step_bytes([(new, cached)]) / (bandwidth * seconds_busy)
+            )
+    return msgspec.structs.replace(fitted, bandwidth_efficiency=efficiency)
 
 
 def parse_points(text: str) -> list[Point]:
@@ -100,39 +114,62 @@ def _checked(point: Point) -> Point:
     return point
 
 
-def _equations(roofline: Roofline, points: Sequence[Point]) -> tuple[Floats, Floats]:
-    """Return one equation per point, each divided by its seconds.
+def _computes(_new: int) -> bool:
+    return True
 
-    The work, float [points, 4], and what it adds up to: 1 less the share of collectives.
-    """
-    rows = np.zeros((len(points), 4))
+
+def _reads(new: int) -> bool:
+    """Whether a step computes; a decode step reads."""
+    return new > 1
+
+
+def _work(roofline: Roofline, points: Sequence[Point], computes: Callable[[int], bool]) -> Floats:
+    """Return what each step does, float [points, 5], less the time of its collectives."""
+    rows = np.zeros((len(points), 5))
     for row, (new, cached, _) in zip(rows, points, strict=True):
-        row[_OVERHEAD] = 1.0
-        if new > 1:
+        if computes(new):
             row[_PRODUCTS] = roofline.product_flops(new)
             row[_PAIRS] = roofline.attention_flops(new, cached)
         else:
             row[_BYTES] = roofline.step_bytes([(new, cached)])
-    measured = np.array([point[2] for point in points])
-    collectives = np.array([roofline.collectives_s(point[0]) for point in points])
-    return rows / measured[:, None], 1.0 - collectives / measured
+        row[_CACHED] = cached
+        row[_OVERHEAD] = 1.0
+    left = [1.0 - roofline.collectives_s(new) / measured for new, _, measured in points]
+    return rows / np.array(left)[:, None]
 
 
-def _solve(rows: Floats, seconds: Floats, unknown: Sequence[int]) -> Floats:
-    """Return the coefficients, none below zero, with the least squared error.
+def _fit(rows: Floats, seconds: Floats, unknown: Sequence[int]) -> tuple[Floats, float]:
+    """Return seconds per unit of work, and the squared error.
 
-    With at most four unknowns every choice of those above zero is tried.
+    Attention has a rate of its own where there are points to tell it, and it helps.
+    """
+    relative = rows / seconds[:, None]
+    together = relative.copy()
+    together[:, _PRODUCTS] += together[:, _PAIRS]
+    best = _solve(together, [each for each in unknown if each != _PAIRS])
+    if _PAIRS in unknown:
+        apart = _solve(relative, unknown)
+        if apart[0][_PAIRS] > 0 and apart[1] < best[1] - _SAME:
+            return apart
+    return best
+
+
+def _solve(rows: Floats, unknown: Sequence[int]) -> tuple[Floats, float]:
+    """Return the coefficients, none below zero, whose sums are nearest to 1, and the squared error.
+
+    With at most five unknowns every choice of those above zero is tried, the fewest first.
     """
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    best, least = np.zeros(4), float(seconds @ seconds)
+    target = np.ones(len(rows))
+    best, least = np.zeros(rows.shape[1]), float(len(rows))
     for count in range(1, len(unknown) + 1):
         for chosen in combinations(unknown, count):
             part = rows[:, chosen] / scale[list(chosen)]
-            solved = np.asarray(np.linalg.lstsq(part, seconds, rcond=None)[0], np.float64)
-            error: Floats = part @ solved - seconds
+            solved = np.asarray(np.linalg.lstsq(part, target, rcond=None)[0], np.float64)
+            error: Floats = part @ solved - target
             squared = float(error @ error)
-            if float(solved.min()) >= 0 and squared < least * (1 - 1e-9):
-                best, least = np.zeros(4), squared
+            if float(solved.min()) >= 0 and squared < least * (1 - 1e-9) - _SAME:
+                best, least = np.zeros(rows.shape[1]), squared
                 best[list(chosen)] = solved / scale[list(chosen)]
-    return best
+    return best, least

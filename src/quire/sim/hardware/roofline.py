@@ -40,6 +40,9 @@ class Roofline(msgspec.Struct, frozen=True):
     `overhead_s`     seconds that a step takes whatever is in it; none unless calibrated
     `attention`      which pairs of tokens are charged
 
+    `cached_token_s` seconds per cached token of each sequence, beside all else: 0 where attention
+                     reads K and V in place, more where an engine gathers or concatenates them
+
     FLOPs are 2 x active parameters x tokens, and `pair_flops` x pairs of tokens; the recurrence of
     linear layers is left out (about 1 % of their projections). Bytes are the weights that a step
     reads, once, and the K and V that it reads and writes. Collectives are two all-reduces a layer:
@@ -55,6 +58,7 @@ class Roofline(msgspec.Struct, frozen=True):
     overhead_s: float = 0.0
     attention: Attention = Attention.CAUSAL
     attention_mfu: float | None = None
+    cached_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -66,8 +70,16 @@ class Roofline(msgspec.Struct, frozen=True):
             )
         if self.attention_mfu is not None and not self.attention_mfu > 0:
             raise ConfigError(f"attention_mfu is {self.attention_mfu}; it is above 0, or None")
-        if not self.overhead_s >= 0:
-            raise ConfigError(f"overhead_s is {self.overhead_s}; it is 0 or more")
+        if not self.overhead_s >= 0 or not self.cached_token_s >= 0:
+            raise ConfigError(
+                f"overhead_s is {self.overhead_s} and cached_token_s {self.cached_token_s}; both are "
+                "0 or more"
+            )
+
+    @property
+    def kv_copies(self) -> float:
+        """How often K and V are stored: more than once where devices outnumber the KV heads."""
+        return max(1.0, self.num_gpus / self.model.num_kv_heads)
 
     @property
     def byte_rate(self) -> float:
@@ -96,12 +108,17 @@ class Roofline(msgspec.Struct, frozen=True):
                 raise ConfigError(
                     f"a step over {new} new tokens after {before}; both are 0 or more"
                 )
-        pairs = sum(self.attention_flops(new, before) for new, before in steps)
+        busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
+        moved = self.cached_token_s * sum(before for _, before in steps)
+        return busy + self.collectives_s(num_tokens) + self.overhead_s + moved
+
+    def compute_s(self, work: Iterable[tuple[int, int]]) -> float:
+        """Return the seconds of the FLOPs of a step."""
+        flops = 0.0
         mfu = self.mfu if self.attention_mfu is None else self.attention_mfu
-        compute = self.product_flops(num_tokens) / self.mfu + pairs / mfu
-        compute /= self.accelerator.peak_flops * self.num_gpus
-        busy = max(compute, self.step_bytes(steps) / self.byte_rate)
-        return busy + self.collectives_s(num_tokens) + self.overhead_s
+        for new, before in work:
+            flops += self.product_flops(new) / self.mfu + self.attention_flops(new, before) / mfu
+        return flops / (self.accelerator.peak_flops * self.num_gpus)
 
     def ttft_s(self, new_tokens: int, cached_tokens: int = 0, tier: Tier | None = None) -> float:
         """Return the seconds until the first token of a request that runs alone.
@@ -139,8 +156,7 @@ class Roofline(msgspec.Struct, frozen=True):
         for new, before in work:
             num_tokens += new
             traffic += kv.of(before) + kv.of(new)
-        copies = max(1.0, self.num_gpus / self.model.num_kv_heads)
-        return self.model.weight_bytes_read(num_tokens) + traffic * copies
+        return self.model.weight_bytes_read(num_tokens) + traffic * self.kv_copies
 
     def collectives_s(self, num_tokens: int) -> float:
         """Return the seconds of the all-reduces of a step over `num_tokens`."""
@@ -154,9 +170,10 @@ class Roofline(msgspec.Struct, frozen=True):
     def calibrate(self, points: Iterable[tuple[int, int, float]]) -> Roofline:
         """Return this roofline with the rates and overhead that explain measured steps best.
 
-        `points`: (new tokens, cached tokens, seconds), two or more of different size. Fits the
-        FLOPs rate and `overhead_s` by least squares on relative errors; from steps of one new
-        token (decode) at two or more contexts the bandwidth as well. Raises `ConfigError`.
+        `points`: (new tokens, cached tokens, seconds), two or more prefills of different size.
+        Fits the FLOPs rate and `overhead_s` by least squares on relative errors; from three
+        prefills on a rate of attention, from points with cached tokens `cached_token_s`, and from
+        steps of one new token (decode) at two or more contexts the bandwidth. Raises `ConfigError`.
         """
         return calibration.calibrate(self, points)
 

@@ -97,6 +97,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     `users`         sequences of `context` tokens that fit at once
     `users_by_context`  the same for other contexts: (tokens, users)
     `longest_tokens`    the longest sequence that fits alone
+    `num_gpus_needed`   devices, a power of two, on which one sequence of `context` tokens fits
     """
 
     usable_bytes: int
@@ -112,6 +113,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     users: int
     users_by_context: list[tuple[int, int]]
     longest_tokens: int
+    num_gpus_needed: int
 
 
 def budget(placement: Placement, context: int) -> Budget:
@@ -142,6 +144,7 @@ def budget(placement: Placement, context: int) -> Budget:
             if not model.max_context or tokens <= model.max_context
         ],
         longest_tokens=_longest(placement),
+        num_gpus_needed=placement.num_gpus if users else placement.gpus_needed(context),
     )
 
 

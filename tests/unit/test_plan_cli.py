@@ -1,0 +1,121 @@
+"""`quire plan` as people type it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+from quire.cli.plan import parse_tokens, short_tokens
+from quire.errors import ConfigError
+from traces import CONVERSATION, head_path
+
+TIERS = "host=256GiB@50GB/s,disk=2TiB@6GB/s"
+
+
+@pytest.fixture
+def run():
+    runner = CliRunner()
+    return lambda *words, **options: runner.invoke(
+        app, ["plan", *(str(word) for word in words)], **options
+    )
+
+
+def test_a_plan_shows_memory_users_tiers_and_blocks(run):
+    result = run("--model", "Llama-3.1-8B", "--gpu", "H100")
+    assert result.exit_code == 0
+    for word in ("15.0 GiB weights", "28,885 of 16 tokens", "56 with 8k tokens", "host", "always"):
+        assert word in result.stdout
+    assert "use --block-size 64" in result.stdout
+
+
+def test_a_trace_adds_what_memory_is_worth(run):
+    words = ("--model", "qwen3-32b", "--gpu", "h100", "--tiers", TIERS)
+    shown = run(*words, "--trace", head_path(CONVERSATION)).stdout
+    assert "What memory below the device buys" in shown
+    assert "host 64.0 GiB" in shown
+    assert "different K and V" in shown
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_a_plan_fits_the_terminal(run, columns):
+    words = ("--model", "qwen3-32b", "--gpu", "h100", "--tiers", TIERS)
+    shown = run(*words, "--trace", head_path(CONVERSATION), env={"COLUMNS": columns}).stdout
+    assert max(map(len, shown.splitlines())) <= int(columns)
+
+
+def test_json_is_the_whole_plan_and_nothing_else(run):
+    words = ("--model", "llama-3.1-70b", "--gpu", "h100", "--num-gpus", 4, "--context", "32k")
+    made = json.loads(run(*words, "--tiers", TIERS, "--json").stdout)
+    assert made["memory"]["context"] == 32768
+    assert made["num_gpus"] == 4
+    assert [tier["name"] for tier in made["tiers"]] == ["host", "disk"]
+    assert made["worth"] == []
+
+
+def test_smaller_numbers_make_room(run):
+    words = ("--model", "llama-3.1-8b", "--gpu", "l4", "--json")
+    plain = json.loads(run(*words).stdout)["memory"]
+    small = json.loads(run(*words, "--dtype", "fp8", "--kv-dtype", "fp8").stdout)["memory"]
+    assert small["weight_bytes"] * 2 == plain["weight_bytes"]
+    assert small["block_bytes"] * 2 == plain["block_bytes"]
+    assert small["users"] > plain["users"]
+
+
+def test_a_config_of_ones_own_is_planned_for(run):
+    made = run("--model", "src/quire/assets/quire-tiny/config.json", "--gpu", "cpu", "--json")
+    assert json.loads(made.stdout)["params"] == 3_756_800
+
+
+def test_measured_steps_set_the_rates(run):
+    words = ("--model", "quire-tiny", "--gpu", "cpu", "--json")
+    speed = json.loads(run(*words, "--measured", "512=40ms,4096=400ms").stdout)["speed"]
+    assert speed["mfu"] != json.loads(run(*words).stdout)["speed"]["mfu"]
+
+
+@pytest.mark.parametrize("ending", ["html", "svg"])
+def test_the_picture_is_written_as_one_file(run, tmp_path, ending):
+    file = tmp_path / f"plan.{ending}"
+    assert run("--model", "qwen3-8b", "--gpu", "h100", "--save", file).exit_code == 0
+    assert f"<{ending}" in file.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model", "lama-3.1-8b", "--gpu", "h100"), "did you mean llama-3.1-8b"),
+        (("--model", "qwen3-8b", "--gpu", "h1000"), "did you mean h100"),
+        (("--model", "llama-3.1-405b", "--gpu", "h100"), "--num-gpus 16"),
+        (("--model", "llama-3.1-405b", "--gpu", "h100"), "--dtype fp8 with --num-gpus 8"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--context", "lots"), "no number of tokens"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--context", "1m"), "was made for"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--tiers", "host"), "is not a tier"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--dtype", "fp3"), "number format"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--trace", "none.jsonl"), "none.jsonl"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--save", "plan.pdf"), ".html or .svg"),
+        (("--model", "none/config.json", "--gpu", "h100"), "cannot read"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(run, words, says):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert says in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.output
+    assert not Path("plan.pdf").exists()
+
+
+def test_help_has_examples(run):
+    shown = run("--help").stdout
+    assert "Examples" in shown
+    assert "quire plan --model" in shown
+
+
+def test_tokens_are_written_as_people_say_them():
+    assert [parse_tokens(text) for text in ("8k", "8192", "1M", "128K", "1,000", " 2 k ")] == [
+        8192, 8192, 1 << 20, 131_072, 1000, 2048,
+    ]  # fmt: skip
+    for text in ("", "k", "-8k", "0", "8g", "1.5k", "9" * 30):
+        with pytest.raises(ConfigError):
+            parse_tokens(text)
+    assert [short_tokens(tokens) for tokens in (8192, 1 << 20, 1000)] == ["8k", "1M", "1,000"]
