@@ -34,7 +34,8 @@ def test_a_trace_adds_what_memory_is_worth(run):
     words = ("--model", "qwen3-32b", "--gpu", "h100", "--tiers", TIERS)
     shown = run(*words, "--trace", head_path(CONVERSATION)).stdout
     assert "What memory below the device buys" in shown
-    assert "host 64.0 GiB" in shown
+    assert "host 64 GiB" in shown
+    assert "+ disk 2 TiB" in shown
     assert "different K and V" in shown
 
 

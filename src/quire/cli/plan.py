@@ -288,14 +288,13 @@ def _trace_line(made: "Plan") -> Text:
 
 def _worth_table(made: "Plan", *, utf8: bool) -> Any:
     table = plain_table()
-    table.add_column("memory below", justify="right")
+    table.add_column("memory below", justify="right", no_wrap=True)
     table.add_column("token hit", no_wrap=True)
     for name in ("hit %", "saved GPU s", "saved %", "TTFT ms"):
         table.add_column(name, justify="right")
     for row in made.worth:
         table.add_row(
-            " + ".join(f"{name} {format_bytes(size)}" for name, size in row.below.items())
-            or "none",
+            _below(row),
             _hit_bar(row, utf8=utf8),
             f"{row.token_hit * 100:.1f}",
             f"{row.saved_gpu_s:,.0f}" if row.below else "",
@@ -303,6 +302,12 @@ def _worth_table(made: "Plan", *, utf8: bool) -> Any:
             milliseconds(row.ttft_s),
         )
     return Group(Text("What memory below the device buys on this trace", "bold"), table)
+
+
+def _below(row: "Worth") -> str:
+    """Name the memory of a row; a further tier is added to the whole of those above."""
+    named = [f"{name} {format_bytes(size).replace('.0 ', ' ')}" for name, size in row.below.items()]
+    return ("+ " if len(named) > 1 else "") + named[-1] if named else "none"
 
 
 def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
