@@ -194,6 +194,12 @@ def test_users_ask_again_only_after_their_answer():
         assert after.arrived_s == before.finished_s
 
 
+def test_an_arrival_at_the_very_end_of_a_step_is_in_the_next_one():
+    end_s = LinearTiming().prefill_s(100, 0)
+    _, served = run([request(1, 0.0, 100, 50), request(2, end_s, 100, 50)])
+    assert served[1].admitted_s == served[1].arrived_s == served[0].first_token_s
+
+
 def test_a_request_that_fits_no_replica_is_named_before_anything_runs():
     with pytest.raises(
         OutOfBlocks, match=r"row 2: 2000 tokens of prompt and 10 of output need 126"

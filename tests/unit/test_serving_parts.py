@@ -56,6 +56,22 @@ def test_a_step_of_prompts_alone_is_the_rooflines_own():
     assert timing.prefill_s(512, 2048) == roofline.prefill_s(512, 2048)
 
 
+def test_two_measured_points_predict_the_simulated_times_of_others():
+    facts = model_named("llama-3.1-8b")
+    machine = Roofline(facts, H100, mfu=0.31, overhead_s=0.02)
+    points = [
+        (new, cached, machine.prefill_s(new, cached)) for new, cached in ((192, 256), (4096, 0))
+    ]
+    fitted = Roofline(facts, H100).calibrate(points)
+    for new, cached in ((640, 0), (128, 1024), (2048, 4096)):
+        ids = range((new + cached) // BLOCK)
+        asks = [request(1, 0.0, cached, 1, ids[: cached // BLOCK])] if cached else []
+        asks.append(request(2, 100.0, new + cached, 1, ids))
+        _, served = run(asks, timing=RooflineTiming(fitted), limits=limits(max_step_tokens=8192))
+        assert served[-1].cached_tokens == cached
+        assert served[-1].ttft_s == pytest.approx(machine.prefill_s(new, cached), rel=1e-6)
+
+
 def test_blocks_fill_what_the_weights_leave():
     roofline = Roofline(model_named("llama-3.1-8b"), H100)
     num_blocks = blocks_that_fit(roofline, 16, max_sequences=256)
@@ -167,7 +183,7 @@ def test_the_prefix_router_goes_where_the_prefix_is():
 def test_the_prefix_router_leaves_a_full_replica_alone():
     asks = [ask(1, 0.0, 1)] + [ask(row, 5.0 + row * 1e-6, 1) for row in range(2, 22)]
     _, served = run(asks, router=PrefixAware(load_limit=1.25), num_replicas=2)
-    counts = np.bincount([each.replica for each in served[1:]])
+    counts = np.bincount([each.replica for each in served[1:]], minlength=2)
     assert counts.min() >= 7  # of 20: 1.25 times a half at most go to one
 
 
