@@ -55,6 +55,7 @@ BAD_ROWS = {
     ),
     "an id that is true": (GOOD | {"hash_ids": [True, 1, 2, 3]}, r"hash_ids\[0\] is True"),
     "ids missing": ({"timestamp": 10, "input_length": 1, "output_length": 1}, r"hash_ids"),
+    "brackets without end": ('{"else": ' + "[" * 100_000, r"not JSON"),
     "no object": ("[1, 2]", r"expected object, got array"),
     "no JSON": ("timestamp,input_length", r"not JSON"),
     "no text": ("\ufffe\x00", r"not JSON"),
@@ -193,6 +194,13 @@ def test_another_block_size_than_the_headers_is_refused(tmp_path):
     assert len(reading(path, block_size=16)) == 1
     with pytest.raises(ConfigError, match="blocks of 16 tokens, not of 32; with_block_size"):
         open_trace(path, block_size=32)
+
+
+def test_a_time_before_the_beginning_is_refused(tmp_path):
+    bad = {"t": -3, "in": 16, "out": 0, "runs": [[0, 1]]}
+    path = write(tmp_path / "t", [{"quire_trace": 1, "block_size": 16}, bad])
+    with pytest.raises(TraceError, match=r"row 1: t is -3: expected float >= 0"):
+        reading(path)
 
 
 def test_a_hint_that_cannot_be_is_an_error_of_the_row(tmp_path):

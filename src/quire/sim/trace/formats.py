@@ -12,6 +12,7 @@ from quire.sim.trace.batches import possible_block_sizes, sizes_of
 from quire.sim.trace.chunks import line_chunks
 from quire.sim.trace.schemas import (
     MAX_BLOCK_SIZE,
+    NO_ROW,
     RUN_ROWS,
     ChatRow,
     IdsRow,
@@ -69,7 +70,7 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
     line, _, rest = head.partition(b"\n")
     try:
         first: Any = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NO_ROW as error:
         raise no_row(str(path), 1, why(error, line)) from None
     keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
     found = wanted or _format_of(keys)
@@ -130,7 +131,7 @@ def _has_names(head: bytes) -> bool:
             ids = msgspec.json.decode(line)["hash_ids"]
             if ids:
                 return isinstance(ids[0], str)
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+        except (*NO_ROW, LookupError, TypeError):
             continue
     return False
 

@@ -73,7 +73,7 @@ class QuireRow(
 ):
     """A request of quire's own format, in seconds; its runs cover full blocks only."""
 
-    timestamp: float
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: Tokens
     output_length: Tokens
     hash_runs: Sequence[tuple[int, Length]]
@@ -93,6 +93,9 @@ class QuireHeader(msgspec.Struct, kw_only=True):
     ids: Literal["trace", "session"] = "trace"
 
 
+NO_ROW = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a line that is no row may raise."""
+
 RUN_ROWS = (RunsRow, QuireRow)
 """The types of rows whose ids come in runs."""
 
@@ -101,14 +104,14 @@ def decode_lines(decoder: msgspec.json.Decoder[Any], chunk: bytes) -> tuple[list
     """Return the rows of whole lines, and why the line after them is none."""
     try:
         return decoder.decode_lines(chunk), None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NO_ROW:
         rows: list[Any] = []
         for line in chunk.split(b"\n"):
             if not line.strip():
                 continue
             try:
                 rows.append(decoder.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except NO_ROW as error:
                 return rows, why(error, line)
         return rows, None
 
@@ -136,7 +139,7 @@ def _value_at(line: bytes, path: str) -> str:
         value: Any = msgspec.json.decode(line)
         for part in path.replace("[", ".[").split("."):
             value = value[int(part[1:-1])] if part.startswith("[") else value[part]
-    except (msgspec.DecodeError, LookupError, ValueError, TypeError):
+    except (*NO_ROW, LookupError, ValueError, TypeError):
         return "not a number that fits"
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
