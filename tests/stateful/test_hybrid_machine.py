@@ -22,6 +22,7 @@ from quire.core import (
     CacheManager,
     ChunkedAttention,
     FullAttention,
+    Hint,
     Recurrent,
     Scope,
     SlidingWindow,
@@ -108,6 +109,10 @@ def open_options(draw):
             )
             for start, stop in zip(bounds, [*bounds[1:-1], None], strict=False)
         ]
+    if draw(st.integers(0, 3)) == 0:
+        reuse = draw(st.sampled_from(["unknown", "never", "session"]))
+        name = draw(st.sampled_from(["one", "two"]))
+        options["hint"] = Hint(reuse, ttl_s=draw(st.none() | some), session_id=name)
     return options
 
 
@@ -181,6 +186,12 @@ class HybridMachine(RuleBasedStateMachine):
         return tokens[:MAX_TOKENS] or [0], scope
 
     # -- rules -----------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(["one", "two"]))
+    def end_session(self, name):
+        self.world.call(self.world.manager.end_session, name)
+        self.world.after()
+        self.count()
 
     @rule(recipe=prompts(), options=open_options(), num_tokens=small, filler=filler)
     def open(self, recipe, options, num_tokens, filler):

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from running import run_machine
 from world import World
 
-from quire.core import CacheManager, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core.hints import NO_HINT
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
@@ -38,6 +39,8 @@ filler = st.lists(symbol, min_size=1, max_size=3)
 small = st.integers(0, 20)
 some = st.integers(1, 20)
 
+sessions = st.sampled_from(["one", "two", "three"])
+
 steps = 0
 
 
@@ -52,6 +55,18 @@ def prompts(draw):
         draw(small),
         draw(st.sampled_from([0, 0, 1, 2])),
     )
+
+
+@st.composite
+def hints(draw):
+    """Mostly nothing; else any mix of what a caller may foresee."""
+    if draw(st.integers(0, 2)):
+        return NO_HINT
+    session = draw(st.none() | sessions)
+    reuse = draw(
+        st.sampled_from(["unknown", "never", "session"] if session else ["unknown", "never"])
+    )
+    return Hint(reuse, ttl_s=draw(st.none() | some), session_id=session)
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -120,18 +135,28 @@ class ManagerMachine(RuleBasedStateMachine):
 
     # -- rules -----------------------------------------------------------------------------
 
-    @rule(recipe=prompts(), priority=st.sampled_from([0, 0, 1]), retain=st.none() | some)
-    def open(self, recipe, priority, retain):
+    @rule(
+        recipe=prompts(),
+        priority=st.sampled_from([0, 0, 1]),
+        retain=st.none() | some,
+        hint=hints(),
+    )
+    def open(self, recipe, priority, retain, hint):
         if len(self.world.live) < 6:
-            self.world.open(*self.build(recipe), priority, retain)
+            self.world.open(*self.build(recipe), priority, retain, hint=hint)
         self.count()
 
-    @rule(recipe=prompts(), generated=small, filler=filler)
-    def serve(self, recipe, generated, filler):
+    @rule(name=sessions)
+    def end_session(self, name):
+        self.world.end_session(name)
+        self.count()
+
+    @rule(recipe=prompts(), generated=small, filler=filler, hint=hints())
+    def serve(self, recipe, generated, filler, hint):
         """One whole request: open, prefill, generate, close."""
         world = self.world
         tokens, scope, media = self.build(recipe)
-        live = world.open(tokens, scope, media)
+        live = world.open(tokens, scope, media, hint=hint)
         if live is not None:
             wanted = len(tokens) - len(live.tokens) + generated
             if world.reserve(live, wanted):

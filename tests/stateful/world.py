@@ -4,6 +4,7 @@ import numpy as np
 from compare import Comparison
 from model import Live
 
+from quire.core.hints import NO_HINT
 from quire.errors import (
     CommitError,
     OutOfBlocks,
@@ -20,7 +21,7 @@ class World(Comparison):
 
     # -- operations ------------------------------------------------------------------------
 
-    def open(self, tokens, scope=None, media=(), priority=0, retain_s=None):
+    def open(self, tokens, scope=None, media=(), priority=0, retain_s=None, *, hint=NO_HINT):
         tokens, manager, size = list(tokens), self.manager, self.settings.block_size
         path = self.names.path(scope, tokens, media)
         hit = self.pure(manager.probe, tokens, scope, media)
@@ -39,6 +40,7 @@ class World(Comparison):
             media=media,
             priority=priority,
             retain_s=retain_s,
+            hint=hint,
             may_raise=OutOfBlocks,
         )
         if isinstance(seq, OutOfBlocks):
@@ -53,6 +55,15 @@ class World(Comparison):
         self.copies_taken = False
         self.after()
         return live
+
+    def end_session(self, name):
+        assert (
+            0
+            <= self.call(self.manager.end_session, name)
+            <= self.manager.num_cached + self.manager.num_active
+        )
+        assert not self.call(self.manager.end_session, name), "a session ends once"
+        self.after()
 
     def findable(self, scope, path):
         root = self.names.root(scope)

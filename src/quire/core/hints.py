@@ -132,12 +132,14 @@ class Sessions:
 def set_outlooks(seq: Sequence, now: float) -> None:
     """Say of a closing request's path, deepest node first, until when it is expected back."""
     hint = seq.hint
+    never = hint.reuse == "never"
+    found = seq.num_cached // seq.rows.block_size
     node = seq.node
     while node.parent is not None:
         outlook = node.spent_from
         if not outlook:
             pass
-        elif outlook == PENDING and hint.reuse == "never":
+        elif never and (outlook == PENDING or (outlook == SPENT and node.start >= found)):
             outlook = SPENT
         elif hint.ttl_s is not None:
             outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 
 from quire.config import format_bytes, parse_bytes
-from quire.core import CacheManager, Explanation, Scope, Stats, TokenRange
+from quire.core import CacheManager, Explanation, Hint, Scope, Stats, TokenRange
 from quire.core.budget import EXPECTED_TOKENS
+from quire.core.hints import NO_HINT
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
@@ -132,6 +133,7 @@ class PrefixCache:
         priority: int = 0,
         retain_s: float | None = None,
         ranges: Sequence[TokenRange] = (),
+        hint: Hint = NO_HINT,
         **arguments: Any,
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
@@ -148,6 +150,7 @@ class PrefixCache:
         scope: who may share this prefix; priority, retain_s: how long it is worth keeping; ranges:
         `quire.TokenRange`s of each row's tokens that are kept on other terms, or not at all:
         TokenRange(0, store=False) keeps nothing, TokenRange(prompt_len, store=False) no answer.
+        hint: a `quire.Hint`: what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
         that finished early may have lost its row; then its prompt and the part it shares with a
@@ -162,7 +165,7 @@ class PrefixCache:
         found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
         self._check_expandable(prompts, found, plan)
-        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges))
+        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, found, terms)
         try:
             making = self._making.for_call(plan.room, plan.eos)
@@ -199,6 +202,7 @@ class PrefixCache:
         priority: int = 0,
         retain_s: float | None = None,
         ranges: Sequence[TokenRange] = (),
+        hint: Hint = NO_HINT,
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
 
@@ -226,7 +230,7 @@ class PrefixCache:
             )
         prompts = self._prompts(input_ids, attention_mask, {})
         declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges))
+        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, declared, terms)
         state = self._weights.state()
         try:
@@ -267,6 +271,13 @@ class PrefixCache:
         if content:
             raise ConfigError(f"{', '.join(content)}: no media that this model takes")
         return self.manager.explain(prompts.tokens[0], self._scope(scope), found.spans[0])
+
+    def end_session(self, session_id: str) -> int:
+        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+
+        Returns how many blocks that only this session has used are in the cache.
+        """
+        return self.manager.end_session(session_id)
 
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were."""

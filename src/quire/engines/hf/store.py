@@ -18,6 +18,7 @@ from quire.core import (
     TokenRange,
 )
 from quire.core.groups import Kind
+from quire.core.hints import NO_HINT, Hint
 from quire.engines.hf.states import RowStates, Snapshot
 from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
@@ -40,6 +41,7 @@ class Terms:
     priority: int = 0
     retain_s: float | None = None
     ranges: tuple[TokenRange, ...] = ()
+    hint: Hint = NO_HINT
 
 
 class BlockStore:
@@ -72,6 +74,7 @@ class BlockStore:
             priority=terms.priority,
             retain_s=terms.retain_s,
             ranges=terms.ranges,
+            hint=terms.hint,
         )
         self._copy()
         return seq
