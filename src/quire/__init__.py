@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quire.core.slots import SlotCache
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
+    from quire.observe import Recorder
     from quire.tensors import KVLayout, KVPool, SlotPool
 
 _HOME = {
@@ -56,6 +57,7 @@ _HOME = {
     "Pin": "quire.core",
     "PrefixCache": "quire.engines.hf",
     "QuireError": "quire.errors",
+    "Recorder": "quire.observe",
     "Recurrent": "quire.core",
     "Scope": "quire.core",
     "Sequence": "quire.core",
@@ -85,6 +87,7 @@ __all__ = [
     "Pin",
     "PrefixCache",
     "QuireError",
+    "Recorder",
     "Recurrent",
     "Scope",
     "Sequence",

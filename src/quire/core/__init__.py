@@ -20,7 +20,7 @@ from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Sequence
+from quire.core.sequence import Observer, Sequence
 from quire.core.stats import Stats
 from quire.core.terms import TokenRange
 
@@ -42,6 +42,7 @@ __all__ = [
     "Hit",
     "LayerGroup",
     "MediaItem",
+    "Observer",
     "Pin",
     "Policy",
     "RankedPolicy",

@@ -12,7 +12,7 @@ from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.memory import Usage, compact, resize, usage
 from quire.core.policies import PolicyFactory
 from quire.core.requests import Requests
-from quire.core.sequence import Sequence
+from quire.core.sequence import Observer, Sequence
 from quire.core.store import Settings
 from quire.core.terms import Term, nothing_more
 from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
@@ -24,12 +24,13 @@ class CacheManager(Requests):
 
     `num_blocks`  blocks of a single full-attention layer group; or give `groups`
     `block_size`  tokens per block, from 1
-    `policy`      "lru", "fifo", "lfu", or a factory of `Policy` objects
+    `policy`      a name in `quire.core.policies.POLICIES`, or a factory of `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
     `events`      record what is stored and removed, for `take_events`
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
+    `observer`    told of every request, for instance `quire.observe.Recorder`
 
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing. A manager belongs to one thread. Raises `ConfigError`.
@@ -47,13 +48,24 @@ class CacheManager(Requests):
         events: bool = False,
         debug: bool = False,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if (num_blocks is None) == (groups is None):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
         super().__init__(
-            Settings(tuple(groups), block_size, policy, sub_block, pin_budget, events, debug, clock)
+            Settings(
+                groups=tuple(groups),
+                block_size=block_size,
+                policy=policy,
+                sub_block=sub_block,
+                pin_budget=pin_budget,
+                events=events,
+                debug=debug,
+                clock=clock,
+                observer=observer,
+            )
         )
 
     def stop_storing(self, seq: Sequence) -> None:

@@ -38,6 +38,7 @@ class Requests(BlockStore):
         self._rollback = Rollback(tree, rows, log)
         self._claims = Claims(tree, rows, self.copies, self._make_room)
         self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
+        self._observer = settings.observer
         self._max_media = MAX_MEDIA
 
     def open(
@@ -107,6 +108,8 @@ class Requests(BlockStore):
         if reason != "last_token":
             counters.missed[reason] += explained
             counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+        if self._observer is not None:
+            self._observer.opened(seq, key, self.media)
         return seq
 
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
@@ -190,6 +193,8 @@ class Requests(BlockStore):
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self._check_known(seq)
+        if self._observer is not None:
+            self._observer.closed(seq)
         if seq.state == "open":
             path = seq.node.path() if seq.session is not None else []
             now = self._visit_time()

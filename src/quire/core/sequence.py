@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -12,11 +13,11 @@ from quire.core.hints import NO_HINT, PENDING, Hint, Session
 from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.radix import PrefixTree
-from quire.core.scope import Scope
+from quire.core.scope import MediaTable, Scope
 from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
 from quire.core.terms import Terms
-from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, array_of
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, array_of
 from quire.core.windows import GAP, WindowGroup
 
 
@@ -152,6 +153,16 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
             f"<Sequence {self.published} published <= {self.computed} computed <= "
             f"{self.capacity} capacity, {self.num_cached} were cached>"
         )
+
+
+class Observer(Protocol):
+    """Told of every request of a manager, and never asked: a recorder, a meter."""
+
+    def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
+        """A request was opened; `key` is its prompt, valid during this call."""
+
+    def closed(self, seq: Sequence) -> None:
+        """A request or a fork is about to be closed."""
 
 
 class Rows:

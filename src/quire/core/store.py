@@ -28,6 +28,7 @@ from quire.core.policies import POLICIES, PolicyFactory
 from quire.core.radix import PrefixTree
 from quire.core.room import Room
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
+from quire.core.sequence import Observer
 from quire.core.sparse import Site, SparseGroup, sparse_at
 from quire.core.states import StateGroup
 from quire.core.stats import Counters, Stats
@@ -52,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True):
     events: bool
     debug: bool
     clock: Clock | None
+    observer: Observer | None = None
 
     def __post_init__(self) -> None:
         check_groups(self.groups)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from quire.config import format_bytes, parse_bytes
-from quire.core import CacheManager, Explanation, Hint, Scope, Stats, TokenRange
+from quire.core import CacheManager, Explanation, Hint, Observer, Scope, Stats, TokenRange
 from quire.core.budget import EXPECTED_TOKENS
 from quire.core.hints import NO_HINT
 from quire.engines.hf.fingerprint import Weights
@@ -27,15 +27,13 @@ from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_gr
 from quire.engines.hf.prefill import prefill
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.recorder import Recorder
-from quire.engines.hf.report import CallReport
+from quire.engines.hf.report import NO_REPORT, CallReport
 from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import BlockStore, Terms
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
 from quire.tensors.pool import make_pool
-
-NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
 
 
 class PrefixCache:
@@ -53,7 +51,7 @@ class PrefixCache:
     capacity    bytes for K, V and states: "2GiB", "512MB", or an integer; or blocks per layer
                 group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
-    policy      what to evict: "lru", "fifo", "lfu", or a factory of policies
+    policy      what to evict: a name of `quire.core.policies.POLICIES`, or a factory of policies
     dtype       what the pool stores; None stores K and V as computed. A smaller one saves
                 memory and gives up equality
     expected_tokens    length of a cached sequence, by which layer groups share the capacity
@@ -61,6 +59,7 @@ class PrefixCache:
                 at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
     clock       seconds, rising
+    observer    told of every prompt, for instance `quire.Recorder`, which writes a trace
 
     One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
     blocks that do not fit are not kept, and the call succeeds. Only whole blocks are kept. The
@@ -86,6 +85,7 @@ class PrefixCache:
         snapshot_interval: int | None = None,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         kinds, computed = probe_model(model, block_size)
@@ -102,7 +102,12 @@ class PrefixCache:
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
         self.manager = CacheManager(
-            groups=groups, block_size=block_size, policy=policy, debug=debug, clock=clock
+            groups=groups,
+            block_size=block_size,
+            policy=policy,
+            debug=debug,
+            clock=clock,
+            observer=observer,
         )
         self._weights = Weights(model, self.layout)
         self.last = NO_REPORT

@@ -26,3 +26,6 @@ class CallReport:
     def computed_tokens(self) -> int:
         """Prompt tokens that the model had to compute."""
         return self.prompt_tokens - self.cached_tokens
+
+
+NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
