@@ -62,8 +62,7 @@ class PrefixCache:
     observer    told of every prompt, for instance `quire.Recorder`, which writes a trace
 
     One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
-    blocks that do not fit are not kept, and the call succeeds. Only whole blocks are kept. The
-    last new token has no KV, so that a next turn computes it again.
+    what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
     Adapters (PEFT) are too, by name and content, whenever they are switched. Any other change of
@@ -155,7 +154,7 @@ class PrefixCache:
         scope: who may share this prefix; priority, retain_s: how long it is worth keeping; ranges:
         `quire.TokenRange`s of each row's tokens that are kept on other terms, or not at all:
         TokenRange(0, store=False) keeps nothing, TokenRange(prompt_len, store=False) no answer.
-        hint: a `quire.Hint`: what you foresee of its reuse; see `end_session`.
+        hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
         that finished early may have lost its row; then its prompt and the part it shares with a
