@@ -115,8 +115,7 @@ def _check_policies(manager: CacheManager) -> None:
                 node.spent_from != 0 and node.spent_from <= parent.spent_from,
                 "a parent is expected back for a shorter time than its child",
             )
-    victim = manager.tree.evictor.victim()
-    _require(victim is None or victim.evictable, "the victim is not evictable")
+    victim = next((node for node in order if node.evictable), None)
     cached = sum(node.num_blocks for node in nodes.values() if not node.locks)
     _require((victim is None) == (cached == 0), "cached blocks and no victim")
 

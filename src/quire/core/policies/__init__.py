@@ -1,5 +1,6 @@
 """What to evict: one policy per file, all behind the interface in `base`."""
 
+from quire.core.policies.arc import Arc
 from quire.core.policies.base import (
     Capacity,
     Entry,
@@ -10,21 +11,42 @@ from quire.core.policies.base import (
     Visit,
 )
 from quire.core.policies.fifo import Fifo
+from quire.core.policies.gdsf import Gdsf
 from quire.core.policies.lfu import Lfu
 from quire.core.policies.lru import Lru
+from quire.core.policies.s3fifo import S3Fifo
+from quire.core.policies.sieve import Sieve
+from quire.core.policies.two_q import TwoQ
+from quire.core.policies.w_tinylfu import WTinyLfu
 
-POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
+POLICIES: dict[str, PolicyFactory] = {
+    "arc": Arc,
+    "fifo": Fifo,
+    "gdsf": Gdsf,
+    "lfu": Lfu,
+    "lru": Lru,
+    "s3fifo": S3Fifo,
+    "sieve": Sieve,
+    "two_q": TwoQ,
+    "w_tinylfu": WTinyLfu,
+}
 
 __all__ = [
     "POLICIES",
+    "Arc",
     "Capacity",
     "Entry",
     "Fifo",
+    "Gdsf",
     "Lfu",
     "Lru",
     "Policy",
     "PolicyFactory",
     "RankedPolicy",
+    "S3Fifo",
+    "Sieve",
     "Tick",
+    "TwoQ",
     "Visit",
+    "WTinyLfu",
 ]

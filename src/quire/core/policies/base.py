@@ -153,7 +153,11 @@ class Policy(ABC):
 
     @abstractmethod
     def victim(self) -> Entry | None:
-        """Return the evictable entry to evict next, or None. Changes no decision."""
+        """Return the evictable entry to evict next, or None.
+
+        Asked when blocks have to go now: a policy may move its hand. Asked again, with nothing else
+        in between, the answer is the same.
+        """
 
     @abstractmethod
     def order(self) -> Iterator[Entry]:
