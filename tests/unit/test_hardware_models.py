@@ -163,6 +163,9 @@ def test_the_language_model_of_a_multimodal_config_is_what_counts():
         ({"mamba_d_state": 128}, "mamba_d_state"),
         ({"attn_layer_period": 8}, "attn_layer_period"),
         ({"num_local_experts": 8}, "num_experts_per_tok"),
+        ({"layer_types": 7}, "layer_types in the config is 7"),
+        ({"num_hidden_layers": 1 << 30}, "above 10000"),
+        ({"intermediate_size": [704]}, "each of 2 layers"),
     ],
 )
 def test_a_config_that_cannot_be_read_says_why(change, says):

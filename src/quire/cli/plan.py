@@ -235,6 +235,8 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
 
 
 def _tier_table(made: "Plan") -> Any:
+    from quire.sim.plan.planning import MAX_BATCH
+
     speed, context = made.speed, short_tokens(made.memory.context)
     new = made.tiers[0].crossover.new_tokens
     table = plain_table()
@@ -252,10 +254,11 @@ def _tier_table(made: "Plan") -> Any:
             milliseconds(tier.fetched_s),
             verdict,
         )
+    users = "all users" if made.memory.users <= MAX_BATCH else f"{MAX_BATCH:,} users"
     line = Text(
         f"{context} and {new:,} new tokens take {milliseconds(speed.prefill_s)} ms from nothing and "
         f"{milliseconds(speed.turn_s)} ms from the device; for {context}, a tier of less than "
-        f"{speed.break_even_bandwidth / 1e9:.2g} GB/s loses to recomputing. Decoding for all users: "
+        f"{speed.break_even_bandwidth / 1e9:.2g} GB/s loses to recomputing. Decoding for {users}: "
         f"{milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s."
     )
     assumed = Text(

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.sim.hardware import feed, mixers
-from quire.sim.hardware.keys import Config
+from quire.sim.hardware.keys import MOST_LAYERS, Config
 
 KINDS = {
     "full_attention": "full", "attention": "full", "global": "full", "*": "full",
@@ -69,7 +69,7 @@ def check(config: object) -> Config:
 def read_shape(config: Config) -> Shape:
     """Derive a model's sizes from its config. Raises `ConfigError`."""
     kinds = layer_kinds(config)
-    hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
+    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
     layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
     tied = config.flag("tie_word_embeddings", default=config.family.startswith(("gemma", "falcon")))
     params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
@@ -105,7 +105,7 @@ def read_shape(config: Config) -> Shape:
 
 def layer_kinds(config: Config) -> list[str]:
     """Return the kind of each layer: full, window, recurrent, conv, or a feed-forward of its own."""
-    listed: Any = config.get("hybrid_override_pattern", "layers_block_type", "layer_types")
+    listed = config.listed("hybrid_override_pattern", "layers_block_type", "layer_types")
     if listed:
         try:
             return [KINDS[str(each)] for each in listed]
@@ -113,11 +113,13 @@ def layer_kinds(config: Config) -> list[str]:
             raise ConfigError(
                 f"layer kind {error} in the config is not known; known are {', '.join(KINDS)}"
             ) from None
-    count = config.count("num_hidden_layers")
+    count = config.size("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers in the config is {count}, above {MOST_LAYERS}")
     every = config.count("full_attention_interval", default=0)
     if every:
         return ["full" if (index + 1) % every == 0 else "recurrent" for index in range(count)]
-    indices: Any = config.get("attn_layer_indices")
+    indices = config.listed("attn_layer_indices")
     if indices is not None:
         return ["full" if index in indices else "recurrent" for index in range(count)]
     recurrent = [key for key in _RECURRENT_KEYS if config.get(key) is not None]
@@ -127,7 +129,7 @@ def layer_kinds(config: Config) -> list[str]:
             "here: Mamba-2, gated delta rule or short convolutions, with the kind of each layer in "
             "layer_types, full_attention_interval or attn_layer_indices"
         )
-    ropes: Any = config.get("no_rope_layers")
+    ropes = config.listed("no_rope_layers")
     if ropes and config.get("attention_chunk_size"):
         return ["window" if rope else "full" for rope in ropes]
     return _windows(config, count)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.sim.hardware.keys import Config
 from quire.sim.hardware.mixers import Layer
 
@@ -22,20 +20,21 @@ def is_sparse(config: Config, index: int) -> bool:
     """Whether layer `index` has routed experts."""
     if not config.count(*_EXPERTS, default=0) or not config.flag("enable_moe_block", default=True):
         return False
-    types: Any = config.get("mlp_layer_types")
+    types = config.listed("mlp_layer_types", count=index + 1)
     if types:
         return types[index] == "sparse"
-    listed: Any = config.get("moe_layers")
+    listed = config.listed("moe_layers")
     if listed is not None:
         return index in listed
-    dense: Any = config.get("mlp_only_layers")
+    config = config.at(index, "moe_layer_freq")
     step = config.count(
         "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
     )
     return (
         index >= config.count("first_k_dense_replace", "num_dense_layers", default=0)
-        and index not in (dense or ())
-        and (index + 1) % max(1, step) == 0
+        and index not in (config.listed("mlp_only_layers") or ())
+        and step > 0
+        and (index + 1) % step == 0
     )
 
 

@@ -1,10 +1,12 @@
 """A config's keys, checked when they are read."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from quire.errors import ConfigError
 
 LARGEST = 1 << 40
+MOST_LAYERS = 10_000
 
 
 class Config:
@@ -42,13 +44,34 @@ class Config:
             raise ConfigError(f"{key} in the config is {value!r:.80}; it is a count, 0 or more")
         return value
 
+    def listed(self, *names: str, count: int = 0) -> list[Any] | None:
+        """Return a list, of at least `count` items, or None where it is missing or empty.
+
+        A text is the list of its characters. Raises `ConfigError` for anything else.
+        """
+        value = self.get(*names)
+        items: list[Any] = []
+        if isinstance(value, (list, tuple, str)):
+            items = [*cast("Sequence[Any]", value)]
+            if not items:
+                return None
+        elif value is None:
+            return None
+        if not items or not count <= len(items) <= MOST_LAYERS:
+            key = next(name for name in names if self.get(name) is not None)
+            raise ConfigError(
+                f"{key} in the config is {value!r:.80}; it lists something for each of "
+                f"{count or 'its'} layers"
+            )
+        return items
+
     def at(self, index: int, *names: str) -> "Config":
         """Return this config with the value of layer `index` where a key lists one for each."""
-        own: dict[str, Any] = {
-            name: self._values[name][index]
-            for name in names
-            if isinstance(self._values.get(name), list)
-        }
+        own: dict[str, Any] = {}
+        for name in names:
+            if isinstance(self._values.get(name), list):
+                values = self.listed(name, count=index + 1)
+                own[name] = values[index] if values else None
         return Config(self._values | own) if own else self
 
     def size(self, *names: str, default: int | None = None) -> int:

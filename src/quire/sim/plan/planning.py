@@ -17,6 +17,9 @@ from quire.sim.trace import Trace, TraceRequest, with_block_size
 
 STEP = 64 * GIB
 MAX_ROWS = 9
+MAX_BATCH = 1024
+"""Sequences that a step decodes at most: what engines allow."""
+
 DEFAULT_CONTEXT_LIMIT = 131072
 HOST_SHARE = 0.8
 """Share of the host link's bandwidth that copies reach; an assumption."""
@@ -27,7 +30,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefill_s`        the context and the new tokens, from nothing
     `turn_s`           the new tokens after a context on the device
-    `decode_step_s`    one step of all users; `tokens_per_s` in all
+    `decode_step_s`    one step of all users, `MAX_BATCH` at most; `tokens_per_s` in all
     `break_even_bandwidth`  bytes per second from which fetching a context beats computing it
     """
 
@@ -169,7 +172,7 @@ def _cacheable(memory: Budget) -> int:
 
 
 def _speed(roofline: Roofline, memory: Budget, new_tokens: int) -> Speed:
-    contexts = [memory.context] * max(1, memory.users)
+    contexts = [memory.context] * min(MAX_BATCH, max(1, memory.users))
     step = roofline.decode_s(contexts)
     whole = roofline.prefill_s(memory.context + new_tokens)
     return Speed(
