@@ -68,9 +68,10 @@ def advise(
         sizes = list(SIZES)
     else:
         sizes = [
-            trace_block * factor for factor in (1, 2, 4, 8, 16) if trace_block * factor <= 1024
+            trace_block * factor
+            for factor in (1, 2, 4, 8, 16)
+            if factor <= 2 or trace_block * factor <= LARGEST
         ]
-        sizes = sizes or [trace_block]
         measured = {size: hit_at(size) for size in sizes}
     best = max(measured.values(), default=0.0)
     choices: list[BlockChoice] = []
