@@ -164,7 +164,7 @@ def test_hints_reach_the_replay(run, path):
         (["--partial", "maybe"], "partial is one of"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),
         (["--concurrent", "--decode-rate", "0"], "the decode rate is 0"),
-        (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "cannot write '/nowhere/rows.csv'"),
+        (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "there is no folder '/nowhere'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_that_says_why(refused, words, message):

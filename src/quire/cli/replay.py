@@ -2,17 +2,16 @@
 
 import csv
 import os
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.replay_inputs import (
+    Asked,
     capacities_in_blocks,
+    check_folder,
     load_model,
     opened,
     policies_of,
@@ -20,13 +19,6 @@ from quire.cli.replay_inputs import (
 )
 from quire.cli.replay_table import show
 from quire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quire.sim.curves import Curves
-    from quire.sim.hardware import Roofline
-    from quire.sim.replay import ReplayResult
-    from quire.sim.sweep import Measure
-    from quire.sim.trace.rows import Trace
 
 DEFAULT_CAPACITIES = ("1%", "5%", "10%", "25%", "50%")
 DEFAULT_GPU = "h100"
@@ -87,6 +79,9 @@ def replay(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", help="Write the rows to this file as CSV.")
     ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write a report with figures to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """The hit ratio of a trace on the real cache, by capacity and policy.
@@ -101,85 +96,56 @@ def replay(
       quire replay trace.jsonl.gz --capacity 64GiB --model llama-3.1-8b --gpu h100
       quire replay trace.jsonl.gz --capacity 5% --policy lru --hints session-end
       quire replay trace.jsonl.gz --concurrent --model llama-3.1-8b --gpu h100
+      quire replay trace.jsonl.gz --html report.html
       quire replay trace.jsonl.gz --json --csv rows.csv
     """
+    from quire.cli.replay_run import Replays
     from quire.sim.executors import executor_named
     from quire.sim.foresight import check_kind
 
+    for path in (csv_file, html_file):
+        check_folder(path)
     check_kind(hints)
     policies = policies_of(policy)
     where = executor_named(executor, jobs or os.cpu_count() or 1)
     roofline = load_model(model, gpu, DEFAULT_GPU)
     service = service_of((prefill_rate, decode_rate), roofline, concurrent=concurrent)
     source = opened(trace, block_size, partial)
-    with progress("reading") as say:
-        from quire.sim.curves import curves
-        from quire.sim.sweep import Pair, pairs_of, sweep
-
+    asked = Asked(
+        trace,
+        {
+            "--capacity": capacity,
+            "--policy": policy,
+            "--block-size": block_size,
+            "--partial": partial if partial != "keep" else None,
+            "--hints": hints if hints != "none" else None,
+            "--model": model,
+            "--gpu": gpu,
+            "--concurrent": concurrent,
+            "--prefill-rate": prefill_rate,
+            "--decode-rate": decode_rate,
+        },
+    )
+    with progress(f"reading {trace.name}") as say:
         say(f"reading {trace.name}")
-        both = curves(source)
-        blocks = capacities_in_blocks(
-            DEFAULT_CAPACITIES if capacity is None else capacity,
-            both.num_unique,
-            source.block_size,
-            roofline.model if roofline else None,
-        )
-        pairs = pairs_of(blocks, policies)
-        enough = max(both.num_unique, 1)
-    with progress("replaying", len(pairs)) as say:
-        say(f"{len(pairs)} replays")
-        results = sweep(
-            source,
-            [Pair(min(pair.capacity_blocks, enough), pair.policy) for pair in pairs],
-            hints=hints,
-            measures=_measures(roofline),
-            service=service,
-            executor=where,
-            done=lambda pair: say(f"{pair.policy} in {pair.capacity_blocks:,} blocks"),
-        )
-    results = [
-        msgspec.structs.replace(result, capacity_blocks=pair.capacity_blocks)
-        for pair, result in zip(pairs, results, strict=True)
-    ]
-    document = facts(source, both, hints, roofline)
-    document |= {"concurrent": concurrent, "rows": rows_of(results, both)}
+        replays = Replays(source, hints, roofline, service, where)
+    blocks = capacities_in_blocks(
+        DEFAULT_CAPACITIES if capacity is None else capacity,
+        replays.curves.num_unique,
+        source.block_size,
+        roofline.model if roofline else None,
+    )
+    document = replays.document(blocks, policies)
     if csv_file is not None:
         write_csv(csv_file, document["rows"])
+    if html_file is not None:
+        from quire.cli.replay_report import write_report
+
+        write_report(html_file, replays, document, asked)
     if as_json:
         print_json(document)
     else:
-        show(stdout(), document, command())
-
-
-def facts(
-    trace: "Trace", both: "Curves", hints: str, roofline: "Roofline | None"
-) -> dict[str, Any]:
-    """Return what all rows have in common."""
-    common: dict[str, Any] = {
-        "trace": trace.source,
-        "block_size": trace.block_size,
-        "num_requests": both.num_requests,
-        "prompt_tokens": both.prompt_tokens,
-        "num_unique": both.num_unique,
-        "ceiling": both.ceiling,
-        "hints": hints,
-    }
-    if roofline is not None:
-        common |= {"model": roofline.model.name, "gpu": roofline.accelerator.name}
-        common["kv_bytes_per_block"] = roofline.model.kv.per_token * trace.block_size
-    return common
-
-
-def rows_of(results: "Sequence[ReplayResult]", both: "Curves") -> list[dict[str, Any]]:
-    """Return results as rows, each with its share of the blocks and the optimum beside it."""
-    return [
-        result.row()
-        | {
-            "share": result.capacity_blocks / both.num_unique if both.num_unique else None,
-            "optimum_token_hit": both.optimum.at(result.capacity_blocks),
-        }
-        for result in results
-    ]
+        show(stdout(), document, asked.command())
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -197,18 +163,3 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
             writer.writerows(flat)
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
-
-
-def command() -> str:
-    """Return the command line that is running, as one would type it again."""
-    import sys
-
-    return shlex.join(["quire", *sys.argv[1:]])
-
-
-def _measures(roofline: "Roofline | None") -> "list[Measure]":
-    if roofline is None:
-        return []
-    from quire.sim.savings import MeasureSavings
-
-    return [MeasureSavings(roofline)]

@@ -1,10 +1,11 @@
 """What people ask `quire replay` for: capacities, policies, a model, a trace."""
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
@@ -19,9 +20,36 @@ _AMOUNT = re.compile(r"(?P<number>[0-9]{1,18}(?:[.][0-9]{1,18})?)\s*(?P<unit>[A-
 HOW = "a capacity is a share like 10%, bytes like 64GiB, or a number of blocks like 18279"
 
 
+class Asked(NamedTuple):
+    """What was asked for: options with their values, None or False where one was left out."""
+
+    trace: Path
+    options: Mapping[str, Any]
+
+    def command(self, **instead: Any) -> str:
+        """Return the command line, with some options (underscores for dashes) replaced."""
+        options = dict(self.options)
+        options |= {f"--{name.replace('_', '-')}": value for name, value in instead.items()}
+        words = ["quire", "replay", str(self.trace)]
+        for option, value in options.items():
+            if value is True:
+                words.append(option)
+            several = cast("list[Any]", value) if isinstance(value, list) else [value]
+            for each in several:
+                if each is not None and not isinstance(each, bool):
+                    words += option, str(each)
+        return shlex.join(words)
+
+
 def names(text: str) -> list[str]:
     """Return what stands between the commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_folder(path: Path | None) -> None:
+    """Raise `ConfigError` where a file cannot be written because its folder is not there."""
+    if path is not None and not path.expanduser().parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 def opened(path: Path, block_size: int | None, partial: str) -> "Trace":

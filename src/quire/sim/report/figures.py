@@ -1,0 +1,273 @@
+"""The figures of a report as SVG that takes its colours and fonts from the page around it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from quire.errors import ConfigError
+from quire.sim.report.data import Report
+
+Axes: TypeAlias = Any
+
+INK, MUTED, GRID = "#010201", "#010202", "#010203"
+SERIES = tuple(f"#0103{number:02x}" for number in range(1, 9))
+"""Placeholders: colours that the page replaces by its own, for light and for dark."""
+
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {
+    colour: f"--series-{number}" for number, colour in enumerate(SERIES)
+}
+
+MARKERS = "osD^vPX*"
+
+REASON_LABELS = {
+    "cold": "never seen before",
+    "evicted": "evicted",
+    "computing": "being computed",
+    "oversized": "larger than the cache",
+    "partial_block": "last, partial block",
+}
+
+
+class Size(NamedTuple):
+    """Of a figure, in pixels."""
+
+    name: str
+    width: int
+    height: int
+
+
+WIDE, NARROW = Size("wide", 760, 340), Size("narrow", 360, 300)
+"""On screens with room, and on phones: the text of both is as large as that of the page."""
+
+
+def figure(draw: Callable[[Axes, Size], None], name: str) -> str:
+    """Return a figure as SVG for both sizes. Raises `ConfigError` without matplotlib."""
+    return "\n".join(_svg(draw, name, size) for size in (WIDE, NARROW))
+
+
+def colour_of(policy: str, policies: Iterable[str]) -> str:
+    """Return the placeholder of a policy: the optimum's is that of text."""
+    if policy == "optimum":
+        return MUTED
+    others = [each for each in policies if each != "optimum"]
+    return SERIES[others.index(policy) % len(SERIES)] if policy in others else SERIES[0]
+
+
+def draw_curves(report: Report, axes: Axes, size: Size) -> None:
+    """Hit ratio by capacity: exact curves as lines, replays as marks."""
+    both, policies = report.curves, report.policies
+    first = max(min(report.capacities[0], both.num_unique // 1000), 1)
+    last = max(both.num_unique, first + 1)
+    for name, curve in (("optimum", both.optimum), ("lru", both.lru)):
+        thin = curve.thinned(400, report.capacities)
+        keep = (thin.capacities >= first) & (thin.capacities <= last)
+        x = [first, *thin.capacities[keep].tolist(), last]
+        y = [100 * curve.at(capacity) for capacity in x]
+        style = "-" if name == "lru" else (0, (4, 2))
+        axes.plot(x, y, color=colour_of(name, ["lru", *policies]), linestyle=style, linewidth=1.6)
+    for number, policy in enumerate(policies):
+        rows = sorted(
+            (row["capacity_blocks"], 100 * row["token_hit"])
+            for row in report.rows
+            if row["policy"] == policy and row["capacity_blocks"] <= last
+        )
+        if not rows:
+            continue
+        x, y = zip(*rows, strict=True)
+        between = "none" if policy in ("lru", "optimum") else ":"
+        axes.plot(
+            x, y, linestyle=between, marker=MARKERS[number % len(MARKERS)], markersize=5.5, linewidth=1.2,
+            color=colour_of(policy, policies), clip_on=False, zorder=20 - number,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(first, last)
+    axes.set_ylim(0, 100 * max(both.ceiling, 0.01) * 1.08)
+    axes.set_xlabel(f"capacity in blocks of {both.block_size} tokens")
+    axes.set_ylabel("prompt tokens found")
+    _percents(axes.yaxis)
+    _plain_log(axes, 10, 8 if size is WIDE else 5)
+
+
+def draw_distances(report: Report, axes: Axes, size: Size) -> None:
+    """How large a cache must be to find a reuse."""
+    sizes, shares = report.reuse_distances()
+    axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=SERIES[0])
+    step = max(-(-len(sizes) // (9 if size is WIDE else 5)), 1)
+    ticks = list(range(0, len(sizes), step))
+    axes.set_xticks(ticks, [_short(sizes[tick]) for tick in ticks])
+    axes.set_xlim(-0.7, len(sizes) - 0.3)
+    axes.set_xlabel("different blocks used since, up to")
+    axes.set_ylabel("of all prompt tokens")
+    _percents(axes.yaxis)
+
+
+def draw_reuse_times(report: Report, axes: Axes, size: Size) -> None:
+    """How long after its last use a block is used again."""
+    counts = report.focus.reuse_times
+    used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
+    total = max(sum(counts) + report.focus.new_blocks, 1)
+    heights = [100 * count / total for count in counts[:used]]
+    axes.bar(range(used), heights, width=0.82, color=SERIES[0])
+    step = max(-(-used // (10 if size is WIDE else 5)), 1)
+    ticks = list(range(0, used, step))
+    axes.set_xticks(ticks, [_duration(1 << tick) for tick in ticks])
+    axes.set_xlim(-0.7, max(used, 2) - 0.3)
+    axes.set_xlabel("time since the last use, up to")
+    axes.set_ylabel("of all block uses")
+    _percents(axes.yaxis)
+
+
+def draw_over_time(report: Report, axes: Axes, size: Size) -> None:
+    """Hit ratio in the course of the trace, for every policy at one capacity."""
+    last = 0.0
+    for policy, stretches in report.focus.over_time.items():
+        x: list[float] = []
+        y: list[float] = []
+        for start, stop, share in stretches:
+            x += start, stop
+            y += [float("nan") if share is None else 100 * share] * 2
+            last = max(last, stop)
+        style = (0, (4, 2)) if policy == "optimum" else "-"
+        colour = colour_of(policy, report.policies)
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=1.5)
+    unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes")
+    if last <= 180:
+        unit, name = 1.0, "seconds"
+    axes.set_xlim(0, last or 1)
+    axes.set_ylim(0, None)
+    axes.xaxis.set_major_locator(_library("ticker").MultipleLocator(_step(last, unit, size)))
+    _labelled(axes.xaxis, lambda value: f"{value / unit:g}")
+    axes.set_xlabel(f"{name} since the first request")
+    axes.set_ylabel("prompt tokens found")
+    _percents(axes.yaxis)
+
+
+def draw_misses(report: Report, axes: Axes, size: Size) -> None:
+    """Where the prompt tokens went: found, or missed for a reason."""
+    rows = report.focus_rows
+    names = [row["policy"] for row in rows]
+    left = [0.0] * len(rows)
+    for number, (key, _) in enumerate(miss_legend(report)):
+        counts = [row["hit_tokens"] if key == "found" else row["missed"][key] for row in rows]
+        shares = [
+            100 * count / max(row["prompt_tokens"], 1)
+            for count, row in zip(counts, rows, strict=True)
+        ]
+        axes.barh(names, shares, left=left, height=0.66, color=SERIES[number])
+        left = [a + b for a, b in zip(left, shares, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("of all prompt tokens")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    _percents(axes.xaxis)
+    del size
+
+
+def miss_legend(report: Report) -> list[tuple[str, str]]:
+    """Return (key, label) of what `draw_misses` shows, in the order of its colours."""
+    present = [
+        reason
+        for reason in REASON_LABELS
+        if any(row["missed"].get(reason) for row in report.focus_rows)
+    ]
+    return [("found", "found"), *((reason, REASON_LABELS[reason]) for reason in present)]
+
+
+def _svg(draw: Callable[[Axes, Size], None], name: str, size: Size) -> str:
+    """Draw at 100 pixels per inch and strip what a page of its own would need."""
+    matplotlib = _library("")
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": f"{name}-{size.name}",
+        "font.size": 9.5,
+        "axes.edgecolor": GRID,
+        "axes.labelcolor": MUTED,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "text.color": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "ytick.major.size": 0,
+    }
+    with matplotlib.rc_context(settings):
+        canvas_figure = _library("figure").Figure(
+            figsize=(size.width / 100, size.height / 100), dpi=100, layout="constrained"
+        )
+        axes = canvas_figure.add_subplot()
+        draw(axes, size)
+        file = io.StringIO()
+        canvas_figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _inline(file.getvalue(), name, size)
+
+
+def _inline(svg: str, name: str, size: Size) -> str:
+    """Make a page's SVG part of another one: no namespaces, no fonts, no colours of its own."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<svg[^>]*?viewBox=\"([^\"]*)\"[^>]*>", r'<svg viewBox="\1">', body, count=1)
+    body = body.replace("xlink:href", "href")
+    body = re.sub(r"( id=\"|href=\"#|url\(#)", rf"\1{name}-{size.name}-", body)
+    body = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r"font-family: [^;\"]*;?", "", body)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    opening = f'<svg class="{size.name}" role="img" aria-labelledby="{name}-title" '
+    return body.replace("<svg ", opening, 1).strip()
+
+
+def _percents(axis: Any) -> None:
+    _labelled(axis, lambda value: f"{value:g} %")
+
+
+def _labelled(axis: Any, label: Callable[[float], str]) -> None:
+    def at(value: float, _position: int | None) -> str:
+        return label(value)
+
+    axis.set_major_formatter(at)
+
+
+def _plain_log(axes: Axes, base: int, most: int) -> None:
+    ticker = _library("ticker")
+    axes.xaxis.set_major_locator(ticker.LogLocator(base=base, numticks=most))
+    _labelled(axes.xaxis, lambda value: _short(round(value)))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _step(last: float, unit: float, size: Size) -> float:
+    """Return a step of whole or simple units for about eight marks, or four on a phone."""
+    wanted = last / unit / (8 if size is WIDE else 4)
+    steps = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 480, 1000, 5000, 10**5, 10**7)
+    return unit * next((step for step in steps if step >= wanted), 10**7)
+
+
+def _short(count: int) -> str:
+    for limit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g}{letter}"
+    return str(count)
+
+
+def _duration(seconds: int) -> str:
+    for limit, letter in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= limit:
+            return f"{seconds / limit:.2g} {letter}"
+    return f"{seconds} s"
+
+
+def _library(module: str) -> Any:
+    """Return matplotlib or a module of it; raise `ConfigError` where it is not installed."""
+    import importlib  # noqa: PLC0415 - optional
+
+    try:
+        return importlib.import_module(f"matplotlib.{module}" if module else "matplotlib")
+    except ImportError as error:
+        raise ConfigError("no matplotlib here: pip install 'quire-kv[report]'") from error

@@ -1,0 +1,64 @@
+"""Replays of the public traces: published numbers, to all printed digits, and how fast."""
+
+import pytest
+
+from quire.sim.replay import replay
+from quire.sim.trace import open_trace
+from traces import AGENT, CONVERSATION, whole_path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def conversation():
+    return open_trace(whole_path(CONVERSATION), partial="keep")
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return open_trace(whole_path(AGENT))
+
+
+@pytest.mark.parametrize(
+    ("policy", "capacity", "percent"),
+    [
+        ("lru", 1827, 5.35),
+        ("lru", 18279, 28.44),
+        ("lru", 91395, 37.03),
+        ("fifo", 18279, 28.42),
+    ],
+)
+def test_the_conversation_trace_gives_the_reference_table(conversation, policy, capacity, percent):
+    assert round(100 * replay(conversation, capacity, policy).token_hit, 2) == percent
+
+
+@pytest.mark.parametrize(
+    ("policy", "capacity", "percent"),
+    [
+        ("lru", 247, 41.86),
+        ("lru", 1237, 80.91),
+        ("lru", 2475, 88.77),
+        ("lru", 6187, 89.72),
+        ("fifo", 247, 41.88),
+        ("fifo", 1237, 80.47),
+        ("fifo", 2475, 88.49),
+    ],
+)
+def test_the_agent_trace_gives_the_reference_table(agent, policy, capacity, percent):
+    assert round(100 * replay(agent, capacity, policy).token_hit, 2) == percent
+
+
+def test_the_last_half_gives_the_public_reference_value(conversation):
+    result = replay(conversation, 6553, count_from=12_031 // 2)
+    assert round(100 * result.token_hit, 3) == 15.305
+
+
+def test_knowing_the_last_use_makes_lru_the_optimum(conversation):
+    hit = replay(conversation, 9139, hints="last-use").token_hit
+    assert round(100 * hit, 2) == 37.36
+
+
+def test_four_thousand_requests_a_second_and_three_seconds_a_policy(conversation):
+    result = replay(conversation, 18279)
+    assert result.seconds <= 3
+    assert result.num_requests / result.seconds >= 4000
