@@ -23,7 +23,7 @@ from quire.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire.sim.trace import FileTrace, Format
+    from quire.sim.trace import Format, ReportingTrace
     from quire.sim.trace.facts import Distances, TraceFacts
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -33,7 +33,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="mooncake, bailian, hash-runs or quire; found out from the first row.",
+        help="mooncake, bailian, hash-runs, quire, kv-events or conversations; found out.",
         show_default=False,
     ),
 ]
@@ -191,6 +191,7 @@ def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
     if facts.violations:
         renamed = f"{facts.violations:,} references followed another block than at first: "
         table.append(("ids", f"{renamed}blocks are named by content, and were renamed by prefix"))
+    table += [("note" if not place else "", note) for place, note in enumerate(facts.notes)]
     return table
 
 
@@ -227,7 +228,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 86_400:,.3g} days"
 
 
-def _open(file: Path, format_name: str | None, block_size: int | None) -> FileTrace:
+def _open(file: Path, format_name: str | None, block_size: int | None) -> ReportingTrace:
     from quire.sim.trace import open_trace
 
     return open_trace(file, format=cast("Format | None", format_name), block_size=block_size)

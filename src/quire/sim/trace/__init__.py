@@ -1,8 +1,10 @@
 """Traces: requests as they arrived, from any of the formats people have."""
 
 from quire.sim.trace.coarse import with_block_size
-from quire.sim.trace.files import FileTrace, Report, open_trace
+from quire.sim.trace.files import FileTrace
 from quire.sim.trace.formats import FORMATS, Format
+from quire.sim.trace.opening import open_trace
+from quire.sim.trace.report import Report, ReportingTrace
 from quire.sim.trace.rows import Trace, TraceRequest
 from quire.sim.trace.saving import save_trace
 
@@ -11,6 +13,7 @@ __all__ = [
     "FileTrace",
     "Format",
     "Report",
+    "ReportingTrace",
     "Trace",
     "TraceRequest",
     "open_trace",

@@ -30,7 +30,7 @@ def line_chunks(path: Path) -> Iterator[bytes]:
     open_line: list[bytes] = []
     open_bytes = 0
     with open_text(path) as stream:
-        while piece := _read(stream, path):
+        while piece := read_some(stream, path):
             cut = piece.rfind(b"\n") + 1
             if cut:
                 yield b"".join((*open_line, piece[:cut]))
@@ -107,7 +107,8 @@ def zstandard() -> Any:
     return module
 
 
-def _read(stream: IO[bytes], path: Path) -> bytes:
+def read_some(stream: IO[bytes], path: Path) -> bytes:
+    """Return the next MiB or less of a file, b"" at its end. Raises `TraceError`."""
     try:
         return stream.read(CHUNK_BYTES)
     except EOFError as error:

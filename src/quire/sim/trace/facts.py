@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.sim.reuse import Reuses, reuses
 from quire.sim.stacks import Steps, lru_steps
-from quire.sim.trace.files import FileTrace, Report
+from quire.sim.trace.report import Report, ReportingTrace
 from quire.sim.trace.rows import TraceRequest
 
 Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -56,6 +56,7 @@ class TraceFacts(msgspec.Struct, frozen=True):
     `reuse_blocks`               different blocks used since the last use, and the block itself:
                                  the smallest LRU cache, in blocks, that still has it
     `reuse_seconds`              time since the last use
+    `notes`                      how requests were made of what is none
     """
 
     source: str
@@ -80,9 +81,10 @@ class TraceFacts(msgspec.Struct, frozen=True):
     output_length: dict[str, float]
     reuse_blocks: Distances
     reuse_seconds: Distances
+    notes: list[str] = []
 
 
-def describe(trace: FileTrace, on_progress: Callable[[int], None] | None = None) -> TraceFacts:
+def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = None) -> TraceFacts:
     """Read a trace once and return its facts; memory grows with its requests and blocks.
 
     `on_progress` is told now and then how many requests were read. Raises `TraceError`.
@@ -117,13 +119,14 @@ def describe(trace: FileTrace, on_progress: Callable[[int], None] | None = None)
         output_length=_lengths(np.array(tap.outputs, np.int64)),
         reuse_blocks=_in_blocks(found),
         reuse_seconds=_in_seconds(gaps, found.num_blocks),
+        notes=report.notes,
     )
 
 
 class _Tap:
     """A trace that notes what passes."""
 
-    def __init__(self, trace: FileTrace, on_progress: Callable[[int], None] | None) -> None:
+    def __init__(self, trace: ReportingTrace, on_progress: Callable[[int], None] | None) -> None:
         self._trace = trace
         self._on_progress = on_progress
         self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size

@@ -10,37 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.errors import ConfigError, TraceError
+from quire.errors import TraceError
 from quire.sim.trace.addresses import Addresses
 from quire.sim.trace.batches import Sizes, first_fault, sizes_of
 from quire.sim.trace.chunks import line_chunks
-from quire.sim.trace.formats import FORMATS, PARTIAL, Format, Layout, Partial, layout_of
+from quire.sim.trace.formats import Format, Layout
 from quire.sim.trace.numbering import Numbering
+from quire.sim.trace.report import Report
 from quire.sim.trace.rows import TraceRequest
-from quire.sim.trace.schemas import MAX_BLOCK_SIZE, ChatRow, QuireRow, decode_lines, no_row
+from quire.sim.trace.schemas import ChatRow, QuireRow, decode_lines, no_row
 
 REFERENCES_AT_ONCE = 1 << 21
 """So many block references are renumbered together."""
-
-
-class Report(msgspec.Struct):
-    """What reading a trace found beside its requests.
-
-    `rows`                rows read
-    `without_prompt`      of these, rows of no prompt tokens, which are left out
-    `partial_references`  ids of last, partial blocks, which are left out
-    `partial_ids`         different ones of these that never stood for a full block
-    `partial_reused_tokens`  tokens in those of them whose id had been one before
-    `violations`          references to an id that followed another than at first: the file names
-                          blocks by content alone, and its ids were replaced by those of prefixes
-    """
-
-    rows: int = 0
-    without_prompt: int = 0
-    partial_references: int = 0
-    partial_ids: int = 0
-    partial_reused_tokens: int = 0
-    violations: int = 0
 
 
 class FileTrace:
@@ -71,38 +52,6 @@ class FileTrace:
     def read(self, report: Report) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
         return _Reading(self._path, self._layout, report).requests()
-
-
-def open_trace(
-    path: str | Path,
-    *,
-    format: Format | None = None,  # noqa: A002 - the word of everybody
-    block_size: int | None = None,
-    partial: Partial = "drop",
-) -> FileTrace:
-    """Return the trace in a file: plain, gzip or zstd, found out from its content.
-
-    `format`      one of `FORMATS`; None: found out from the first row
-    `block_size`  tokens per block; None: what the file says, or what its first rows agree on
-
-    `partial`     "drop": requests have the full blocks of their prompts, which is what a cache of
-                  blocks can share; "keep": also the last, partial one where the file has an id
-                  for it, as if it were full: what many published numbers count
-
-    Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
-    a block size that is not given and cannot be found out. Rows are checked as they are read.
-    """
-    if format is not None and format not in FORMATS:
-        raise ConfigError(f"format is one of {', '.join(FORMATS)}, got {format!r}")
-    if block_size is not None and not 1 <= block_size <= MAX_BLOCK_SIZE:
-        raise ConfigError(
-            f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
-        )
-    if partial not in PARTIAL:
-        raise ConfigError(f"partial is one of {', '.join(PARTIAL)}, got {partial!r}")
-    path = Path(path).expanduser()
-    layout = layout_of(path, format, block_size)
-    return FileTrace(path, msgspec.structs.replace(layout, partial=partial))
 
 
 class _Reading:

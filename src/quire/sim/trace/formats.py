@@ -26,7 +26,9 @@ from quire.sim.trace.schemas import (
     why,
 )
 
-Format: TypeAlias = Literal["mooncake", "bailian", "hash-runs", "quire"]
+Format: TypeAlias = Literal[
+    "mooncake", "bailian", "hash-runs", "quire", "kv-events", "conversations"
+]
 
 Partial: TypeAlias = Literal["drop", "keep"]
 
@@ -77,7 +79,8 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
     if found is None:
         raise TraceError(
             f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
-            f"(hash-runs), or follow a header (quire); the first line is {excerpt(line)}"
+            "(hash-runs), or follow a header (quire), or are batches of events (kv-events) or "
+            f"conversations; the first line is {excerpt(line)}"
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)

@@ -1,0 +1,263 @@
+"""Logs of KV events as traces: requests made of the blocks that engines say they stored.
+
+A log has no requests, only blocks that became findable. What is made of it:
+
+- A request is a run of blocks that were stored, and the chain of blocks before it. The chain is
+  followed through the parents that the events name, so it holds the blocks that were found.
+- An engine stores a long prompt in chunks and an answer block by block. What continues a run
+  where it ended, on the same rank, within `SAME_REQUEST_S` of its last part, belongs to the same
+  request: parts of several blocks, before any single one, to its prompt, single blocks to its
+  answer. Everything else begins a new request. Parts in one batch are one part.
+- Lengths are in whole blocks: the last, partial one of a prompt or an answer is never stored.
+- A request that stored nothing new, since all of its blocks were found, is not in the log. So
+  the requests are those that missed something, and the hits that they had are those that the
+  parents imply: ceilings and hit ratios of the trace are below the engine's own.
+- A parent that was never seen (the log began late, or lost something) stands for all before
+  it: a chain of unknown length counts as one block.
+- Blocks that were stored again after their removal are the same blocks; removals are not needed.
+- Only the first medium and the first layer group of the log make requests: what is stored
+  elsewhere are copies. Ranks go together, as if one cache served them all.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from quire.errors import ConfigError, TraceError
+from quire.sim.trace.formats import Format
+from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
+from quire.sim.trace.report import Report
+from quire.sim.trace.rows import Runs, TraceRequest, compress
+
+SAME_REQUEST_S = 5.0
+"""What continues a run so much later, in seconds, is another request: slower than a block of an
+answer is made, and faster than most people reply."""
+
+ROOT = -1
+
+MADE_OF_BLOCKS = (
+    "requests are made of blocks that were stored: lengths are whole blocks, and a request that "
+    "found all of its blocks is not seen"
+)
+
+
+class EventTrace:
+    """The trace in a log of KV events; memory grows with its different blocks."""
+
+    def __init__(self, path: Path, first: Stored) -> None:
+        self._path = path
+        self._first = first
+
+    @property
+    def source(self) -> str:
+        """The path of the file."""
+        return str(self._path)
+
+    @property
+    def format(self) -> Format:
+        """The name of its format."""
+        return "kv-events"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._first.block_size
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return self.read(Report())
+
+    def read(self, report: Report) -> Iterator[TraceRequest]:
+        """Yield the requests, and keep the report. Raises `TraceError` at the first bad batch."""
+        return _Reading(self._path, self._first, report).requests()
+
+
+def open_events(path: Path, block_size: int | None = None) -> EventTrace:
+    """Return the trace in a log of KV events, its block size that of the first blocks stored.
+
+    Raises `TraceError` for a log in which nothing was stored, `ConfigError` for a block size that
+    is not the log's.
+    """
+    first = next((stored for batch in read_batches(path) for stored in batch.stored), None)
+    if first is None:
+        raise TraceError(f"{path} is a log of events in which no block is stored")
+    if block_size not in {None, first.block_size}:
+        raise ConfigError(
+            f"{path} has blocks of {first.block_size} tokens, not of {block_size}; "
+            "with_block_size makes larger ones of them"
+        )
+    return EventTrace(path, first)
+
+
+class _Run(msgspec.Struct, eq=False):
+    """A request in the making: the nodes where its prompt and its answer end, at last."""
+
+    batch: int
+    rank: int
+    time_s: float
+    last_s: float
+    prompt_end: int
+    end: int
+    session: str | None
+    answer_blocks: int = 0
+
+
+class _Chains:
+    """Every block seen, as a node with the node before it; memory of all of them."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[BlockHash, int] = {}
+        self._before = array("i")
+        self._start = array("i")  # the first node of the run of nodes that ends here
+        self._dense = np.zeros(1 << 12, np.int32)  # by node: 0, or its id plus one
+        self._num_ids = 0
+
+    def add(self, name: BlockHash, before: int) -> bool:
+        """Add a block behind another if it is new; return whether it follows that one."""
+        node = self.nodes.get(name)
+        if node is not None:
+            return self._before[node] == before
+        node = self.nodes[name] = len(self._before)
+        joined = before != ROOT and before == node - 1
+        self._before.append(before)
+        self._start.append(self._start[before] if joined else node)
+        return True
+
+    def ids(self, end: int) -> Runs:
+        """Return the ids of the chain that ends at a node, int32 [num_runs, 2]."""
+        parts: list[range] = []
+        while end != ROOT:
+            start = self._start[end]
+            parts.append(range(start, end + 1))
+            end = self._before[start]
+        nodes = np.concatenate([np.arange(part.start, part.stop) for part in reversed(parts)])
+        if len(self._before) > len(self._dense):
+            grown = np.zeros(2 * len(self._before), np.int32)
+            grown[: len(self._dense)] = self._dense
+            self._dense = grown
+        new = nodes[self._dense[nodes] == 0]
+        self._dense[new] = np.arange(self._num_ids + 1, self._num_ids + 1 + len(new))
+        self._num_ids += len(new)
+        return compress(self._dense[nodes] - 1)
+
+
+class _Reading:
+    """One pass over a log."""
+
+    def __init__(self, path: Path, first: Stored, report: Report) -> None:
+        self._path = path
+        self._first = first
+        self._report = report
+        self._chains = _Chains()
+        self._runs: deque[_Run] = deque()  # in order of arrival, until they have ended
+        self._open: dict[tuple[int, int], _Run] = {}  # by rank and the node where they end
+        self._ranks: dict[int, None] = {}
+        self._now = 0.0
+        self._begin: float | None = None
+        self._elsewhere = self._orphans = self._moved = self._late = self._unknown = 0
+
+    def requests(self) -> Iterator[TraceRequest]:
+        report = self._report
+        for batch in read_batches(self._path):
+            report.rows += 1
+            self._advance(batch)
+            for stored in batch.stored:
+                self._store(batch, stored)
+            self._unknown += batch.unknown
+            while self._runs and self._runs[0].last_s + SAME_REQUEST_S < self._now:
+                yield self._ended()
+        while self._runs:
+            yield self._ended()
+        report.notes += self._notes()
+
+    def _advance(self, batch: Batch) -> None:
+        if self._begin is None:
+            self._begin = batch.time_s
+        time_s = batch.time_s - self._begin
+        self._late += time_s < self._now
+        self._now = max(self._now, time_s)
+        self._ranks[batch.rank] = None
+        if batch.clears:
+            for rank, node in [key for key in self._open if key[0] == batch.rank]:
+                self._open.pop((rank, node)).last_s = -math.inf
+
+    def _store(self, batch: Batch, stored: Stored) -> None:
+        first, chains = self._first, self._chains
+        if (stored.medium, stored.group) != (first.medium, first.group):
+            self._elsewhere += 1
+            return
+        if stored.block_size != first.block_size:
+            raise TraceError(
+                f"{self._path}, batch {batch.number:,}: blocks of {stored.block_size} tokens after "
+                f"blocks of {first.block_size}; split the log by model"
+            )
+        before = ROOT
+        if stored.parent is not None:
+            if stored.parent not in chains.nodes:
+                self._orphans += 1
+                chains.add(stored.parent, ROOT)
+            before = chains.nodes[stored.parent]
+        key = batch.rank, before
+        for name in stored.hashes:
+            self._moved += not chains.add(name, before)
+            before = chains.nodes[name]
+        run = self._open.pop(key, None)
+        if run is None or not self._continues(run, len(stored.hashes)):
+            run = _Run(batch.number, batch.rank, self._now, 0.0, before, before, stored.session)
+            self._runs.append(run)
+        elif len(stored.hashes) == 1:
+            run.answer_blocks += 1
+        else:
+            run.prompt_end = before
+        run.last_s, run.end = self._now, before
+        self._open[batch.rank, before] = run
+
+    def _continues(self, run: _Run, num_blocks: int) -> bool:
+        soon = self._now - run.last_s <= SAME_REQUEST_S
+        return soon and (num_blocks == 1 or not run.answer_blocks)
+
+    def _ended(self) -> TraceRequest:
+        run = self._runs.popleft()
+        if self._open.get((run.rank, run.end)) is run:
+            del self._open[run.rank, run.end]
+        runs = self._chains.ids(run.prompt_end)
+        size = self._first.block_size
+        return TraceRequest(
+            run.batch,
+            run.time_s,
+            int(runs[:, 1].sum()) * size,
+            run.answer_blocks * size,
+            runs,
+            run.session,
+        )
+
+    def _notes(self) -> list[str]:
+        first = self._first
+        notes = [MADE_OF_BLOCKS]
+        if len(self._ranks) > 1:
+            notes.append(f"{len(self._ranks):,} ranks go together, as if they had one cache")
+        if self._elsewhere:
+            notes.append(
+                f"{self._elsewhere:,} stores on other media than {first.medium}, or of other layer "
+                f"groups than {first.group}, are copies and left out"
+            )
+        if self._orphans:
+            notes.append(
+                f"{self._orphans:,} blocks that were never stored have others behind them: each "
+                "stands for all before it"
+            )
+        if self._moved:
+            notes.append(
+                f"{self._moved:,} times a block followed another than at first: it is taken as first"
+            )
+        if self._late:
+            notes.append(f"{self._late:,} batches came late, and count as of the one before")
+        if self._unknown:
+            notes.append(f"{self._unknown:,} events of an unknown kind are left out")
+        return notes

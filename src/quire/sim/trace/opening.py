@@ -1,0 +1,68 @@
+"""Opening a trace, whatever its format."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.sim.trace.chunks import open_text, read_some
+from quire.sim.trace.files import FileTrace
+from quire.sim.trace.formats import FORMATS, PARTIAL, Format, Partial, layout_of
+from quire.sim.trace.kv_events import open_events
+from quire.sim.trace.report import ReportingTrace
+from quire.sim.trace.schemas import MAX_BLOCK_SIZE
+
+_ROW_KEY = re.compile(rb'"(hash_ids|hash_runs|quire_trace)"\s*:')
+_BATCH_KEY = re.compile(rb'"events"\s*:\s*\[')
+_BATCH_BYTES = (b"\x92", b"\x93", b"\xdc")  # a msgpack array of 2, of 3, of any length
+
+
+def open_trace(
+    path: str | Path,
+    *,
+    format: Format | None = None,  # noqa: A002 - the word of everybody
+    block_size: int | None = None,
+    partial: Partial = "drop",
+) -> ReportingTrace:
+    """Return the trace in a file: plain, gzip or zstd, found out from its content.
+
+    `format`      one of `FORMATS`; None: found out from how the file begins
+    `block_size`  tokens per block; None: what the file says, or what its first rows agree on
+    `partial`     "drop": requests have the full blocks of their prompts, which is what a cache of
+                  blocks can share; "keep": also the last, partial one where the file has an id
+                  for it, as if it were full: what many published numbers count
+
+    Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
+    a block size that is not given and cannot be found out. Rows are checked as they are read.
+    """
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"format is one of {', '.join(FORMATS)}, got {format!r}")
+    if block_size is not None and not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ConfigError(
+            f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
+        )
+    if partial not in PARTIAL:
+        raise ConfigError(f"partial is one of {', '.join(PARTIAL)}, got {partial!r}")
+    path = Path(path).expanduser()
+    found = format or _format_without_rows(path)
+    if found == "kv-events":
+        return open_events(path, block_size)
+    layout = layout_of(path, found, block_size)
+    return FileTrace(path, msgspec.structs.replace(layout, partial=partial))
+
+
+def _format_without_rows(path: Path) -> Format | None:
+    """Return the format of a file that is no JSON Lines of requests; None for one that is."""
+    with open_text(path) as stream:
+        head = read_some(stream, path)
+    if head.startswith(_BATCH_BYTES):
+        return "kv-events"
+    line = head.lstrip().partition(b"\n")[0]
+    if re.match(rb"\[\s*-?[0-9]", head.lstrip()):
+        return "kv-events"
+    if line.startswith(b"{") and _ROW_KEY.search(line) is None and _BATCH_KEY.search(line):
+        return "kv-events"
+    return None
