@@ -1,5 +1,8 @@
 """Replaying a trace through the manager."""
 
+import re
+from pathlib import Path
+
 import pytest
 from replay_help import BLOCK, ListTrace, lru_model, random_chains, trace_of
 
@@ -108,3 +111,17 @@ def test_a_capacity_that_is_no_number_of_blocks_is_refused(capacity):
 def test_an_unknown_policy_is_refused():
     with pytest.raises(ConfigError, match="unknown policy 'lur'"):
         replay(trace_of([[1]]), 1, "lur")
+
+
+# -- the page about it ---------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_run(monkeypatch, capsys):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "replay.md").read_text("utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, "docs/replay.md", "exec"), {})
+    assert "cold" in capsys.readouterr().out
