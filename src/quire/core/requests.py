@@ -108,6 +108,12 @@ class Requests(BlockStore):
         if reason != "last_token":
             counters.missed[reason] += explained
             counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+        if self.sampler is not None:
+            known = seq.num_cached
+            if reason == "evicted":
+                known = -known - explained
+            tenant = root.named[0] if scope is not None and root.named else 0
+            self.sampler.opened(key, num_tokens, known, tenant)
         if self._observer is not None:
             self._observer.opened(seq, key, self.media)
         return seq

@@ -27,6 +27,7 @@ from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, PolicyFactory
 from quire.core.radix import PrefixTree
 from quire.core.room import Room
+from quire.core.sampling import CurveSampler
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
 from quire.core.sequence import Observer
 from quire.core.sparse import Site, SparseGroup, sparse_at
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
     events: bool
     debug: bool
     clock: Clock | None
+    curve: bool = False
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +99,7 @@ class BlockStore:
         self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
         self.counters = Counters()
+        self.sampler = CurveSampler(self.block_size, self.counters) if settings.curve else None
         self.event_log = EventLog(self.tree.block_bytes, self.media) if settings.events else None
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
         self.pins = PinBoard(self.tree, settings.pin_budget, self.clock)

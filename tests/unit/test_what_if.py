@@ -1,0 +1,237 @@
+"""The live curve: close to the exact one, small, and without influence on the cache."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_help import ListTrace
+from test_curves_reference import path_of
+
+from quire.core import CacheManager, Scope, sampling
+from quire.errors import ConfigError
+from quire.sim.curves import lru_curve
+from quire.sim.trace import open_trace
+from quire.sim.trace.rows import TraceRequest, compress
+
+SHARES = (0.01, 0.05, 0.10, 0.25, 0.50, 1.0)
+TIMES = (0.25, 0.5, 1, 2, 4)
+LAST = np.array([2**31 - 1], np.int32)
+BLOCK = 16
+
+
+def serve(manager, tokens, scope=None):
+    seq = manager.open(tokens, scope)
+    found = seq.computed
+    manager.reserve(seq, len(tokens) - found)
+    manager.commit(seq, tokens[found:])
+    manager.close(seq)
+
+
+def talks(seed, num_talks=300, num_turns=6, shared=40, block=BLOCK):
+    """Turns of conversations with one system prompt, interleaved: prompts, in blocks by name."""
+    random = Random(seed)
+    texts = [[0, *range(1, shared)] for _ in range(num_talks)]
+    names, prompts, open_talks, started = shared, [], [], 0
+    while started < num_talks or open_talks:
+        if started < num_talks and (len(open_talks) < 20 or random.random() < 0.2):
+            open_talks.append((started, random.randint(1, num_turns)))
+            started += 1
+        at = random.randrange(len(open_talks))
+        talk, turns = open_talks.pop(at)
+        more = random.randint(3, 30)
+        texts[talk] = [*texts[talk], *range(names, names + more)]
+        names += more
+        prompts.append(np.array(texts[talk], np.int32))
+        if turns > 1:
+            open_talks.append((talk, turns - 1))
+    return prompts, names
+
+
+def tokens_of(blocks, block=BLOCK):
+    """The tokens of named blocks, and one more, which is never found."""
+    inside = np.arange(block, dtype=np.int64)
+    tokens = (blocks[:, None].astype(np.int64) * block + inside) % (2**31 - 2)
+    return np.concatenate((tokens.ravel().astype(np.int32), LAST))
+
+
+def exact_curve(prompts, block=BLOCK):
+    """The curve of the same prompts as a trace; ids are dense already."""
+    rows = [
+        TraceRequest(i, float(i), len(blocks) * block + 1, 0, compress(blocks))
+        for i, blocks in enumerate(prompts, 1)
+    ]
+    return lru_curve(ListTrace(rows, block))
+
+
+def served(prompts, capacity, block=BLOCK, **options):
+    manager = CacheManager(capacity + 2, block, sub_block=False, curve=True, **options)
+    for blocks in prompts:
+        serve(manager, tokens_of(blocks, block))
+    return manager
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.25])
+@pytest.mark.parametrize("block", [1, 16])
+def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, block):
+    prompts, names = talks(1)
+    capacity = int(names * share)
+    curve = served(prompts, capacity, block).what_if()
+    exact = exact_curve(prompts, block)
+    for other in [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]:
+        assert curve.at(other) == pytest.approx(exact.at(other), abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mooncake_conversation.jsonl.gz",
+        "agent_16tok.jsonl.gz",
+        "coding_agent_64tok.jsonl.gz",
+    ],
+)
+@pytest.mark.parametrize("share", [0.05, 0.25])
+def test_the_curve_is_close_to_the_exact_one_on_public_traces(name, share):
+    trace = open_trace(path_of(name))
+    prompts = [request.blocks for request in trace]
+    names = 1 + max(int(blocks.max()) for blocks in prompts if len(blocks))
+    capacity = int(names * share)
+    prompts = [blocks[:capacity] for blocks in prompts]
+    manager = CacheManager(capacity + 1, 1, sub_block=False, curve=True)
+    for blocks in prompts:
+        tokens = np.concatenate((blocks, LAST))
+        seq = manager.open(tokens)
+        found = seq.computed
+        manager.reserve(seq, len(tokens) - found)
+        if len(blocks) > found:
+            manager.commit(seq, tokens[found:-1])
+        manager.close(seq)
+    curve = manager.what_if()
+    assert curve.num_requests == len(prompts)
+    exact = exact_curve(prompts, 1)
+    for other in [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]:
+        assert curve.at(other) == pytest.approx(exact.at(other), abs=0.03)
+
+
+def test_memory_is_bounded_by_sampling_sessions(monkeypatch):
+    monkeypatch.setattr(sampling, "MAX_SAMPLES", 2048)
+    prompts, names = talks(2, num_talks=1200)
+    manager = served(prompts, names // 10)
+    curve = manager.what_if()
+    assert curve.num_requests == len(prompts)
+    assert 512 <= curve.sampled_requests <= 2048
+    assert curve.rate < 1
+    exact = exact_curve(prompts)
+    for share in SHARES:
+        capacity = int(names * share)
+        assert curve.at(capacity) == pytest.approx(exact.at(capacity), abs=0.06)
+
+
+def test_sessions_part_below_a_long_shared_prompt():
+    prompts, names = talks(3, shared=100)
+    manager = served(prompts, names // 5)
+    manager.what_if()
+    assert manager.sampler is not None
+    assert manager.sampler._depth == 100
+
+
+def test_one_session_alone_hits_from_its_own_size_on():
+    blocks = np.arange(64, dtype=np.int32)
+    prompts = [blocks[: 8 * turn] for turn in range(1, 9)]
+    curve = served(prompts, 100).what_if()
+    exact = exact_curve(prompts)
+    assert curve.ceiling == pytest.approx(exact.ceiling)
+    assert curve.at(64) == pytest.approx(exact.at(64))
+
+
+def test_sessions_of_two_scopes_are_two():
+    prompts, names = talks(4, num_talks=60)
+    manager = CacheManager(2 * names + 2, BLOCK, sub_block=False, curve=True)
+    for blocks in prompts:
+        for tenant in ("a", "b"):
+            serve(manager, tokens_of(blocks), Scope(salt=tenant))
+    alone = served(prompts, names).what_if()
+    both = manager.what_if()
+    assert both.ceiling == pytest.approx(alone.ceiling, abs=0.02)
+    assert both.at(names // 10) < alone.at(names // 10) + 0.02
+
+
+def test_generated_tokens_take_room_too():
+    prompts, names = talks(5, num_talks=100)
+
+    def replay(num_generated):
+        manager = CacheManager(4 * names, BLOCK, sub_block=False, curve=True)
+        for blocks in prompts:
+            tokens = tokens_of(blocks)
+            reply = np.full(num_generated, 7, np.int32)
+            seq = manager.open(tokens)
+            manager.reserve(seq, len(tokens) - seq.computed + num_generated)
+            manager.commit(seq, tokens[seq.computed :])
+            if num_generated:
+                manager.commit(seq, reply)
+            manager.close(seq)
+        return manager.what_if()
+
+    silent, talkative = replay(0), replay(20 * BLOCK)
+    assert talkative.at(names // 10) < silent.at(names // 10) - 0.02
+    assert talkative.ceiling == pytest.approx(silent.ceiling, abs=0.01)
+
+
+@given(st.integers(0, 1000), st.integers(30, 400))
+@settings(max_examples=10, deadline=None)
+def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
+    prompts, _ = talks(seed, num_talks=20, shared=3)
+    prompts = [blocks[:capacity] for blocks in prompts]
+    watched = served(prompts, capacity)
+    plain = CacheManager(capacity + 2, BLOCK, sub_block=False)
+    for blocks in prompts:
+        serve(plain, tokens_of(blocks))
+    curve = watched.what_if()
+    assert watched.snapshot() == plain.snapshot()
+    assert np.all(np.diff(curve.token_hit) >= -1e-12)
+    assert np.all(np.diff(curve.capacities) > 0)
+    assert 0 <= curve.ceiling <= 1
+    again = served(prompts, capacity).what_if()
+    assert again.capacities.tolist() == curve.capacities.tolist()
+    assert again.token_hit.tolist() == curve.token_hit.tolist()
+
+
+def test_asking_in_between_changes_no_later_answer():
+    prompts, names = talks(6)
+    often = CacheManager(names // 10, BLOCK, sub_block=False, curve=True)
+    for number, blocks in enumerate(prompts):
+        serve(often, tokens_of(blocks))
+        if number % 97 == 96:
+            often.what_if()
+    once = served(prompts, names // 10 - 2).what_if()
+    assert often.what_if().at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
+
+
+def test_a_curve_begun_anew_forgets():
+    prompts, names = talks(7, num_talks=50)
+    manager = served(prompts, names)
+    assert manager.sampler is not None
+    manager.sampler.restart()
+    assert manager.what_if().num_requests == 0
+    assert str(manager.what_if()).startswith("no request yet")
+    serve(manager, tokens_of(prompts[0]))
+    assert manager.what_if().num_requests == 1
+
+
+def test_it_says_what_twice_the_memory_would_give():
+    prompts, names = talks(1)
+    curve = served(prompts, names // 20).what_if()
+    now, more = curve.hit_rate, curve.at(2 * curve.capacity_blocks)
+    assert curve.hit_rate == curve.at(curve.capacity_blocks)
+    said = f"twice the memory would raise the hit rate from {now:.0%} to {more:.0%}"
+    assert str(curve).startswith(said)
+    assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
+    with pytest.raises(ConfigError, match="at least 0 blocks"):
+        curve.at(-1)
+
+
+def test_without_samples_there_is_no_curve():
+    with pytest.raises(ConfigError, match="curve=True"):
+        CacheManager(8).what_if()
