@@ -1,0 +1,186 @@
+"""What an observer is told of: every request once when it opens and once when it is closed."""
+
+import numpy as np
+import pytest
+from core_help import generate, prefill, rejected, run, serve
+
+from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
+
+BLOCK = 4
+
+
+class Watcher:
+    """Notes what it is told, and how the sequence looked then."""
+
+    def __init__(self):
+        self.told = []
+
+    def opened(self, seq, key, media):
+        self.told.append(("opened", seq, np.frombuffer(key, np.int32).tolist(), media))
+
+    def closed(self, seq):
+        self.told.append(("closed", seq, seq.state, seq.computed))
+
+    def take(self):
+        told = self.told[:]
+        self.told.clear()
+        return told
+
+
+@pytest.fixture
+def watcher():
+    return Watcher()
+
+
+@pytest.fixture
+def manager(watcher):
+    return CacheManager(num_blocks=16, block_size=BLOCK, observer=watcher)
+
+
+def test_a_request_is_told_of_once_when_it_opens_and_once_when_it_is_closed(manager, watcher):
+    seq = prefill(manager, run(0, 6))
+    generate(manager, seq, run(1000, 3))
+    (opened,) = watcher.take()
+    assert opened[:3] == ("opened", seq, run(0, 6).tolist())
+    manager.close(seq)
+    assert watcher.take() == [("closed", seq, "open", 9)]
+
+
+def test_it_may_read_what_was_found_and_what_the_request_said(manager):
+    seen = []
+
+    class Reader(Watcher):
+        def opened(self, seq, key, media):
+            seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.hint))
+
+        def closed(self, seq):
+            seen.append((seq.computed, seq.tokens.tolist()))
+
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Reader())
+    scope, hint = Scope(salt="x"), Hint("session", session_id="a")
+    serve(manager, run(0, 2 * BLOCK), scope)
+    seen.clear()
+    serve(manager, run(0, 2 * BLOCK + 1), scope, hint=hint)
+    prompt = run(0, 2 * BLOCK + 1).tolist()
+    assert seen == [(2 * BLOCK, 2 * BLOCK + 1, scope, hint), (len(prompt), prompt)]
+
+
+def test_it_may_look_things_up_meanwhile(watcher):
+    class Asking(Watcher):
+        def opened(self, seq, key, media):
+            assert manager.probe(run(0, BLOCK + 1)).num_tokens == 0
+            manager.check()
+
+        def closed(self, seq):
+            assert manager.probe(run(0, BLOCK + 1)).num_tokens == BLOCK
+            manager.check()
+
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Asking())
+    serve(manager, run(0, BLOCK))
+    manager.check()
+
+
+def test_a_fork_is_told_of_when_it_is_closed(manager, watcher):
+    seq = prefill(manager, run(0, 6))
+    watcher.take()
+    twin = manager.fork(seq)
+    assert watcher.take() == []
+    generate(manager, twin, [1, 2])
+    manager.close(twin)
+    manager.close(seq)
+    assert watcher.take() == [("closed", twin, "open", 8), ("closed", seq, "open", 6)]
+
+
+def test_a_pause_is_neither_an_end_nor_a_beginning(manager, watcher):
+    seq = prefill(manager, run(0, 6))
+    watcher.take()
+    manager.suspend(seq)
+    manager.resume(seq)
+    manager.suspend(seq)
+    assert watcher.take() == []
+    manager.close(seq)
+    assert [each[:3] for each in watcher.take()] == [("closed", seq, "suspended")]
+
+
+def test_nothing_else_is_told(manager, watcher):
+    serve(manager, run(0, 3 * BLOCK))
+    seq = prefill(manager, run(1000, BLOCK))
+    watcher.take()
+    manager.probe(run(0, 9))
+    manager.explain(run(0, 9))
+    manager.pin(run(0, 9)).close()
+    manager.reclaim(1)
+    manager.evict(run(0, 9))
+    manager.truncate(seq, 2)
+    manager.stop_storing(seq)
+    generate(manager, seq, run(1000, BLOCK)[2:])
+    manager.reserve_step([seq])
+    manager.commit_step([seq], [5])
+    manager.end_session("a")
+    manager.compact()
+    manager.clear()
+    manager.check()
+    manager.dump()
+    assert watcher.take() == []
+
+
+def test_a_refused_request_is_not_told_of(manager, watcher):
+    for bad, options, error in (
+        ([], {}, TokensError),
+        ([1], {"hint": "never"}, ConfigError),
+        ([1], {"priority": 0.5}, ConfigError),
+        (run(0, 100), {}, OutOfBlocks),
+    ):
+        with rejected(manager, error):
+            manager.open(bad, **options)
+    assert watcher.take() == []
+
+
+def test_a_refused_close_is_not_told_of(manager, watcher):
+    seq = prefill(manager, run(0, 6))
+    manager.close(seq)
+    foreign = CacheManager(num_blocks=4, block_size=BLOCK).open([1])
+    watcher.take()
+    for each in (seq, foreign):
+        with rejected(manager, SequenceError):
+            manager.close(each)
+    assert watcher.take() == []
+
+
+def test_the_prompt_names_media_that_the_table_knows(manager, watcher):
+    picture = MediaItem(b"a" * 32, 2, 3)
+    manager.open(run(0, 8), media=[picture])
+    ((_, seq, key, media),) = watcher.take()
+    assert [token < 0 for token in key] == [False] * 2 + [True] * 3 + [False] * 3
+    assert key[5:] == run(0, 8)[5:].tolist()
+    assert len(media) > 0
+    assert seq.prompt_len == 8
+
+
+def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
+    manager = CacheManager(num_blocks=12, block_size=BLOCK, observer=watcher, policy="lfu")
+    opened, closed, running = [], [], []
+    for step in range(80):
+        try:
+            seq = prefill(manager, run(1000 * (step % 5), 3 + step % 9))
+        except QuireError:
+            while running:
+                closed.append(running.pop())
+                manager.close(closed[-1])
+            for stuck in list(manager.sequences.values()):
+                opened.append(stuck)
+                closed.append(stuck)
+                manager.close(stuck)
+            continue
+        opened.append(seq)
+        running.append(seq)
+        if step % 7 == 0:
+            running.append(manager.fork(seq))
+        if step % 2:
+            closed.append(running.pop(step % len(running)))
+            manager.close(closed[-1])
+        manager.check()
+    told = watcher.take()
+    assert [id(each[1]) for each in told if each[0] == "opened"] == [id(seq) for seq in opened]
+    assert [id(each[1]) for each in told if each[0] == "closed"] == [id(seq) for seq in closed]
