@@ -97,6 +97,13 @@ def test_what_happens_at_one_time_happens_in_one_order():
     assert result.measured["max_wait_s"] == 2.0
 
 
+def test_what_is_computed_when_another_ends_is_found_by_the_one_that_starts_then():
+    trace = trace_of([[1, 1], [2, 2], [2, 2]], time_s=[0.0, 1.0, 1.5])
+    starts, result = started(trace, 5, Fixed(1.0, 1.0))
+    assert starts == [(1, 0), (2, 0), (3, 2 * BLOCK)]
+    assert result.measured["max_wait_s"] == 0.5
+
+
 @pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_token_is_found_or_missed_for_one_reason(policy, seed):

@@ -32,6 +32,9 @@ def test_stretches_grow_with_the_trace_and_keep_every_token(seconds):
     assert sum(each.num_requests for each in seen.buckets) == result.num_requests
     assert sum(each.prompt_tokens for each in seen.buckets) == result.prompt_tokens
     assert sum(each.hit_tokens for each in seen.buckets) == result.hit_tokens
+    for each in seen.buckets:
+        arrived = [r for r in trace if each.start_s <= r.time_s < each.stop_s]
+        assert each.num_requests == len(arrived)
 
 
 # -- shared prefixes -----------------------------------------------------------------------

@@ -41,10 +41,10 @@ from quire.sim.trace.rows import Trace, TraceRequest
 
 
 class Event(IntEnum):
-    """What happens, in the order in which it does when it happens at the same time."""
+    """What happens, in this order when it happens at the same time; arrivals come last."""
 
-    ENDED = 0
-    COMPUTED = 1
+    COMPUTED = 0
+    ENDED = 1
 
 
 class Waiting(msgspec.Struct, eq=False, frozen=True):
