@@ -1,0 +1,87 @@
+"""Policies on the public traces: hit ratios through the real manager against published ones.
+
+The reference counts every id of a prompt as a block, the last, partial one too, and evicts
+single blocks, leaves first; the capacity is a share of all ids, rounded down. By default a few cells
+of the table are replayed; `QUIRE_FULL=1` replays all of them (about three minutes of CPU).
+"""
+
+import os
+
+import pytest
+
+from quire.core.policies import POLICIES
+from quire.sim.replay import replay
+from quire.sim.trace import open_trace
+from traces import AGENT, CONVERSATION, whole_path
+
+FULL = bool(os.environ.get("QUIRE_FULL"))
+SHARES = (1, 5, 10, 25, 50)
+
+CONVERSATION_HITS = {
+    "lru": (5.35, 19.96, 28.44, 36.04, 37.03),
+    "fifo": (5.35, 19.96, 28.42, 36.03, 37.02),
+    "lfu": (5.63, 21.13, 29.36, 36.06, 37.03),
+    "arc": (6.66, 20.45, 28.89, 34.22, 36.98),
+    "two_q": (6.66, 18.76, 27.40, 36.09, 37.02),
+    "s3fifo": (7.65, 18.05, 25.45, 35.91, 37.01),
+    "w_tinylfu": (5.93, 13.2, 22.4, 35.3, 37.03),
+    "sieve": (5.93, 12.92, 19.88, 34.30, 36.98),
+}
+AGENT_HITS = {
+    "lru": (41.86, 80.91, 88.77, 89.72),
+    "fifo": (41.88, 80.47, 88.49, 89.72),
+    "arc": (41.49, 80.42, 88.41, 89.60),
+}
+DIGITS = {"lru": 0.005, "fifo": 0.005}
+"""Points within which a policy meets its reference; 1 for those not named here."""
+
+ALWAYS = {(CONVERSATION, 10), (AGENT, 1), (AGENT, 10)}
+
+
+class KeptTrace:
+    """A trace read once, every id of it a block."""
+
+    def __init__(self, name):
+        trace = open_trace(whole_path(name), partial="keep")
+        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
+        self._requests = list(trace)
+        self.num_unique = 1 + max(int(each.blocks.max(initial=-1)) for each in self._requests)
+
+    def __iter__(self):
+        return iter(self._requests)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    traces = {}
+
+    def read(name):
+        if name not in traces:
+            traces[name] = KeptTrace(name)
+        return traces[name]
+
+    return read
+
+
+def cells():
+    for name, table in ((CONVERSATION, CONVERSATION_HITS), (AGENT, AGENT_HITS)):
+        for policy, hits in table.items():
+            for share, hit in zip(SHARES, hits, strict=False):
+                if FULL or (name, share) in ALWAYS:
+                    yield name, policy, share, hit
+
+
+@pytest.mark.parametrize(("name", "policy", "share", "published"), list(cells()))
+def test_a_policy_finds_as_much_as_published(kept, name, policy, share, published):
+    trace = kept(name)
+    result = replay(trace, trace.num_unique * share // 100, policy)
+    assert 100 * result.token_hit == pytest.approx(published, abs=DIGITS.get(policy, 1.0) + 1e-9)
+
+
+def test_the_price_of_a_policy_is_bounded(kept):
+    trace = kept(AGENT)
+    seconds = {}
+    for policy in sorted(POLICIES):
+        seconds[policy] = min(replay(trace, 2475, policy).seconds for _ in range(3))
+    slowest = max(seconds, key=seconds.__getitem__)
+    assert seconds[slowest] < 4 * seconds["lru"], f"{slowest}: {seconds}"
