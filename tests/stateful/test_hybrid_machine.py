@@ -28,6 +28,7 @@ from quire.core import (
     SlidingWindow,
     TokenRange,
 )
+from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
@@ -128,7 +129,7 @@ class HybridMachine(RuleBasedStateMachine):
     @initialize(
         groups=layer_groups(),
         block_size=st.integers(1, 4),
-        policy=st.sampled_from(["lru", "lru", "fifo", "lfu"]),
+        policy=st.sampled_from(["lru", "lru", *sorted(POLICIES)]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
     )
     def start(self, groups, block_size, policy, flags):

@@ -22,6 +22,7 @@ from world import World
 
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.core.hints import NO_HINT
+from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
@@ -73,7 +74,7 @@ class ManagerMachine(RuleBasedStateMachine):
     """Every rule is one operation of `World`, which compares after each."""
 
     @initialize(
-        policy=st.sampled_from(["lru", "fifo", "lfu"]),
+        policy=st.sampled_from(sorted(POLICIES)),
         block_size=st.sampled_from([1, 3, 16]),
         pools=st.sampled_from([(4,), (8,), (80,), (6, 9), (12, 12)]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
