@@ -45,6 +45,15 @@ BlockSize = Annotated[
         show_default=False,
     ),
 ]
+TokenizerPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="Of conversations: a tokenizer.json or its folder.",
+        show_default="every byte is a token",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the times that conversations are given.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 
@@ -52,8 +61,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 def traces() -> None:
     """Traces of requests: look into one, convert one.
 
-    Reads the formats of Mooncake and of the Bailian traces, run-length JSON Lines, and quire's own,
-    each plain, gzip or zstd. docs/traces.md describes them.
+    Reads the formats of Mooncake and of the Bailian traces, run-length JSON Lines, quire's own,
+    logs of KV events, and conversations, each plain, gzip or zstd. docs/traces.md describes them.
 
     [bold]Examples[/bold]
 
@@ -67,6 +76,9 @@ def info(
     file: Source,
     format_name: FormatName = None,
     block_size: BlockSize = None,
+    tokenizer: TokenizerPath = None,
+    seed: Seed = 0,
+    *,
     as_json: AsJson = False,
 ) -> None:
     """What a trace is like: sizes, sessions, what could be reused, how far apart.
@@ -83,7 +95,7 @@ def info(
     from quire.sim.trace.facts import describe
 
     with progress(f"reading {file.name}") as begin:
-        trace = _open(file, format_name, block_size)
+        trace = _open(file, format_name, block_size, tokenizer, seed)
         facts = describe(trace, lambda count: begin(f"{file.name}: {count:,} requests"))
     if as_json:
         from msgspec import to_builtins
@@ -99,13 +111,15 @@ def convert(
     target: Annotated[
         Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
     ],
+    *,
     format_name: FormatName = None,
     block_size: BlockSize = None,
+    tokenizer: TokenizerPath = None,
+    seed: Seed = 0,
     to_block_size: Annotated[
         int | None,
         typer.Option(help="Write larger blocks: a multiple of the trace's.", show_default=False),
     ] = None,
-    *,
     as_json: AsJson = False,
 ) -> None:
     """Write a trace in quire's own format: checked, compact, ids dense and chained.
@@ -117,11 +131,12 @@ def convert(
 
       quire trace convert conversation.jsonl.gz conversation.quire.jsonl.zst
       quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
+      quire trace convert sharegpt.json chats.jsonl.gz --tokenizer ./my-model
     """
     from quire.sim.trace import save_trace, with_block_size
 
     with progress(f"converting {source.name}"):
-        trace = _open(source, format_name, block_size)
+        trace = _open(source, format_name, block_size, tokenizer, seed)
         wanted = with_block_size(trace, to_block_size or trace.block_size)
         count = save_trace(wanted, target)
     written: dict[str, Any] = {
@@ -228,7 +243,19 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 86_400:,.3g} days"
 
 
-def _open(file: Path, format_name: str | None, block_size: int | None) -> ReportingTrace:
+def _open(
+    file: Path,
+    format_name: str | None,
+    block_size: int | None,
+    tokenizer: Path | None,
+    seed: int,
+) -> ReportingTrace:
     from quire.sim.trace import open_trace
 
-    return open_trace(file, format=cast("Format | None", format_name), block_size=block_size)
+    return open_trace(
+        file,
+        format=cast("Format | None", format_name),
+        block_size=block_size,
+        tokenizer=tokenizer,
+        seed=seed,
+    )

@@ -14,9 +14,13 @@ from quire.sim.trace.formats import FORMATS, PARTIAL, Format, Partial, layout_of
 from quire.sim.trace.kv_events import open_events
 from quire.sim.trace.report import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
+from quire.sim.trace.talks import TALK_KEYS
+from quire.sim.trace.texts import BLOCK_SIZE, ConversationTrace
+from quire.sim.trace.tokenizers import encoder_of
 
 _ROW_KEY = re.compile(rb'"(hash_ids|hash_runs|quire_trace)"\s*:')
 _BATCH_KEY = re.compile(rb'"events"\s*:\s*\[')
+_TALK_KEY = re.compile(rb'"(%s)"\s*:\s*\[' % "|".join(TALK_KEYS).encode())
 _BATCH_BYTES = (b"\x92", b"\x93", b"\xdc")  # a msgpack array of 2, of 3, of any length
 
 
@@ -26,6 +30,8 @@ def open_trace(
     format: Format | None = None,  # noqa: A002 - the word of everybody
     block_size: int | None = None,
     partial: Partial = "drop",
+    tokenizer: str | Path | None = None,
+    seed: int = 0,
 ) -> ReportingTrace:
     """Return the trace in a file: plain, gzip or zstd, found out from its content.
 
@@ -34,6 +40,8 @@ def open_trace(
     `partial`     "drop": requests have the full blocks of their prompts, which is what a cache of
                   blocks can share; "keep": also the last, partial one where the file has an id
                   for it, as if it were full: what many published numbers count
+    `tokenizer`   of conversations: a `tokenizer.json` or a folder that has one; None: every byte
+                  is a token. `seed`: of the times that they are given
 
     Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
     a block size that is not given and cannot be found out. Rows are checked as they are read.
@@ -48,8 +56,12 @@ def open_trace(
         raise ConfigError(f"partial is one of {', '.join(PARTIAL)}, got {partial!r}")
     path = Path(path).expanduser()
     found = format or _format_without_rows(path)
+    if tokenizer is not None and found != "conversations":
+        raise ConfigError(f"{path} has ids and no texts: leave the tokenizer out")
     if found == "kv-events":
         return open_events(path, block_size)
+    if found == "conversations":
+        return ConversationTrace(path, block_size or BLOCK_SIZE, encoder_of(tokenizer), seed)
     layout = layout_of(path, found, block_size)
     return FileTrace(path, msgspec.structs.replace(layout, partial=partial))
 
@@ -60,9 +72,12 @@ def _format_without_rows(path: Path) -> Format | None:
         head = read_some(stream, path)
     if head.startswith(_BATCH_BYTES):
         return "kv-events"
-    line = head.lstrip().partition(b"\n")[0]
-    if re.match(rb"\[\s*-?[0-9]", head.lstrip()):
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line = head.partition(b"\n")[0]
+    if head.startswith(b"["):
+        return "conversations" if head[1:].lstrip().startswith(b"{") else "kv-events"
+    if not head.startswith(b"{") or _ROW_KEY.search(line):
+        return None
+    if _BATCH_KEY.search(line):
         return "kv-events"
-    if line.startswith(b"{") and _ROW_KEY.search(line) is None and _BATCH_KEY.search(line):
-        return "kv-events"
-    return None
+    return "conversations" if _TALK_KEY.search(head) else None

@@ -1,0 +1,168 @@
+"""Conversations as traces: each answer is a request whose prompt is all that came before it.
+
+A message is written as its role, a newline, its text and a newline; a prompt ends with the role
+of the answer. Pieces are tokenized one by one, and no template of a model is applied, so lengths
+differ by a few tokens per message from what a server would see. Only ids of blocks leave the
+reader: no text, no token, no name of a conversation.
+
+Files of conversations rarely say when. Times are made up, in the same way for the same seed: see
+`Pace`. Answers of a conversation come in order, and conversations begin in the order of the file.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.random import Generator
+
+from quire.core.hashing import chain, root_digest
+from quire.core.scope import MediaTable, Scope
+from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
+from quire.errors import TraceError
+from quire.sim.distributions import Lognormal, draw_gap, generator
+from quire.sim.trace.formats import Format
+from quire.sim.trace.report import Report
+from quire.sim.trace.rows import TraceRequest, compress
+from quire.sim.trace.talks import Message, read_talks
+from quire.sim.trace.tokenizers import Encoder
+
+BLOCK_SIZE = 16
+"""Tokens per block where none are given."""
+
+ANSWER = "assistant"
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """When the requests of conversations come.
+
+    `starts_per_s`  conversations that begin per second, a Poisson process
+    `tokens_per_s`  speed of an answer
+    `think`         seconds from the end of an answer to the next request
+    """
+
+    starts_per_s: float = 1.0
+    tokens_per_s: float = 50.0
+    think: Lognormal = Lognormal(mean=30.0, sigma=1.0)
+
+
+PACE = Pace()
+
+
+class ConversationTrace:
+    """The trace in a file of conversations; memory grows with its different blocks."""
+
+    def __init__(self, path: Path, block_size: int, encoder: Encoder, seed: int) -> None:
+        self._path = path
+        self._block_size = block_size
+        self._encoder = encoder
+        self._seed = seed
+        generator(seed)
+
+    @property
+    def source(self) -> str:
+        """The path of the file."""
+        return str(self._path)
+
+    @property
+    def format(self) -> Format:
+        """The name of its format."""
+        return "conversations"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._block_size
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return self.read(Report())
+
+    def read(self, report: Report) -> Iterator[TraceRequest]:
+        """Yield the requests, and keep the report. Raises `TraceError` at the first bad one."""
+        numbers: dict[bytes, int] = {}
+        num_requests = 0
+        for asked in self._in_order(report):
+            num_requests += 1
+            ids = [numbers.setdefault(name, len(numbers)) for name in asked.talk[: asked.blocks]]
+            yield TraceRequest(
+                asked.row,
+                asked.time_s,
+                asked.prompt_tokens,
+                asked.output_tokens,
+                compress(np.array(ids, np.int32)),
+                asked.session,
+            )
+        if not num_requests:
+            raise TraceError(f"{self._path}: none of its conversations has an answer to anything")
+
+    def _in_order(self, report: Report) -> Iterator[_Asked]:
+        """Yield what is asked in order of time, as conversations begin."""
+        rng = generator(self._seed)
+        waiting: list[tuple[float, int, _Asked]] = []
+        begin = 0.0
+        left_out = 0
+        for number, messages in enumerate(read_talks(self._path), 1):
+            if number > 1:
+                begin = round(begin + draw_gap(rng, PACE.starts_per_s), 6)
+            while waiting and waiting[0][0] <= begin:
+                yield heapq.heappop(waiting)[2]
+            left_out += sum(message.left_out for message in messages)
+            for asked in self._asked(messages, str(number), begin, rng, report):
+                heapq.heappush(waiting, (asked.time_s, asked.row, asked))
+        while waiting:
+            yield heapq.heappop(waiting)[2]
+        report.notes.append(
+            f"prompts are tokenized here ({self._encoder.name}), as roles and texts, without a "
+            "model's template"
+        )
+        report.notes.append(
+            f"times are made up (seed {self._seed}): {PACE.starts_per_s:g} conversations begin per "
+            f"second; an answer takes 1/{PACE.tokens_per_s:g} s per token, and the next question "
+            f"comes {PACE.think.mean:g} s later on average"
+        )
+        if left_out:
+            report.notes.append(f"{left_out:,} parts that are no text are left out")
+
+    def _asked(
+        self, messages: list[Message], session: str, begin: float, rng: Generator, report: Report
+    ) -> Iterator[_Asked]:
+        """Yield the requests of a conversation that begins at `begin`."""
+        texts = [piece for said in messages for piece in (f"{said.role}\n", f"{said.text}\n")]
+        tokens = self._encoder.encode(texts) if texts else []
+        ends = np.cumsum([0, *map(len, tokens)]).tolist()
+        answers = [place for place, said in enumerate(messages) if said.role == ANSWER]
+        if not answers:
+            return
+        names = self._names(tokens[: 2 * answers[-1] + 1])
+        time_s = begin
+        for place in answers:
+            report.rows += 1
+            prompt, output = ends[2 * place + 1], len(tokens[2 * place + 1])
+            if not place:
+                report.without_prompt += 1
+                continue
+            blocks = prompt // self._block_size
+            time_s = round(time_s, 6)
+            yield _Asked(report.rows, time_s, prompt, output, session, names, blocks)
+            time_s += output / PACE.tokens_per_s + PACE.think.draw(rng)
+
+    def _names(self, tokens: list[IntArray]) -> list[bytes]:
+        """Return a name for each full block: of it and all before it."""
+        key = key_of(np.concatenate(tokens))
+        digests = chain(root_digest(Scope()), key, self._block_size * TOKEN_BYTES, MediaTable())
+        return [digest[:16] for digest in digests]
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A request: its prompt has the first `blocks` of the blocks of `talk`."""
+
+    row: int
+    time_s: float
+    prompt_tokens: int
+    output_tokens: int
+    session: str
+    talk: list[bytes]
+    blocks: int
