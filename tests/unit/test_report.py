@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
-        if self.open and self.open[-1] == "code":
+        if "code" in self.open:
             self.code[-1] += data
 
 
@@ -110,17 +110,18 @@ def test_figures_take_their_colours_from_the_page_for_light_and_dark(text):
     assert text.count("var(--series-0)") > 5
 
 
-def test_under_every_figure_stands_the_command_that_makes_it_again(page, tmp_path):
+def test_under_every_figure_stands_the_command_that_makes_it_again(text, page, tmp_path):
     assert len(page.code) == len(FIGURES) + 2
     for line in page.code:
         assert line.startswith("quire replay ")
         assert "--policy lru,fifo,optimum --block-size 16 --model llama-3.1-8b" in line
         assert "--html" in line
     again = tmp_path / "again.html"
-    words = page.code[0].split()[1:]
-    words[words.index("--html") + 1] = str(again)
+    words = [*page.code[0].split()[1:], "--jobs", "1"]
+    at = words.index("--html") + 1
+    first, words[at] = words[at], str(again)
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert "All replays" in again.read_text("utf-8")
+    assert again.read_text("utf-8").replace(str(again), first) == text
 
 
 def test_the_rows_are_those_of_the_command_line(page, tmp_path):
@@ -162,11 +163,6 @@ def test_a_trace_in_which_nothing_comes_back_makes_a_page(tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "Nothing was found." in Page(out.read_text("utf-8")).text
-
-
-def test_two_reports_of_one_replay_are_equal(tmp_path):
-    words = ["--capacity", "10", "--policy", "optimum"]
-    assert report(tmp_path, *words) == report(tmp_path, *words)
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
