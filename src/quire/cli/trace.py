@@ -19,6 +19,7 @@ from quire.cli.output import (
     progress,
     stdout,
 )
+from quire.cli.trace_make import make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 @app.callback()
 def traces() -> None:
-    """Traces of requests: look into one, convert one.
+    """Traces of requests: look into one, convert one, make one up.
 
     Reads the formats of Mooncake and of the Bailian traces, run-length JSON Lines, quire's own,
     logs of KV events, and conversations, each plain, gzip or zstd. docs/traces.md describes them.
@@ -68,6 +69,7 @@ def traces() -> None:
 
       quire trace info conversation.jsonl.gz
       quire trace convert conversation.jsonl.gz conversation.quire.jsonl.gz
+      quire trace make chat chats.jsonl.gz --requests 10000 --seed 1
     """
 
 
@@ -124,8 +126,8 @@ def convert(
 ) -> None:
     """Write a trace in quire's own format: checked, compact, ids dense and chained.
 
-    Ids that were not chained are replaced by those of whole prefixes; last, partial blocks
-    and rows without a prompt are left out.
+    Ids that were not chained are replaced by those of whole prefixes; rows without a prompt
+    are left out.
 
     [bold]Examples[/bold]
 
@@ -158,6 +160,9 @@ def convert(
     )
 
 
+app.command("make")(make)
+
+
 def show(console: Console, facts: TraceFacts) -> None:
     """Draw the facts of a trace."""
     console.print()
@@ -179,27 +184,16 @@ def show(console: Console, facts: TraceFacts) -> None:
 
 
 def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
-    partial = facts.references - facts.full_references
     rows = f"{facts.requests:,} in {_duration(facts.span_s)}"
     if facts.without_prompt:
         rows += f", and {facts.without_prompt:,} rows without a prompt"
-    references = f"{facts.references:,} to {facts.unique_blocks:,} different ones"
-    if partial:
-        different = facts.unique_blocks - facts.full_unique_blocks
-        references += (
-            f"; of full blocks {facts.full_references:,} to {facts.full_unique_blocks:,}, "
-            f"of last, partial ones {partial:,} to {different:,}"
-        )
-    ceiling = f"{facts.ceiling:.2%} of the prompt tokens came before"
-    if partial:
-        ceiling += f", {facts.full_ceiling:.2%} in full blocks"
     table: list[tuple[str, Any]] = [
         ("trace", Text(f"{facts.source}, {facts.format}, blocks of {facts.block_size} tokens")),
         ("requests", rows),
         ("tokens", f"{facts.prompt_tokens:,} in prompts, {facts.output_tokens:,} generated"),
-        ("blocks", references),
-        ("footprint", f"{facts.footprint_tokens:,} tokens keep every full block"),
-        ("ceiling", Text(ceiling, CACHED)),
+        ("blocks", f"{facts.references:,} to {facts.unique_blocks:,} different ones"),
+        ("footprint", f"{facts.footprint_tokens:,} tokens of room keep every block"),
+        ("ceiling", Text(f"{facts.ceiling:.2%} of the prompt tokens came before", CACHED)),
     ]
     if facts.sessions:
         table.append(("sessions", f"{facts.sessions:,}"))

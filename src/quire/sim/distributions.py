@@ -7,9 +7,10 @@ times to microseconds), so that the last bits of a logarithm do not show.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from itertools import accumulate
 
 import msgspec
-import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
 
 from quire.errors import ConfigError
@@ -44,11 +45,12 @@ class Zipf:
     """Ranks 0 to n - 1, where rank i comes up in proportion to 1 / (i + 1) ** exponent."""
 
     def __init__(self, count: int, exponent: float) -> None:
-        self._reach = np.array([(rank + 1) ** -exponent for rank in range(count)]).cumsum()
+        weights = [math.pow(rank, -exponent) for rank in range(1, count + 1)]
+        self._reach = list(accumulate(weights))
 
     def draw(self, rng: Generator) -> int:
         """Return a rank."""
-        return int(self._reach.searchsorted(rng.random() * self._reach[-1], side="right"))
+        return bisect_right(self._reach, rng.random() * self._reach[-1])
 
 
 def generator(seed: int, *stream: int) -> Generator:

@@ -1,0 +1,132 @@
+"""Workloads: made-up traffic as a trace, the same for the same seed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from quire.core.groups import check_count
+from quire.errors import ConfigError
+from quire.sim.distributions import check_positive, draw_gap, generator
+from quire.sim.trace.report import Report
+from quire.sim.trace.rows import TraceRequest
+from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
+from quire.sim.workload.prompts import Library
+from quire.sim.workload.sessions import Sessions, Turn, sessions_of, turns_per_session
+from quire.sim.workload.settings import BLOCK_SIZE, KINDS, REQUESTS_PER_S, Kind
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One kind of traffic, and its share of the requests beside those of other parts."""
+
+    kind: Kind
+    share: float = 1.0
+
+
+class Workload:
+    """Made-up requests as a trace; every iteration makes the same ones anew.
+
+        trace = Workload({"chat": Part(Chat(turns=8.0))}, num_requests=10_000, seed=1)
+
+    parts         kinds of traffic by name; each draws from a generator of its own
+    num_requests  it ends after so many; sessions that have not ended by then are cut off
+    requests_per_s  expected rate, from shares and requests per session. No session runs at
+                  time 0, so the rate builds up over the length of a session
+
+    Memory grows with the shared texts and the sessions that run. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        num_requests: int,
+        seed: int = 0,
+        *,
+        requests_per_s: float = REQUESTS_PER_S,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        check_count("num_requests", num_requests)
+        check_positive("requests_per_s", requests_per_s)
+        if check_count("block_size", block_size) > MAX_BLOCK_SIZE:
+            raise ConfigError(f"block_size is at most {MAX_BLOCK_SIZE:,}, got {block_size}")
+        if not parts:
+            kinds = ", ".join(KINDS)
+            raise ConfigError(f"a workload has at least one part, of {kinds}")
+        for name, part in parts.items():
+            check_positive(f"the share of {name}", part.share)
+        generator(seed)
+        self.parts = dict(parts)
+        self.num_requests = num_requests
+        self.seed = seed
+        self.requests_per_s = requests_per_s
+        self.block_size = block_size
+
+    @property
+    def source(self) -> str:
+        """What it is made of."""
+        return f"{' + '.join(self.parts)}, seed {self.seed}"
+
+    @property
+    def format(self) -> str:
+        """That it is made up."""
+        return "made-up"
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return self.read(Report())
+
+    def read(self, report: Report) -> Iterator[TraceRequest]:
+        """Yield the requests, and keep the report."""
+        library = Library(self.block_size)
+        for time_s, session, turn in self._turns(library):
+            report.rows += 1
+            yield TraceRequest(
+                report.rows,
+                time_s,
+                turn.text.end,
+                turn.output_tokens,
+                library.runs(turn.text),
+                session,
+            )
+            if report.rows == self.num_requests:
+                return
+
+    def _turns(self, library: Library) -> Iterator[tuple[float, str, Turn]]:
+        """Yield the turns of all sessions in order of time, for ever."""
+        total = sum(part.share for part in self.parts.values())
+        flows: list[_Flow] = []
+        for place, (name, part) in enumerate(self.parts.items()):
+            per_s = self.requests_per_s * part.share / total / turns_per_session(part.kind)
+            flows.append(_Flow(name, part.kind, per_s, library, (self.seed, place)))
+        streams = [flow.turns() for flow in flows]
+        return heapq.merge(*streams, key=lambda turn: turn[0])
+
+
+class _Flow:
+    """The sessions of one part, and when they begin."""
+
+    def __init__(
+        self, name: str, kind: Kind, per_s: float, library: Library, seed: tuple[int, int]
+    ) -> None:
+        self._name = name
+        self._per_s = per_s
+        self._starts = generator(*seed, 0)
+        self._begin: Sessions = sessions_of(kind, name, library, generator(*seed, 1))
+
+    def turns(self) -> Iterator[tuple[float, str, Turn]]:
+        """Yield time, session and turn, in order of time."""
+        waiting: list[tuple[float, int, Turn]] = []
+        begin, number = 0.0, 0
+        while True:
+            begin = round(begin + draw_gap(self._starts, self._per_s), 6)
+            while waiting and waiting[0][0] <= begin:
+                time_s, session, turn = heapq.heappop(waiting)
+                yield time_s, f"{self._name}-{session}", turn
+            number += 1
+            time_s = begin
+            for turn in self._begin():
+                if turn.text.end > MAX_TOKENS:
+                    break
+                time_s = round(time_s + turn.after_s, 6)
+                heapq.heappush(waiting, (time_s, number, turn))
