@@ -54,7 +54,7 @@ def curve(
     """The hit ratio of a trace for every capacity, under LRU and at best.
 
     Exact, from one pass over the file. The optimum knows the future: no policy finds
-    more. Hits are prompt tokens in full blocks that were cached, as a share of all.
+    more. Hits are prompt tokens in blocks that were cached, as a share of all.
 
     [bold]Examples[/bold]
 

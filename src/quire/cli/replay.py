@@ -41,13 +41,6 @@ def replay(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
     ] = None,
-    partial: Annotated[
-        str,
-        typer.Option(
-            help="A last, partial block that the trace names: keep it, as published numbers do, "
-            "or drop it."
-        ),
-    ] = "keep",
     hints: Annotated[
         str,
         typer.Option(
@@ -110,14 +103,13 @@ def replay(
     where = executor_named(executor, jobs or os.cpu_count() or 1)
     roofline = load_model(model, gpu, DEFAULT_GPU)
     service = service_of((prefill_rate, decode_rate), roofline, concurrent=concurrent)
-    source = opened(trace, block_size, partial)
+    source = opened(trace, block_size)
     asked = Asked(
         trace,
         {
             "--capacity": capacity,
             "--policy": policy,
             "--block-size": block_size,
-            "--partial": partial if partial != "keep" else None,
             "--hints": hints if hints != "none" else None,
             "--model": model,
             "--gpu": gpu,

@@ -52,11 +52,11 @@ def check_folder(path: Path | None) -> None:
         raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
-def opened(path: Path, block_size: int | None, partial: str) -> "Trace":
+def opened(path: Path, block_size: int | None) -> "Trace":
     """Open a trace, in blocks of another size if one is given."""
     from quire.sim.trace import open_trace, with_block_size
 
-    trace = open_trace(path, partial=partial)  # pyright: ignore[reportArgumentType] - it checks
+    trace = open_trace(path)
     return trace if block_size is None else with_block_size(trace, block_size)
 
 

@@ -133,10 +133,9 @@ class Curves(msgspec.Struct, frozen=True, eq=False):
 def curves(trace: Trace, *, count_from: int = 0) -> Curves:
     """Read a trace once and return the curves of LRU and of the optimum, over all capacities.
 
-    Requests before number `count_from`, counted from 0, only warm the cache up. Token hits
-    are full blocks found x block size; where a trace lists the last, partial block of a
-    prompt too, it counts as a block with the tokens it has. Raises `TraceError`, and
-    `ConfigError` for a `count_from` that leaves no request to count.
+    Requests before number `count_from`, counted from 0, only warm the cache up. k blocks found
+    are min(k x block size, prompt) tokens. Raises `TraceError`, and `ConfigError` for a
+    `count_from` that leaves no request to count.
     """
     begun = time.process_time()
     both = curves_of(reuses(trace), count_from=count_from)

@@ -37,7 +37,7 @@ cold           first seen in this request
 evicted        seen in an earlier request, and not in the cache any more
 computing      being computed by a request in flight (`quire.sim.concurrent`)
 oversized      beyond the first `capacity` blocks of a prompt that is larger than the cache
-partial_block  after the last full block of the prompt: never shared
+partial_block  after the last block that the trace names
 """
 
 Observer: TypeAlias = Callable[[TraceRequest, int], None]
@@ -70,7 +70,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def block_hit(self) -> float:
-        """Share of all full blocks of prompts that were found cached, 0 to 1."""
+        """Share of all named blocks of prompts that were found cached, 0 to 1."""
         return self.hit_blocks / self.prompt_blocks if self.prompt_blocks else 0.0
 
     def row(self) -> dict[str, Any]:

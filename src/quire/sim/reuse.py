@@ -52,7 +52,7 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
     def overhang(self) -> Counts:
         """Tokens by which the last block of each request ends beyond its prompt, int64 [requests].
 
-        Zero where a trace lists full blocks only.
+        Zero where a trace names full blocks only.
         """
         return np.maximum(self.prompt_blocks * self.block_size - self.prompt_tokens, 0)
 

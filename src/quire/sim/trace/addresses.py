@@ -21,53 +21,25 @@ SPREAD = 16
 
 
 class Addresses:
-    """The addresses of the ids of a file: the ids themselves, or numbers by first appearance.
-
-    Of last, partial blocks, which are left out:
-
-    `num_partial_references`  how many had an id
-    `num_partial`             different ids of these that never stood for a full block
-    `partial_reused_tokens`   tokens in those whose id had been one before
-    """
+    """The addresses of the ids of a file: the ids themselves, or numbers by first appearance."""
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._names: _Names | None = None
-        self._partial: set[int] = set()
-        self.num_partial_references = 0
-        self.partial_reused_tokens = 0
 
-    @property
-    def num_partial(self) -> int:
-        """Different ids that were only seen as a last, partial block."""
-        partial = np.fromiter(self._partial, np.int64, len(self._partial))
-        return int(np.count_nonzero(~self._numbering.knows(partial)))
+    def chains(self, rows: list[Any], num_ids: Ints, *, local: bool) -> Chains:
+        """Return the ids of rows as runs of addresses.
 
-    def chains(
-        self, rows: list[Any], num_ids: Ints, partial_tokens: Ints, *, local: bool
-    ) -> Chains:
-        """Return the ids of rows as runs of addresses, without those of partial blocks.
-
-        `num_ids`: int64 [rows]. `partial_tokens`: int64 [rows], tokens in the last block where that
-        is a partial one with an id, else 0. `local`: an id means something only within the
-        session of its row.
+        `num_ids`: int64 [rows]. `local`: an id means something only within the session of its row.
         """
-        partial = partial_tokens > 0
         if isinstance(rows[0], RUN_ROWS) and not local:
             found = self._direct_runs(rows)
             if found is not None:
-                return self._full_runs(found, partial_tokens)
+                return found
         offsets = np.concatenate(([0], num_ids.cumsum()))
         ids = self._direct_ids(rows) if not local and not isinstance(rows[0], RUN_ROWS) else None
         if ids is None:
             ids = self._named(_names_of(rows, local=local), int(offsets[-1]))
-        cut = offsets[1:][partial] - 1
-        self._note_partial(ids[cut], partial_tokens[partial])
-        if len(cut):
-            keep = np.ones(len(ids), bool)
-            keep[cut] = False
-            ids = ids[keep]
-            offsets = np.concatenate(([0], (num_ids - partial).cumsum()))
         return chains_of(ids, offsets)
 
     def _direct_ids(self, rows: list[Any]) -> Ints | None:
@@ -99,31 +71,12 @@ class Addresses:
         limit = max(DIRECT_IDS, SPREAD * self._numbering.num_ids)
         return bool(low.min() >= 0 and high.max() < limit)
 
-    def _full_runs(self, found: Chains, partial_tokens: Ints) -> Chains:
-        partial = partial_tokens > 0
-        if not partial.any():
-            return found
-        end = found.end.copy()
-        last = found.bounds[1:][partial] - 1
-        end[last] -= 1
-        self._note_partial(end[last], partial_tokens[partial])
-        keep = end > found.first
-        number = np.concatenate(([0], keep.cumsum()))
-        return Chains(found.first[keep], end[keep], number[found.bounds])
-
     def _named(self, names: Iterable[Name], count: int) -> Ints:
         if self._names is None:
             known = self._numbering.known().tolist()
             self._names = _Names(zip(known, known, strict=True))
             self._names.next = self._numbering.room() if known else 0
         return np.fromiter(map(self._names.__getitem__, names), np.int64, count)
-
-    def _note_partial(self, addresses: Ints, tokens: Ints) -> None:
-        self.num_partial_references += len(addresses)
-        for address, count in zip(addresses.tolist(), tokens.tolist(), strict=True):
-            if address in self._partial:
-                self.partial_reused_tokens += count
-            self._partial.add(address)
 
 
 class _Names(dict[Any, int]):

@@ -44,14 +44,12 @@ class TraceFacts(msgspec.Struct, frozen=True):
     `rows`, `without_prompt`     rows of the file; of these, rows without a prompt, left out
     `requests`                   the rest
     `span_s`                     from the first row to the last request, in seconds
-    `references`, `unique_blocks`            ids in the file, and different ones
-    `full_references`, `full_unique_blocks`  those of full blocks only: what can be shared
-    `footprint_tokens`           tokens in the different full blocks: memory that would keep all
+    `references`, `unique_blocks`  blocks that prompts name, and different ones
+    `footprint_tokens`           room of the different blocks: memory that would keep all
     `violations`                 references that broke the chain rule and were renamed
     `sessions`                   different sessions; 0 where the file names none
-    `ceiling`                    share of the prompt tokens that came before, partial blocks
-                                 with an id included
-    `full_ceiling`               the same in full blocks: what a cache without limit finds
+    `ceiling`                    share of the prompt tokens in blocks that came before: what a
+                                 cache without limit finds
     `prompt_length`, `output_length`  percentiles and the mean, in tokens
     `reuse_blocks`               different blocks used since the last use, and the block itself:
                                  the smallest LRU cache, in blocks, that still has it
@@ -70,13 +68,10 @@ class TraceFacts(msgspec.Struct, frozen=True):
     output_tokens: int
     references: int
     unique_blocks: int
-    full_references: int
-    full_unique_blocks: int
     footprint_tokens: int
     violations: int
     sessions: int
     ceiling: float
-    full_ceiling: float
     prompt_length: dict[str, float]
     output_length: dict[str, float]
     reuse_blocks: Distances
@@ -92,8 +87,6 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
     tap = _Tap(trace, on_progress)
     found = reuses(tap)
     report, times = tap.report, np.array(tap.times)
-    full = int(found.prompt_blocks.sum())
-    reused_tokens = int(found.num_blocks.sum()) * trace.block_size
     prompt_tokens = int(found.prompt_tokens.sum())
     gaps = times[found.later] - times[found.earlier]
     return TraceFacts(
@@ -106,21 +99,25 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
         span_s=float(times[-1]),
         prompt_tokens=prompt_tokens,
         output_tokens=sum(tap.outputs),
-        references=full + report.partial_references,
-        unique_blocks=found.num_unique + report.partial_ids,
-        full_references=full,
-        full_unique_blocks=found.num_unique,
+        references=int(found.prompt_blocks.sum()),
+        unique_blocks=found.num_unique,
         footprint_tokens=found.num_unique * trace.block_size,
         violations=report.violations,
         sessions=len(tap.sessions),
-        ceiling=(reused_tokens + report.partial_reused_tokens) / prompt_tokens,
-        full_ceiling=reused_tokens / prompt_tokens,
+        ceiling=_reused_tokens(found) / prompt_tokens,
         prompt_length=_lengths(found.prompt_tokens),
         output_length=_lengths(np.array(tap.outputs, np.int64)),
         reuse_blocks=_in_blocks(found),
         reuse_seconds=_in_seconds(gaps, found.num_blocks),
         notes=report.notes,
     )
+
+
+def _reused_tokens(found: Reuses) -> int:
+    """Return the tokens of prompts in blocks that came before."""
+    blocks = np.zeros(found.num_requests, np.int64)
+    np.add.at(blocks, found.later, found.num_blocks)
+    return int(np.minimum(blocks * found.block_size, found.prompt_tokens).sum())
 
 
 class _Tap:

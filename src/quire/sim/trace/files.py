@@ -89,7 +89,6 @@ class _Reading:
                 last_s = float(sizes.time_s[-1])
             if reason is not None:
                 raise no_row(str(self._path), report.rows + 1, reason)
-        report.partial_ids = self._addresses.num_partial
         if report.rows == report.without_prompt:
             raise TraceError(f"{self._path}: none of its {report.rows:,} rows has a prompt")
 
@@ -101,21 +100,12 @@ class _Reading:
 
     def _renumbered(self, rows: list[Any], sizes: Sizes) -> Iterator[TraceRequest]:
         report = self._report
-        size = self._layout.block_size
-        partial_tokens = np.zeros(len(rows), np.int64)
-        if self._layout.partial == "drop":
-            has_partial = sizes.num_ids > sizes.prompt_tokens // size
-            partial_tokens[has_partial] = sizes.prompt_tokens[has_partial] % size
-        addresses = self._addresses.chains(
-            rows, sizes.num_ids, partial_tokens, local=self._layout.local_ids
-        )
+        addresses = self._addresses.chains(rows, sizes.num_ids, local=self._layout.local_ids)
         chains = self._numbering.renumber(addresses)
         runs, bounds = chains.as_runs(), chains.bounds.tolist()
         first_row = report.rows + 1
         report.rows += len(rows)
         report.without_prompt += int(np.count_nonzero(sizes.prompt_tokens == 0))
-        report.partial_references = self._addresses.num_partial_references
-        report.partial_reused_tokens = self._addresses.partial_reused_tokens
         report.violations = self._numbering.num_violations
         sessions = self._sessions(rows)
         extras = isinstance(rows[0], QuireRow)

@@ -30,10 +30,6 @@ Format: TypeAlias = Literal[
     "mooncake", "bailian", "hash-runs", "quire", "kv-events", "conversations"
 ]
 
-Partial: TypeAlias = Literal["drop", "keep"]
-
-PARTIAL: tuple[Partial, ...] = get_args(Partial)
-
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 MOONCAKE_BLOCK = 512
@@ -48,7 +44,6 @@ class Layout(msgspec.Struct, frozen=True):
     `ticks_per_s` the unit of time
     `has_header`  the first line is no row, and times count from 0 and not from the first row
     `local_ids`   an id means something only within its session
-    `partial`     what becomes of the id of a last, partial block
     """
 
     format: Format
@@ -57,7 +52,6 @@ class Layout(msgspec.Struct, frozen=True):
     ticks_per_s: float = 1.0
     has_header: bool = False
     local_ids: bool = False
-    partial: Partial = "drop"
 
 
 def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layout:

@@ -116,11 +116,6 @@ class Numbering:
         """Return the addresses seen so far, rising."""
         return np.flatnonzero(self._before)
 
-    def knows(self, addresses: Ints) -> Bools:
-        """Return which of the addresses were seen, bool [addresses]."""
-        seen = self._before[np.minimum(addresses, len(self._before) - 1)] != 0
-        return seen & (addresses < len(self._before))
-
     def room(self) -> int:
         """Return a bound of all addresses seen so far."""
         return len(self._before)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
-
 from quire.errors import ConfigError
 from quire.sim.trace.chunks import open_text, read_some
 from quire.sim.trace.files import FileTrace
-from quire.sim.trace.formats import FORMATS, PARTIAL, Format, Partial, layout_of
+from quire.sim.trace.formats import FORMATS, Format, layout_of
 from quire.sim.trace.kv_events import open_events
 from quire.sim.trace.report import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
@@ -29,7 +27,6 @@ def open_trace(
     *,
     format: Format | None = None,  # noqa: A002 - the word of everybody
     block_size: int | None = None,
-    partial: Partial = "drop",
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> ReportingTrace:
@@ -37,9 +34,6 @@ def open_trace(
 
     `format`      one of `FORMATS`; None: found out from how the file begins
     `block_size`  tokens per block; None: what the file says, or what its first rows agree on
-    `partial`     "drop": requests have the full blocks of their prompts, which is what a cache of
-                  blocks can share; "keep": also the last, partial one where the file has an id
-                  for it, as if it were full: what many published numbers count
     `tokenizer`   of conversations: a `tokenizer.json` or a folder that has one; None: every byte
                   is a token. `seed`: of the times that they are given
 
@@ -52,8 +46,6 @@ def open_trace(
         raise ConfigError(
             f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
         )
-    if partial not in PARTIAL:
-        raise ConfigError(f"partial is one of {', '.join(PARTIAL)}, got {partial!r}")
     path = Path(path).expanduser()
     found = format or _format_without_rows(path)
     if tokenizer is not None and found != "conversations":
@@ -62,8 +54,7 @@ def open_trace(
         return open_events(path, block_size)
     if found == "conversations":
         return ConversationTrace(path, block_size or BLOCK_SIZE, encoder_of(tokenizer), seed)
-    layout = layout_of(path, found, block_size)
-    return FileTrace(path, msgspec.structs.replace(layout, partial=partial))
+    return FileTrace(path, layout_of(path, found, block_size))
 
 
 def _format_without_rows(path: Path) -> Format | None:

@@ -15,9 +15,6 @@ class Report(msgspec.Struct):
 
     `rows`                rows read: of events, batches; of conversations, their answers
     `without_prompt`      of these, rows of no prompt tokens, which are left out
-    `partial_references`  ids of last, partial blocks, which are left out
-    `partial_ids`         different ones of these that never stood for a full block
-    `partial_reused_tokens`  tokens in those of them whose id had been one before
     `violations`          references to an id that followed another than at first: the file names
                           blocks by content alone, and its ids were replaced by those of prefixes
     `notes`               sentences for people: how requests were made of what is none
@@ -25,9 +22,6 @@ class Report(msgspec.Struct):
 
     rows: int = 0
     without_prompt: int = 0
-    partial_references: int = 0
-    partial_ids: int = 0
-    partial_reused_tokens: int = 0
     violations: int = 0
     notes: list[str] = msgspec.field(default_factory=list[str])
 

@@ -18,17 +18,18 @@ Blocks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 class TraceRequest(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """One request of a trace: its sizes, and the full blocks of its prompt by name.
+    """One request of a trace: its sizes, and the blocks of its prompt by name.
 
     `row`         its number in the file, from 1
     `time_s`      arrival in seconds after the first request; never falling
-    `runs`        ids of the full blocks of the prompt; a last, partial block has none
+    `runs`        blocks of the prompt that the trace names; the last may be partial
     `session`     whose turn it is, where the trace says so
     `hint`        what its caller said about reuse, where the trace recorded it
     `duration_s`  how long it ran, where the trace recorded it
 
     Ids are dense, numbered by first appearance, and chained: an id has one predecessor and
-    one position, so equal ids mean equal whole prefixes.
+    one position, so equal ids mean equal whole prefixes. The first k blocks of a prompt have
+    min(k x block size, `prompt_tokens`) tokens.
     """
 
     row: int
@@ -42,7 +43,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def num_blocks(self) -> int:
-        """Full blocks of the prompt."""
+        """Blocks of the prompt that the trace names."""
         return int(self.runs[:, 1].sum())
 
     @property

@@ -30,7 +30,7 @@ class Row(msgspec.Struct, gc=False):
 
 
 class IdsRow(Row, gc=False):
-    """A request of the Mooncake format: an id for each block, the last one perhaps partial."""
+    """A request of the Mooncake format: an id for each block."""
 
     hash_ids: list[int]
     session_id: Session = None
@@ -71,7 +71,7 @@ class QuireRow(
         "duration_s": "took",
     },
 ):
-    """A request of quire's own format, in seconds; its runs cover full blocks only."""
+    """A request of quire's own format, in seconds."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: Tokens
