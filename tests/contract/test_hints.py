@@ -188,6 +188,25 @@ class TestRequestsAtTheSameTime:
         manager.close(seq)
         assert foreseen(manager) == 3
 
+    def test_what_a_suspended_request_found_is_expected_back(self, policy):
+        manager = make(policy)
+        serve(manager, blocks(0, 3), hint=NEVER)
+        seq = prefill(manager, [*blocks(0, 3), *blocks(1000, 1)])
+        manager.suspend(seq)
+        assert foreseen(manager) == 0
+        manager.close(seq)
+
+    @pytest.mark.parametrize("paused", [Hint(), NEVER])
+    def test_what_a_suspended_request_continues_stays_when_its_writer_ends(self, policy, paused):
+        manager = make(policy)
+        writer = prefill(manager, blocks(0, 2), hint=NEVER)
+        seq = prefill(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=paused)
+        manager.suspend(seq)
+        manager.close(writer)
+        manager.check()
+        assert foreseen(manager) == 0
+        assert found(manager, blocks(0, 2)) == 2 * BLOCK
+
     def test_what_it_computed_again_goes_first_too(self, policy):
         manager = make(policy)
         seq = prefill(manager, blocks(0, 4), hint=NEVER)
@@ -267,6 +286,15 @@ class TestTimeToLive:
         self.clock.now += 6
         turn(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=Hint(ttl_s=10))
         self.clock.now += 6
+        assert foreseen(manager) == 0
+        self.clock.now += 6
+        assert foreseen(manager) == 3
+
+    def test_the_same_prompt_once_more_renews_it(self, policy):
+        manager = self.manager(policy)
+        for _ in range(3):
+            turn(manager, blocks(0, 3), hint=Hint(ttl_s=10))
+            self.clock.now += 6
         assert foreseen(manager) == 0
         self.clock.now += 6
         assert foreseen(manager) == 3
