@@ -39,10 +39,10 @@ ALWAYS = {(CONVERSATION, 10), (AGENT, 1), (AGENT, 10)}
 
 
 class KeptTrace:
-    """A trace read once, every id of it a block."""
+    """A trace read once."""
 
     def __init__(self, name):
-        trace = open_trace(whole_path(name), partial="keep")
+        trace = open_trace(whole_path(name))
         self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
         self._requests = list(trace)
         self.num_unique = 1 + max(int(each.blocks.max(initial=-1)) for each in self._requests)

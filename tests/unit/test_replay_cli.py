@@ -161,7 +161,6 @@ def test_hints_reach_the_replay(run, path):
         (["--policy", ","], "--policy names no policy"),
         (["--hints", "sessions-end"], "did you mean 'session-end'"),
         (["--executor", "threads"], "unknown executor 'threads'"),
-        (["--partial", "maybe"], "partial is one of"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),
         (["--concurrent", "--decode-rate", "0"], "the decode rate is 0"),
         (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "there is no folder '/nowhere'"),

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def conversation():
-    return open_trace(whole_path(CONVERSATION), partial="keep")
+    return open_trace(whole_path(CONVERSATION))
 
 
 @pytest.fixture(scope="module")

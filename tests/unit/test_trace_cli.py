@@ -52,12 +52,10 @@ def test_info_counts_what_the_rows_say(run, tmp_path):
     assert (found["span_s"], found["sessions"], found["violations"]) == (90.0, 2, 0)
     assert (found["prompt_tokens"], found["output_tokens"]) == (64 + 56 + 56, 3)
     assert (found["references"], found["unique_blocks"]) == (12, 6)
-    assert (found["full_references"], found["full_unique_blocks"]) == (10, 5)
-    assert found["footprint_tokens"] == 5 * 16
-    assert found["full_ceiling"] == 5 * 16 / 176
+    assert found["footprint_tokens"] == 6 * 16
     assert found["ceiling"] == (5 * 16 + 8) / 176
     assert found["prompt_length"]["max"] == 64
-    assert found["reuse_blocks"]["percentiles"]["max"] == 3
+    assert found["reuse_blocks"]["percentiles"]["max"] == 4
     assert found["reuse_seconds"]["percentiles"]["max"] == 60.0
 
 

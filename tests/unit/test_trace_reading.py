@@ -22,10 +22,10 @@ def blocks(trace):
     return [request.blocks.tolist() for request in trace]
 
 
-def check_against_rows(trace, rows, block_size):
+def check_against_rows(trace, rows):
     rows = [row for row in rows if row["input_length"]]
     requests = list(trace)
-    prompts = [ids_in(row)[: row["input_length"] // block_size] for row in rows]
+    prompts = [ids_in(row) for row in rows]
     assert [request.blocks.tolist() for request in requests] == by_prefix(prompts)
     assert [r.prompt_tokens for r in requests] == [row["input_length"] for row in rows]
     assert [r.output_tokens for r in requests] == [row["output_length"] for row in rows]
@@ -38,16 +38,14 @@ def test_the_beginning_of_a_public_trace_reads_as_its_rows_say(name):
     trace = traces.head(name)
     assert trace.block_size == SIZES[name]
     assert trace.format == FORMATS.get(name, "hash-runs")
-    requests = check_against_rows(trace, rows_in(traces.head_path(name)), SIZES[name])
-    for request in requests:
-        assert request.num_blocks == request.prompt_tokens // SIZES[name]
+    for request in check_against_rows(trace, rows_in(traces.head_path(name))):
         assert request.runs.dtype == np.int32
         assert request.runs.tolist() == compress(request.blocks).tolist()  # no run is cut in two
 
 
 @pytest.mark.parametrize("name", [traces.CONVERSATION, traces.AGENT])
 def test_a_whole_public_trace_reads_as_its_rows_say(name):
-    check_against_rows(traces.whole(name), rows_in(traces.whole_path(name)), SIZES[name])
+    check_against_rows(traces.whole(name), rows_in(traces.whole_path(name)))
 
 
 def test_every_iteration_reads_the_trace_anew():
@@ -71,7 +69,7 @@ def test_rows_without_a_prompt_are_left_out_and_counted(tmp_path):
 def test_a_trace_of_one_request_is_a_trace(tmp_path):
     path = write(tmp_path / "t", [row([7, 8, 9, 10], rest=3)])
     (request,) = open_trace(path)
-    assert request.blocks.tolist() == [0, 1, 2]
+    assert request.blocks.tolist() == [0, 1, 2, 3]
     assert request.prompt_tokens == 51
 
 
@@ -81,15 +79,20 @@ def test_a_prompt_shorter_than_a_block_has_no_blocks(tmp_path):
     assert (request.num_blocks, request.blocks.tolist()) == (0, [])
 
 
-def test_a_last_partial_block_is_left_out_or_kept(tmp_path):
-    rows = [row([0, 1, 2, 3, 4], rest=2), row([0, 1, 5], rest=2), row([0, 1, 5], rest=2)]
-    path = write(tmp_path / "t", rows)
-    assert blocks(open_trace(path)) == [[0, 1, 2, 3], [0, 1], [0, 1]]
-    assert blocks(open_trace(path, partial="keep")) == [[0, 1, 2, 3, 4], [0, 1, 5], [0, 1, 5]]
-    report = Report()
-    list(open_trace(path).read(report))
-    assert (report.partial_references, report.partial_ids) == (3, 2)
-    assert report.partial_reused_tokens == 2
+def test_a_last_partial_block_is_a_block_where_the_row_names_it(tmp_path):
+    rows = [row([0, 1, 2], rest=2), row([0, 1, 5], rest=2), row([0, 1]) | {"input_length": 40}]
+    for path in (
+        write(tmp_path / "ids", rows),
+        write(tmp_path / "runs", [_in_runs(each) for each in rows]),
+    ):
+        requests = list(open_trace(path, block_size=16))
+        assert [each.blocks.tolist() for each in requests] == [[0, 1, 2], [0, 1, 3], [0, 1]]
+        assert [each.prompt_tokens for each in requests] == [34, 34, 40]
+
+
+def _in_runs(row):
+    rest = {key: value for key, value in row.items() if key != "hash_ids"}
+    return rest | {"hash_runs": runs_of(row["hash_ids"])}
 
 
 def test_blank_lines_and_other_line_ends_are_accepted(tmp_path):

@@ -133,7 +133,7 @@ def test_a_larger_block_is_named_by_the_prefix_up_to_its_end(name, factor):
     assert [one.blocks.tolist() for one in larger] == expected
     for before, after in zip(fine, larger, strict=True):
         assert everything(before)[:3] == everything(after)[:3]
-        assert after.num_blocks == after.prompt_tokens // coarse.block_size
+        assert after.num_blocks == before.num_blocks // factor
         assert after.session == before.session
 
 

@@ -54,7 +54,7 @@ def test_a_few_huge_ids_cost_no_more_memory_than_small_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "references", "unique"),
     [
-        (traces.CONVERSATION, 276_491, 170_899),
+        (traces.CONVERSATION, 288_500, 182_790),
         (traces.AGENT, 247_466, 24_751),
         (traces.CODING_AGENT, 47_061_278, 1_727_499),
     ],
