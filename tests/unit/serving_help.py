@@ -40,7 +40,10 @@ def request(row, time_s=0.0, prompt=100, output=10, ids=None):
 
 
 def random_requests(seed, count, *, span_s=1.0, max_prompt=400, max_output=60, families=5):
-    """Return requests with shared prefixes: each family is one long text, cut at random."""
+    """Return requests with shared prefixes: each family is one long text, cut at random.
+
+    Every other one has an id for its last, partial block too.
+    """
     random = np.random.default_rng(seed)
     made = []
     for row, time_s in enumerate(np.sort(random.uniform(0, span_s, count)).tolist(), start=1):
@@ -49,7 +52,7 @@ def random_requests(seed, count, *, span_s=1.0, max_prompt=400, max_output=60, f
             int(random.integers(families)),
             int(random.integers(0, prompt // BLOCK + 1)),
         )
-        own = prompt // BLOCK - shared
+        own = (prompt + row % 2 * (BLOCK - 1)) // BLOCK - shared
         ids = [*range(family * 1000, family * 1000 + shared)]
         ids += range(1_000_000 + row * 1000, 1_000_000 + row * 1000 + own)
         made.append(request(row, time_s, prompt, int(random.integers(0, max_output)), ids))

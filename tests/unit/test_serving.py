@@ -48,6 +48,12 @@ def test_the_second_ask_takes_exactly_the_rooflines_time_with_its_prefix_cached(
     assert served[1].first_token_s == 9.0 + expected_s
 
 
+def test_a_partial_block_with_an_id_is_found_with_the_tokens_it_has():
+    asks = [request(1, 0.0, 100, 5, range(7)), request(2, 9.0, 100, 5, range(7))]
+    _, served = run(asks)
+    assert [each.cached_tokens for each in served] == [0, 99]  # the last one is always computed
+
+
 def test_a_long_prompt_is_computed_in_chunks():
     result, served = run([request(1, prompt=600, output=1)])
     timing = LinearTiming()
@@ -212,6 +218,14 @@ def test_a_request_that_just_fits_is_served(prompt):
     asked = request(1, prompt=prompt, output=100 * BLOCK - prompt + 1)
     result, _ = run([asked, asked], limits=limits(100))
     assert result.num_requests == 2
+
+
+def test_a_request_that_just_fits_with_an_id_for_its_partial_block_is_served():
+    asked = request(1, prompt=100 * BLOCK - 9, output=10, ids=range(100))
+    _, served = run([asked, asked], limits=limits(101))
+    assert [each.cached_tokens for each in served] == [0, 100 * BLOCK - 10]
+    with pytest.raises(OutOfBlocks, match="need 101 blocks of 16, but a replica has 100"):
+        run([asked], limits=limits(100))
 
 
 def test_a_prompt_of_whole_blocks_needs_one_more_for_its_last_token():

@@ -96,7 +96,7 @@ def test_requests_and_time_can_be_limited(run):
         (("--arrivals", "poisson:2", "--speed", "2"), "--speed 2 changes the times of a trace"),
         (("--tiers", "host"), "'host' is not a tier"),
         (("--kv-memory", "1KiB"), "holds not one block of 512 tokens"),
-        (("--kv-memory", "256MiB"), "row 1: 4105 tokens of prompt and 20 of output need 9 blocks"),
+        (("--kv-memory", "256MiB"), "row 1: 4105 tokens of prompt and 20 of output need 10 blocks"),
         (("--replicas", "0"), "num_replicas"),
         (("--slo-ttft", "0"), "ttft_s is a number above 0"),
         (("--model", "llama-3.1-70b"), "take more devices per replica"),

@@ -60,7 +60,7 @@ class Limits(msgspec.Struct, frozen=True):
     def check(self, request: TraceRequest) -> None:
         """Raise `OutOfBlocks` for a request that would not even fit alone."""
         num_tokens = request.prompt_tokens + max(request.output_tokens - 1, 0)
-        # a prompt of whole blocks computes its last token beside them
+        # a prompt that is found whole computes its last token beside the blocks found
         needed = max(-(-num_tokens // self.block_size), request.num_blocks + 1)
         if needed > self.num_blocks:
             raise OutOfBlocks(
@@ -254,7 +254,7 @@ class Replica:
         if missing:
             manager.reserve(seq, missing)
         request.num_blocks = wanted
-        request.computed = min(seq.computed * size, request.target - 1)
+        request.computed = request.found_tokens(seq.computed, size)
         if request.seq is None:
             request.cached_tokens = request.computed
         request.seq = seq
@@ -273,7 +273,7 @@ class Replica:
         num_blocks = 0
         for count in range(1, len(segments) + 1):
             num_blocks += segments[count - 1][1]
-            have = min((start + num_blocks) * size, request.target - 1)
+            have = request.found_tokens(start + num_blocks, size)
             compute_s = self._timing.prefill_s(request.target - have, have)
             total_s = max(compute_s, tiers.fetch_s(segments[:count]))
             if total_s < best_s:
@@ -286,7 +286,7 @@ class Replica:
             self.manager.commit(seq, request.key[start : start + num_blocks])
             tiers.listen(self.manager)
             before = request.computed
-            request.computed = min((start + num_blocks) * size, request.target - 1)
+            request.computed = request.found_tokens(start + num_blocks, size)
             request.fetched_tokens += request.computed - before
         return taken
 
@@ -305,14 +305,16 @@ class Replica:
         return chunks
 
     def _compute(self, request: Request, num_tokens: int) -> None:
-        """Account for a part of a prompt; blocks that are full now can be found."""
+        """Account for a part of a prompt; named blocks that are complete now can be found."""
         seq = request.seq
         assert seq is not None
         request.computed += num_tokens
         request.computed_tokens += num_tokens
-        full = min(request.computed // self.limits.block_size, request.num_full_blocks)
-        if full > seq.computed:
-            self.manager.commit(seq, request.key[seq.computed : full])
+        ready = request.num_named_blocks
+        if request.computed < request.trace.prompt_tokens:
+            ready = min(request.computed // self.limits.block_size, ready)
+        if ready > seq.computed:
+            self.manager.commit(seq, request.key[seq.computed : ready])
             if self.tiers is not None:
                 self.tiers.listen(self.manager)
 

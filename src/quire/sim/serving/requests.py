@@ -54,7 +54,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 class Request:
     """A request that waits or runs, the simulator's own account of it.
 
-    `key`         what its manager sees: the ids of the full blocks, then one for the rest
+    `key`         what its manager sees: the ids that the trace names, then one for the rest
     `generated`   output tokens so far
     `target`      tokens to have KV before the next token comes out of a prefill
     `computed`    tokens of them that have KV
@@ -100,9 +100,13 @@ class Request:
         self.recomputed_tokens = self.preemptions = 0
 
     @property
-    def num_full_blocks(self) -> int:
+    def num_named_blocks(self) -> int:
         """Blocks of the prompt that have an id, so that others can find them."""
         return len(self.key) - 1
+
+    def found_tokens(self, num_blocks: int, block_size: int) -> int:
+        """Return the tokens in its first so many named blocks, but the one always computed."""
+        return min(num_blocks * block_size, self.trace.prompt_tokens, self.target - 1)
 
     def served(self, replica: int, now: float) -> Served:
         """Return what is to be kept of it, now that it is finished."""
