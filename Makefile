@@ -27,7 +27,7 @@ check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: setup     ## measure the core
 	$(BIN)/quire bench core
