@@ -125,9 +125,7 @@ class Claims:
                 needed[state.index] = 1
             self._make_room(needed)
         row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row, drafts=(), unfilled=seq.node.end)
-        if seq.visit is not None:
-            twin.visit = msgspec.structs.replace(seq.visit)
+        twin = msgspec.structs.replace(seq, row=row, drafts=(), visit=None, unfilled=seq.node.end)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         for group in rows.token_groups:

@@ -46,13 +46,11 @@ class Evictor:
 
     def opened(self, visit: Visit, node: Node) -> None:
         """A request found this node, the deepest; asked for only where a policy watches."""
-        for policy in self._order:
-            policy.opened(visit, node if node.parent is not None else None)
+        self._plain.opened(visit, node if node.parent is not None else None)
 
     def closing(self, visit: Visit, node: Node) -> None:
         """A request ends at this node; asked for only where a policy watches."""
-        for policy in self._order:
-            policy.closing(visit, node if node.parent is not None else None)
+        self._plain.closing(visit, node if node.parent is not None else None)
 
     def touched(self, node: Node) -> None:
         """A request found this node and references it."""
@@ -153,7 +151,8 @@ class Evictor:
         key = (level, priority)
         policy = self._classes.get(key)
         if policy is None:
-            policy = self._classes[key] = self._factory(self._tick, self._capacity)
+            twin = self._plain.sibling() if self._classes else None
+            policy = self._classes[key] = twin or self._factory(self._tick, self._capacity)
             self._order = [self._classes[each] for each in sorted(self._classes)]
         return policy
 

@@ -88,6 +88,10 @@ class Node(Entry, gc=False, eq=False):
         return parent if parent is not None and parent.parent is not None else None
 
     @property
+    def num_below(self) -> int:
+        return len(self.children)
+
+    @property
     def below(self) -> Node | None:
         return self.children[next(reversed(self.children))] if self.children else None
 

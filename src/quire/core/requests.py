@@ -96,8 +96,7 @@ class Requests(BlockStore):
             seq.hint = hint
             seq.session = self.sessions.join(hint.session_id) if hint.session_id else None
         if self.tree.evictor.watches:
-            found_tokens = found.match.num_bytes // TOKEN_BYTES
-            seq.visit = Visit(self._visit_time(), num_tokens, found_tokens)
+            seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
         self._claims.attach(seq, key, found)
         self._adopt(seq)
         counters = self.counters
@@ -189,7 +188,7 @@ class Requests(BlockStore):
         seq.state = "open"
         seq.row = self.rows.take()
         if seq.visit is not None:
-            seq.visit = Visit(self._visit_time(), num_tokens, found.match.num_bytes // TOKEN_BYTES)
+            seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
         self._claims.attach(seq, key, found)
         seq.resume_key = b""
         to_compute = max(had - seq.num_cached, 0)

@@ -27,7 +27,8 @@ class Rollback:
         """Release all that an open sequence holds, and its row."""
         tree, rows = self._tree, self._rows
         if seq.visit is not None:
-            seq.visit.now, seq.visit.computed = now, rows.computed[seq.row]
+            seq.visit.now = now
+            seq.visit.output = seq.visit.output or max(rows.computed[seq.row] - seq.prompt_len, 0)
             tree.evictor.closing(seq.visit, seq.node)
         self._free(seq, seq.node.end, seq.num_blocks)
         tree.leave(seq.node, rows.standing(seq))

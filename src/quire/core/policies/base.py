@@ -21,16 +21,18 @@ Capacity: TypeAlias = Callable[[], int]
 class Visit(msgspec.Struct, gc=False, eq=False):
     """One request as a policy may know it: when, and how many tokens; never which.
 
-    `now`       seconds of the manager's clock; without a clock, requests opened so far
-    `prompt`    tokens of its prompt
-    `cached`    of which were found, in whole blocks
-    `computed`  tokens at its end, generated ones included; 0 until then
+    `now`         seconds of the manager's clock; without a clock, requests opened so far
+    `prompt`      tokens of its prompt
+    `output`      tokens generated, known at its end
+    `block_size`  tokens per block
+    `note`        belongs to the policy
     """
 
     now: float
     prompt: int
-    cached: int
-    computed: int = 0
+    block_size: int
+    output: int = 0
+    note: object = None
 
 
 class Entry(msgspec.Struct, gc=False, eq=False):
@@ -72,6 +74,11 @@ class Entry(msgspec.Struct, gc=False, eq=False):
         raise NotImplementedError
 
     @property
+    def num_below(self) -> int:
+        """How many entries continue this one."""
+        raise NotImplementedError
+
+    @property
     def below(self) -> Entry | None:
         """The youngest entry that continues this one; None for a leaf."""
         raise NotImplementedError
@@ -102,6 +109,10 @@ class Policy(ABC):
     def __init__(self, tick: Tick, capacity: Capacity) -> None:
         self.tick = tick
         self.capacity = capacity
+
+    def sibling(self) -> Policy | None:
+        """Return a policy for another class of entries that shares what this one knows, if any."""
+        return None
 
     def opened(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - few policies ask
         """A request found `entry`, the deepest (None: nothing); `touched` follows, entry by entry."""
