@@ -12,6 +12,7 @@ from quire.core.policies.base import (
 )
 from quire.core.policies.fifo import Fifo
 from quire.core.policies.gdsf import Gdsf
+from quire.core.policies.learned import Learned
 from quire.core.policies.lfu import Lfu
 from quire.core.policies.lru import Lru
 from quire.core.policies.s3fifo import S3Fifo
@@ -20,15 +21,16 @@ from quire.core.policies.two_q import TwoQ
 from quire.core.policies.w_tinylfu import WTinyLfu
 
 POLICIES: dict[str, PolicyFactory] = {
+    "2q": TwoQ,
     "arc": Arc,
     "fifo": Fifo,
     "gdsf": Gdsf,
+    "learned": Learned,
     "lfu": Lfu,
     "lru": Lru,
     "s3fifo": S3Fifo,
     "sieve": Sieve,
-    "two_q": TwoQ,
-    "w_tinylfu": WTinyLfu,
+    "w-tinylfu": WTinyLfu,
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Entry",
     "Fifo",
     "Gdsf",
+    "Learned",
     "Lfu",
     "Lru",
     "Policy",
