@@ -432,7 +432,7 @@ class TestArc(QueuedContract):
 
 
 class TestTwoQ(QueuedContract):
-    policy = "two_q"
+    policy = "2q"
 
     def test_new_prompts_go_in_order_of_arrival_however_often_they_were_used(self):
         manager = self.manager()
@@ -490,7 +490,7 @@ class TestSieve(QueuedContract):
 
 
 class TestWTinyLfu(QueuedContract):
-    policy = "w_tinylfu"
+    policy = "w-tinylfu"
 
     def test_what_is_asked_for_once_displaces_nothing_that_was_asked_for_often(self):
         manager = self.manager(num_blocks=16)

@@ -32,6 +32,7 @@ from quire.sim.replay import (
     UNFINISHED,
     Observer,
     ReplayResult,
+    Sizes,
     Tally,
     check_capacity,
     open_request,
@@ -172,6 +173,7 @@ class _Run:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)
+        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(seq)
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit

@@ -119,18 +119,34 @@ def replay(
             evicted_before = manager.counters.evicted_blocks
             tally.start_counting()
         blocks = request.blocks
-        num_hit = serve(manager, blocks[:capacity_blocks], foresight(number))
+        sizes = Sizes(request.prompt_tokens, request.output_tokens, trace.block_size)
+        num_hit = serve(manager, blocks[:capacity_blocks], sizes, foresight(number))
         hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
     return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
 
 
-def serve(manager: CacheManager, blocks: IntArray, advice: Advice) -> int:
+class Sizes(msgspec.Struct, frozen=True, gc=False):
+    """The sizes of a request in tokens, where a token of the replay stands for a block."""
+
+    prompt: int
+    output: int
+    block_size: int
+
+    def tell(self, seq: Sequence) -> None:
+        """Give a policy that watches requests their true sizes."""
+        visit = seq.visit
+        if visit is not None:
+            visit.prompt, visit.output, visit.block_size = self.prompt, self.output, self.block_size
+
+
+def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice) -> int:
     """Let a request come and go: look its blocks up, compute the others; return how many hit."""
     tokens = np.concatenate((blocks, UNFINISHED))
     num_blocks = len(tokens) - 1
     seq = open_request(manager, tokens, advice)
+    sizes.tell(seq)
     num_hit = seq.num_cached
     if num_hit < num_blocks:
         manager.reserve(seq, num_blocks - num_hit + 1)

@@ -84,18 +84,29 @@ class Mind:
 
     def remember(self, name: int, record: Record) -> None:
         """The part of a record from the block of this name on is evicted."""
-        if record.ghost is not None:
-            self.ghosts.pop(record.ghost, None)
+        self._forget_name(record)
+        if name in self.ghosts:
+            self._forget_name(self.ghosts[name])
         record.ghost = name
         self.ghosts[name] = record
         self._evicted[record] = None
         if len(self._evicted) > MAX_GHOSTS:
             oldest = next(iter(self._evicted))
             del self._evicted[oldest]
-            if oldest.ghost is not None:
-                del self.ghosts[oldest.ghost]
-                oldest.ghost = None
+            self._forget_name(oldest)
             self.model.forget(oldest, self.now)
+
+    def recall(self, name: int) -> Record | None:
+        """Return the record that had the block of this name, and forget the name."""
+        record = self.ghosts.get(name)
+        if record is not None:
+            self._forget_name(record)
+        return record
+
+    def _forget_name(self, record: Record) -> None:
+        if record.ghost is not None:
+            del self.ghosts[record.ghost]
+            record.ghost = None
 
 
 class Learned(Policy):
@@ -213,10 +224,7 @@ class Learned(Policy):
         if entry is None or entry.end <= found:
             return None
         name = entry.names()[found - entry.end]
-        ghost = self._mind.ghosts.pop(name, None)
-        if ghost is not None:
-            ghost.ghost = None
-        return ghost
+        return self._mind.recall(name)
 
     def _learn_of_answers(self, previous: Record, found: int) -> None:
         if previous.trimmed:

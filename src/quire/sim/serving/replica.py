@@ -11,6 +11,7 @@ from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
+from quire.sim.replay import Sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import Request
 from quire.sim.serving.tiers import Tiers
@@ -242,6 +243,7 @@ class Replica:
             if wanted - found + spare > pool.num_available:
                 return False
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
+            Sizes(request.target, request.trace.output_tokens, size).tell(seq)
         else:
             manager.resume(seq)
         missing = wanted - seq.computed
