@@ -517,6 +517,16 @@ class TestWTinyLfu(QueuedContract):
         assert (sketch.count(7), sketch.count(8)) == (15, 0)
 
 
+class TestLearned(PolicyContract):
+    policy = "learned"
+
+    def test_before_anything_is_learned_it_is_lru(self):
+        manager = self.manager()
+        for start in (0, 1000, 2000, 0):
+            serve(manager, run(start, BLOCK + 1))
+        assert self.victims(manager, (0, 1000, 2000)) == [1000, 2000, 0]
+
+
 def test_every_policy_has_its_contract():
     bound = {each.policy for each in _subclasses(PolicyContract)}
     assert bound - {""} == set(POLICIES)

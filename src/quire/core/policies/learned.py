@@ -9,7 +9,7 @@ import msgspec
 
 from quire.core.policies.base import Capacity, Entry, Policy, Tick, Visit
 from quire.core.policies.lru_shadow import LruShadow
-from quire.core.policies.reentry import Cell, Record, Reentry, bucket
+from quire.core.policies.reentry import Record, Reentry, bucket
 
 SUPERSEDED, BEYOND, FIRST_CLASS = range(3)
 """Queues: what another request has gone on from, what follows prompts, then the classes."""
@@ -208,7 +208,7 @@ class Learned(Policy):
         if rest is not None and rest.note is previous and rest.evictable:
             self._push(rest)
 
-    def _cells(self, trail: Trail, visit: Visit) -> tuple[Cell, ...]:
+    def _cells(self, trail: Trail, visit: Visit) -> tuple[int, ...]:
         """Return the values of a request's features, each its own number."""
         record = trail.record
         turn = (0, 1, 2, 3, 3)[record.turn] if record.turn < 5 else 4
@@ -284,9 +284,6 @@ class Learned(Policy):
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def extendable(self, entry: Entry) -> bool:  # noqa: ARG002 - what one request stored is one entry
-        return False
-
     def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
         self._num_cached += 1
 
@@ -297,19 +294,23 @@ class Learned(Policy):
 
     def victim(self) -> Entry | None:
         if self._mind.is_lru:
-            heads = [self._head(queue) for queue in self._heaps]
+            heads = [self._head(queue) for queue in list(self._heaps)]
             return min((head for head in heads if head is not None), key=_age, default=None)
         for queue in (SUPERSEDED, BEYOND):
             head = self._head(queue)
             if head is not None:
                 return head
-        best, lowest = None, (0.0, 0.0)
-        for queue in self._heaps:
-            head = self._head(queue)
-            if head is not None:
-                rank = self._rank(head)
-                if best is None or rank < lowest:
-                    best, lowest = head, rank
+        best, lowest = None, 0.0
+        model, now = self._mind.model, self._mind.now
+        for queue, heap in list(self._heaps.items()):
+            head = self._head(queue) if heap else None
+            if head is None:
+                continue
+            record = head.note
+            assert isinstance(record, Record)
+            rank = model.rank_of(record, now)
+            if best is None or rank < lowest or (rank == lowest and _age(head) < _age(best)):
+                best, lowest = head, rank
         return best
 
     def order(self) -> Iterator[Entry]:
@@ -365,8 +366,8 @@ class Learned(Policy):
         tick, _, entry = pair
         return (
             entry.policy is self
-            and entry.evictable
             and entry.rank[0] == tick
+            and entry.evictable
             and self._queue(entry) == queue
         )
 

@@ -52,7 +52,17 @@ NUM_CLASSES = 4 * CLASS_OCTAVES + 1
 REFRESH = 64
 """Requests between two computations of the ranks."""
 
-Cell = int
+
+class Cell(msgspec.Struct, gc=False, eq=False):
+    """One value of one feature: the returns seen, and those that all else led to expect."""
+
+    returns: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """How much sooner than the average its records are come back to."""
+        return (self.returns + CELL_EVENTS) / (self.expected + CELL_EVENTS)
 
 
 class Record(msgspec.Struct, gc=False, eq=False):
@@ -61,7 +71,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     `time`        of its end, in seconds
     `prompt`      full blocks of its prompt; `found` of them were there, by itself or as a ghost
     `turn`        how many requests before it continued one another
-    `cells`       its values of the features; `weight` their product, `kind` its class
+    `cells`       its values of the features; `patience` 1 / weight, `kind` the class of weight
     `bin`         of its age; `watched` while a return would be learned from
     `answered`    whether it stored blocks beyond its prompt; `trimmed` whether those go first
     `superseded`  whether another request has gone on from here
@@ -74,7 +84,7 @@ class Record(msgspec.Struct, gc=False, eq=False):
     found: int = 0
     turn: int = 0
     cells: tuple[Cell, ...] = ()
-    weight: float = 1.0
+    patience: float = 1.0
     kind: int = 2 * CLASS_OCTAVES
     bin: int = 0
     watched: bool = False
@@ -95,7 +105,7 @@ class Reentry:
     def __init__(self) -> None:
         self._returns = [0.0] * NUM_BINS
         self._exposure = [0.0] * NUM_BINS
-        self._cells: dict[Cell, list[float]] = {}
+        self._cells: dict[int, Cell] = {}
         self._aging: list[deque[Record]] = [deque() for _ in EDGES]
         self._hazard = list(PRIOR)
         self._so_far = [0.0] * NUM_BINS
@@ -103,24 +113,22 @@ class Reentry:
         self.rank: list[list[float]] = []
         self.refresh()
 
-    def watch(self, record: Record, cells: tuple[Cell, ...]) -> None:
-        """Begin to wait for the return to a record."""
-        record.cells = cells
+    def watch(self, record: Record, features: tuple[int, ...]) -> None:
+        """Begin to wait for the return to a record; each value of a feature has its own number."""
+        record.cells = tuple([self._cells.setdefault(value, Cell()) for value in features])
         weight = 1.0
-        for cell in cells:
-            counts = self._cells.get(cell)
-            if counts is not None:
-                weight *= (counts[0] + CELL_EVENTS) / (counts[1] + CELL_EVENTS)
-        record.weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
-        record.kind = class_of(record.weight)
+        for cell in record.cells:
+            weight *= cell.weight
+        weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
+        record.patience = 1.0 / weight
+        record.kind = class_of(weight)
         record.watched = True
         self._aging[0].append(record)
 
     def advance(self, now: float) -> None:
         """Let all records age until now, and learn from those that were not come back to."""
         for age_bin, queue in enumerate(self._aging[:-1]):
-            edge = EDGES[age_bin + 1]
-            while queue and now - queue[0].time >= edge:
+            while queue and now - queue[0].time >= EDGES[age_bin + 1]:
                 record = queue.popleft()
                 if record.watched:
                     self._expose(record, WIDTHS[age_bin])
@@ -139,7 +147,7 @@ class Reentry:
             self.forget(record, now)
             self._returns[record.bin] += 1
             for cell in record.cells:
-                self._cells[cell][0] += 1
+                cell.returns += 1
 
     def forget(self, record: Record, now: float) -> None:
         """Wait no longer for the return to a record; the time it was watched counts."""
@@ -156,14 +164,12 @@ class Reentry:
     def _expose(self, record: Record, width: float) -> None:
         age_bin = record.bin
         hazard = self._hazard[age_bin]
-        patience = 1.0 / record.weight + self._so_far[age_bin] + hazard * width / 2
-        self._exposure[age_bin] += width / patience
-        expected = width / patience * hazard
+        exposure = width / (record.patience + self._so_far[age_bin] + hazard * width / 2)
+        self._exposure[age_bin] += exposure
+        expected = exposure * hazard
         for cell in record.cells:
-            counts = self._cells.get(cell)
-            if counts is None:
-                counts = self._cells[cell] = [0.0, 0.0]
-            counts[1] += expected * (counts[1] + CELL_EVENTS) / (counts[0] + CELL_EVENTS)
+            without = (cell.expected + CELL_EVENTS) / (cell.returns + CELL_EVENTS)
+            cell.expected += expected * without
 
     def refresh(self) -> None:
         """Compute the hazard curve and from it the rank of every class in every bin.
