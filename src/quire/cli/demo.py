@@ -1,6 +1,7 @@
 """`quire demo`: conversations under one long system prompt, with and without quire."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 from quire.cli.comparison import NUM_SAMPLES, Call, Comparison, Pair, Size, compare, settle_threads
 from quire.cli.models import TINY, load
 from quire.cli.output import (
+    RecordTo,
     facts_table,
     is_utf8,
     milliseconds,
@@ -19,6 +21,7 @@ from quire.cli.output import (
     pool_counts,
     print_json,
     progress,
+    recording,
     save_snapshot,
     stderr,
     stdout,
@@ -50,6 +53,7 @@ def demo(
         Path | None,
         typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
     ] = None,
+    record: RecordTo = None,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16 or auto; equality is float32's.")
     ] = "float32",
@@ -76,6 +80,7 @@ def demo(
       quire demo --json
       quire demo --save run.json && quire inspect run.json
       quire demo --model ./my-model --capacity 2GiB
+      quire demo --record talks.jsonl && quire replay talks.jsonl
     """
     size = Size(conversations, turns, system_tokens, new_tokens, seed)
     size.check()
@@ -88,9 +93,11 @@ def demo(
 
         if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
             settle_threads(loaded)
-        cache = PrefixCache(loaded, capacity, block_size)
+        recorder = recording(record, block_size)
+        cache = PrefixCache(loaded, capacity, block_size, observer=recorder)
         pair = Pair(loaded, tokenizer, cache, size)
-        found = compare(pair, size, say, time.perf_counter() - started)
+        with recorder or nullcontext():
+            found = compare(pair, size, say, time.perf_counter() - started)
     if save is not None:
         save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
     if as_json:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +21,17 @@ from quire.cli.chat import (
 )
 from quire.cli.models import TINY, load
 from quire.cli.output import (
+    RecordTo,
     milliseconds,
     print_json,
     progress,
+    recording,
     save_snapshot,
     stderr,
     stdout,
 )
 from quire.config import parse_bytes
+from quire.core import Hint
 from quire.errors import ConfigError, TokensError
 
 
@@ -61,6 +65,15 @@ def generate(
         Path | None,
         typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
     ] = None,
+    record: RecordTo = None,
+    hint: Annotated[
+        str | None,
+        typer.Option(
+            help="What is foreseen of the cached prompts: never (used again), or session "
+            "(by this conversation only).",
+            show_default=False,
+        ),
+    ] = None,
     capacity: Annotated[str, typer.Option(help="Memory for cached K and V.")] = "256MiB",
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "float32",
@@ -82,34 +95,41 @@ def generate(
       quire generate --model ./my-model --temperature 0.8 "Once upon a time"
       quire generate --model ./my-vision-model --image cat.png "What is this?"
       quire generate --model ./my-model --lora ./my-adapter --salt me "Hello"
+      quire generate --turns questions.txt --record talk.jsonl --hint session
     """
     questions = _questions(prompt, file, turns)
     talk: Messages = [message("system", _system(system))] if system is not None else []
     parse_bytes(capacity)
+    foreseen = _hint(hint)
     images = [read_image(path) for path in image or ()]
     with progress(f"loading {model}"):
         loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
-        cache = PrefixCache(loaded, capacity, block_size)
+        recorder = recording(record, block_size)
+        cache = PrefixCache(loaded, capacity, block_size, observer=recorder)
     arguments = _sampling(temperature) | {
         "max_new_tokens": max_new_tokens,
         "scope": Scope(salt=salt),
+        "hint": foreseen,
         "pad_token_id": _pad_id(loaded, getattr(reader, "tokenizer", reader)),
     }
     made: list[dict[str, Any]] = []
-    for question in questions:
-        talk.append(
-            message("user", question)
-            if made or not images
-            else message_with_images("user", question, images)
-        )
-        if len(questions) > 1 and not as_json:
-            stdout().print(Text(f"> {question}", "bold"))
-        turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
-        made.append({"prompt": question, **turn})
-        talk.append(message("assistant", made[-1]["text"]))
+    with recorder or nullcontext():
+        for question in questions:
+            talk.append(
+                message("user", question)
+                if made or not images
+                else message_with_images("user", question, images)
+            )
+            if len(questions) > 1 and not as_json:
+                stdout().print(Text(f"> {question}", "bold"))
+            turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
+            made.append({"prompt": question, **turn})
+            talk.append(message("assistant", made[-1]["text"]))
+        if foreseen.session_id is not None:
+            cache.end_session(foreseen.session_id)
     if save is not None:
         save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
     if as_json:
@@ -161,6 +181,14 @@ def _turn(
         "ttft_ms": made.ttft_s * 1e3,
         "total_ms": made.total_s * 1e3,
     }
+
+
+def _hint(reuse: str | None) -> Hint:
+    if reuse is None:
+        return Hint()
+    if reuse not in {"never", "session"}:
+        raise ConfigError(f"--hint is never or session, got {reuse!r}")
+    return Hint("never") if reuse == "never" else Hint("session", session_id="generate")
 
 
 def _sampling(temperature: float) -> dict[str, Any]:

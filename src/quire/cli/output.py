@@ -9,17 +9,30 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from quire.errors import ConfigError
+from quire.observe import Recorder
 
 BAR_WIDTH = 40
 ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
+
+
+RecordTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        help="Write the requests, without their content, as a trace for "
+        "[bold]quire replay[/bold]: a new file.",
+        show_default=False,
+    ),
+]
 
 
 def stdout() -> Console:
@@ -43,6 +56,11 @@ def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) 
         path.write_text(json.dumps(snapshot | {"text_is_bytes": text_is_bytes}), "utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def recording(path: Path | None, block_size: int) -> Recorder | None:
+    """Return what records to a path; None without one. Raises `ConfigError`."""
+    return None if path is None else Recorder(path, block_size)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
+from errno import ENOSPC
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +22,19 @@ from quire.core.hashing import chain, root_digest
 from quire.core.hints import NO_HINT
 from quire.core.scope import MediaTable
 from quire.core.tokens import TOKEN_BYTES, Key
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TraceError
 
 MAX_BLOCKS = 20_000_000
 """Distinct blocks after which a recording ends, by default: about 2 GB of names in memory."""
+
+MAX_WAITING = 10_000
+"""So many rows wait for a request before them to end; then it is written without its end."""
+
+GZIP_BYTES = 1 << 16
+"""So much text is compressed together, and lost in a crash. Rows of a plain file wait for nobody."""
+
+GZIP_S = 10.0
+"""Nor does text wait longer than so many seconds, if requests come."""
 
 
 class RecordedRow(msgspec.Struct, omit_defaults=True, gc=False):
@@ -47,15 +57,18 @@ class Recorder:
 
     path        a new file; `.gz` is compressed
     block_size  the manager's tokens per block
-    salt        what block hashes and session names are mixed with; None: random. Rows of two
-                recordings can be joined only where the salt is the same
+    salt        what the names of sessions and blocks are mixed with; None: random. Sessions of two
+                recordings have the same names only where the salt is the same; blocks never do
     clock       seconds, rising
     max_blocks  distinct blocks after which the recording ends, and `full` is true
 
     A row has the time of arrival, lengths in tokens, the hint, and of every full block of the
-    prompt a number that stands for its salted hash: equal numbers, equal prefixes in the same
-    scope. Neither tokens nor hashes are in the file. Rows stand in order of arrival, so a row
-    waits until every earlier request has ended. Costs about 1 us per block of a prompt.
+    prompt a number, by first appearance: equal numbers, equal prefixes in the same
+    scope. Neither tokens nor hashes are in the file. `out` is the tokens after the prompt that have
+    KV, which the last one of an answer need not. Rows stand in order of arrival, so a row
+    waits until every earlier request has ended, or `MAX_WAITING` wait. Costs about 1 us per block
+    of a prompt. A crash loses rows that wait, and of a compressed file the last 64 KiB of text. A
+    write that fails ends the recording and not the request: `error` says why, and `close` raises.
     Raises `ConfigError` for a file that cannot be written.
     """
 
@@ -80,15 +93,17 @@ class Recorder:
         self.num_requests = 0
         self.full = False
         self.path = Path(path).expanduser()
+        self.error: OSError | None = None
+        self._text = bytearray()
+        self._text_at = self._started
         try:
-            plain = self.path.open("xb")
+            self._file = self.path.open("xb", buffering=0)
         except OSError as error:
             msg = f"cannot record to {str(path)!r}: {error.strerror}; name a new file"
             raise ConfigError(msg) from error
-        gz = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if self.path.suffix == ".gz" else None
-        self._file = gz if gz is not None else plain
-        self._files = [self._file, plain]
-        self._file.write(self._encode({"quire_trace": 1, "block_size": block_size}) + b"\n")
+        self._compressed = self.path.suffix == ".gz"
+        self._put({"quire_trace": 1, "block_size": block_size})
+        self._flush()
 
     def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
         """A request arrived: `key` holds its prompt."""
@@ -107,6 +122,9 @@ class Recorder:
             hint=None if hint in (NO_HINT, Hint(session_id=name)) else hint,
         )
         self._waiting.append(row)
+        if len(self._waiting) > MAX_WAITING:
+            self._write_row(self._waiting.popleft())
+            self._write()
         self._open[id(seq)] = row
         self.full = len(self._numbers) >= self._max_blocks
 
@@ -115,19 +133,28 @@ class Recorder:
         row = self._open.pop(id(seq), None)
         if row is None:
             return
-        row.out = max(seq.computed - row.in_, 0)
+        computed = seq.num_cached if seq.state == "suspended" else seq.computed
+        row.out = max(computed - row.in_, 0)
         row.took = round(self._clock() - self._started - row.t, 6)
         self._write()
 
     def close(self) -> None:
-        """Write what is left, requests that still run without their ends, and close the file."""
+        """Write what is left, requests that still run without their ends, and close the file.
+
+        Raises `TraceError` if a write failed, now or before: the rows until then are there.
+        """
         if self._file.closed:
             return
         self._open.clear()
         while self._waiting:
             self._write_row(self._waiting.popleft())
-        for file in self._files:
-            file.close()
+        self._flush()
+        self._file.close()
+        if self.error is not None:
+            raise TraceError(
+                f"the recording {str(self.path)!r} broke off before request "
+                f"{self.num_requests + 1:,}: {self.error.strerror}"
+            ) from self.error
 
     def __enter__(self) -> Self:
         return self
@@ -142,6 +169,8 @@ class Recorder:
 
     def __repr__(self) -> str:
         state = "closed" if self._file.closed else "full" if self.full else "open"
+        if self.error is not None:
+            state = f"broken off ({self.error.strerror})"
         return (
             f"<Recorder {str(self.path)!r}, {state}: {self.num_requests} requests written, "
             f"{len(self._open)} running, {len(self._numbers)} distinct blocks>"
@@ -152,8 +181,30 @@ class Recorder:
             self._write_row(self._waiting.popleft())
 
     def _write_row(self, row: RecordedRow) -> None:
-        self._file.write(self._encode(row) + b"\n")
-        self.num_requests += 1
+        self._put(row)
+        now = self._clock()
+        if not self._compressed or len(self._text) >= GZIP_BYTES or now - self._text_at >= GZIP_S:
+            self._text_at = now
+            self._flush()
+        self.num_requests += self.error is None
+
+    def _put(self, line: object) -> None:
+        self._text += self._encode(line) + b"\n"
+
+    def _flush(self) -> None:
+        """Write whole rows, compressed on their own, so that a crash leaves what can be read."""
+        if self._text and self.error is None:
+            data = bytes(self._text)
+            if self._compressed:
+                data = gzip.compress(data, 6, mtime=0)
+            try:
+                if self._file.write(data) != len(data):
+                    self.error = OSError(ENOSPC, os.strerror(ENOSPC))
+            except OSError as error:
+                self.error = error
+        if self.error is not None:
+            self.full = True
+        self._text.clear()
 
     def _runs(self, seq: Sequence, key: Key, media: MediaTable) -> list[tuple[int, int]]:
         """Number the full blocks of a prompt, those met before as before."""
