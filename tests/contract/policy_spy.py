@@ -22,10 +22,10 @@ class Spy:
         self.calls.append((name, entry, entry.num_blocks if entry is not None else 0, *more))
 
     def opened(self, visit, entry):
-        self.note("opened", entry, (visit.now, visit.prompt, visit.cached, visit.computed), visit)
+        self.note("opened", entry, (visit.now, visit.prompt, visit.output), visit)
 
     def closing(self, visit, entry):
-        self.note("closing", entry, (visit.now, visit.prompt, visit.cached, visit.computed), visit)
+        self.note("closing", entry, (visit.now, visit.prompt, visit.output), visit)
 
     def evicting(self, entry, num_blocks):
         self.note("evicting", entry, num_blocks)

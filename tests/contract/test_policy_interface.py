@@ -105,19 +105,24 @@ class TestOrder:
 
 
 class TestVisits:
-    def test_it_counts_whole_blocks_found_and_tokens_at_the_end(self, spied):
-        world = spied(sub_block=True)
+    def test_it_counts_the_tokens_of_the_prompt_and_at_the_end_those_generated(self, spied):
+        world = spied()
         manager = world.manager
-        serve(manager, run(0, 3 * BLOCK))
-        world.take()
-        seq = prefill(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 3)])
-        assert seq.num_cached == 2 * BLOCK + 2
+        seq = prefill(manager, run(0, 13))
         generate(manager, seq, run(2000, 6))
         manager.close(seq)
         opened, closing = (call for call in world.take() if call[0] in ("opened", "closing"))
-        assert opened[3][1:] == (13, 2 * BLOCK, 0)
-        assert closing[3][1:] == (13, 2 * BLOCK, 19)
+        assert opened[3][1:] == (13, 0)
+        assert closing[3][1:] == (13, 6)
         assert opened[4] is closing[4]
+        assert opened[4].block_size == BLOCK
+
+    def test_a_policy_finds_its_note_again(self, spied):
+        world = spied()
+        seq = world.manager.open(run(0, 5))
+        world.take()[0][4].note = "mine"
+        world.manager.close(seq)
+        assert [call[4].note for call in world.take() if call[0] == "closing"] == ["mine"]
 
     def test_its_time_is_the_clocks(self, spied):
         times = iter(range(100, 10**6, 5))
@@ -137,17 +142,24 @@ class TestVisits:
         seen = [call[3][0] for call in world.take() if call[0] == "opened"]
         assert seen == list(range(seen[0], seen[0] + 4))
 
-    def test_a_fork_has_its_own(self, spied):
+    def test_a_fork_is_no_visit(self, spied):
         world = spied()
         manager = world.manager
         seq = prefill(manager, run(0, 2 * BLOCK))
         twin = manager.fork(seq)
         generate(manager, twin, run(1000, 3))
-        manager.close(seq)
         manager.close(twin)
-        closing = [call for call in world.take() if call[0] == "closing"]
-        assert [call[3][3] for call in closing] == [2 * BLOCK, 2 * BLOCK + 3]
-        assert closing[0][4] is not closing[1][4]
+        manager.close(seq)
+        assert names_of(world.take(), "opened", "closing") == ["opened", "closing"]
+
+    def test_only_the_policy_object_of_ordinary_entries_is_told(self, spied):
+        world = spied()
+        for priority in (0, 1, -1):
+            serve(world.manager, run(2000 + 1000 * priority, BLOCK), priority=priority)
+        world.take()
+        serve(world.manager, run(1000, BLOCK), priority=1)
+        assert len(world.policies) == 3
+        assert names_of(world.take(), "opened", "closing") == ["opened", "closing"]
 
     def test_a_resumed_request_visits_again(self, spied):
         world = spied()
@@ -158,8 +170,7 @@ class TestVisits:
         manager.resume(seq)
         calls = [call for call in world.take() if call[0] in ("opened", "closing")]
         assert names_of(calls) == ["opened", "closing", "opened"]
-        assert calls[1][3][3] == 3 * BLOCK
-        assert calls[2][3][1:] == (3 * BLOCK, 2 * BLOCK, 0)
+        assert calls[2][1].end == 2
 
     def test_a_policy_that_does_not_watch_is_not_told(self):
         class Blind(SpyingLru):
