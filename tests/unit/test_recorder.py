@@ -332,6 +332,7 @@ def test_a_replay_finds_what_the_manager_found(path, policy, num_blocks):
     assert result.missed["evicted"] > 0
 
 
+@pytest.mark.slow
 def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     import torch
 
