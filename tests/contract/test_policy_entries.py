@@ -208,6 +208,15 @@ class TestNames:
         serve(world.manager, self.prompt)
         assert names(world.manager, world, self.prompt) == self.expected(spied)
 
+    def test_nor_on_what_stood_there_before(self, spied):
+        world = spied()
+        other = [*self.prompt[: 2 * BLOCK], *run(2000, 4 * BLOCK)]
+        serve(world.manager, other)
+        names(world.manager, world, other)
+        world.manager.reclaim(4)
+        serve(world.manager, self.prompt)
+        assert names(world.manager, world, self.prompt) == self.expected(spied)
+
     def test_nor_on_what_else_is_cached(self, spied):
         world = spied()
         for scope in (Scope(salt="x"), None):
