@@ -225,7 +225,7 @@ def test_it_says_what_twice_the_memory_would_give():
     curve = served(prompts, names // 20).what_if()
     now, more = curve.hit_rate, curve.at(2 * curve.capacity_blocks)
     assert curve.hit_rate == curve.at(curve.capacity_blocks)
-    said = f"twice the memory would raise the hit rate from {now:.0%} to {more:.0%}"
+    said = f"twice the memory would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
     assert str(curve).startswith(said)
     assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
     with pytest.raises(ConfigError, match="at least 0 blocks"):

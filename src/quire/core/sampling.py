@@ -2,83 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from struct import Struct
+from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
 import numpy as np
 
-from quire.core.stats import Counters
+from quire.core.distances import Sample, hit_curve
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.whatif import WhatIf
 
-Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
-Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire.core.stats import Counters
+
+Text: TypeAlias = tuple[bytes, bytes, bytes]
+"""Bytes of a prompt: those that name its session, and the words before two of its tokens."""
 
 MAX_SAMPLES = 1 << 15
-"""Requests that are remembered: under 2 MB. Beyond, every second session is forgotten."""
+"""Requests that are remembered, 56 bytes each. Beyond, every second session is forgotten."""
 
-BATCH = 1 << 13
-"""Requests between two readings of the notes."""
+BATCH = 1 << 12
+"""Requests between two readings of the notes, which take about 300 bytes each."""
 
 LEARN_FROM = 64
 """Requests after which is decided for the first time where sessions part."""
 
-LEARN_READS = 2
-"""So many readings of the notes may decide it."""
+LEARNING = 2
+"""So often it is decided."""
 
 UNIT_BYTES = 48
 """Bytes of a prompt that tell sessions apart: the end of their first block that is not shared."""
 
+WORD_BYTES = 8
+"""Bytes of a prompt that tell whether two prompts are still the same there: two tokens."""
+
 DIVERGING = 0.25
 """Above this share of requests that leave their session's text, sessions part further down."""
 
-ENOUGH = 32
-"""Requests from which a share can be told."""
+MIX = np.arange(1, 2 * UNIT_BYTES, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+"""Odd multiples of 2**64 / golden ratio: a word times one of them is mixed."""
 
-ODD = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 / golden ratio: multiplying by it mixes bits."""
-
-
-class Sample(msgspec.Struct, eq=False):
-    """The requests that are remembered, in order. Tokens; arrays [samples].
-
-    `unit`    whose request: a number mixed from the first block below the shared prompt
-    `prompt`  all of the prompt
-    `size`    the whole blocks of it that could be found
-    `reused`  of these, the first ones that an earlier request had as well
-    `certain` whether that was found; else it is thought to have been evicted
-    `begun`   what all requests had touched before this one, sampled or not
-    """
-
-    unit: Words
-    prompt: Ints
-    size: Ints
-    reused: Ints
-    certain: Flags
-    begun: Ints
-
-    def __len__(self) -> int:
-        return len(self.unit)
-
-    def where(self, chosen: Any) -> Sample:
-        """Return the requests that are chosen, bool [samples] or a slice."""
-        return Sample(*(column[chosen] for column in msgspec.structs.astuple(self)))
+NO_WORD = bytes(WORD_BYTES)
+ALL = (1 << 64) - 1
 
 
 class CurveSampler:
     """Notes one line per request and makes a hit-rate curve of them when asked.
 
-    A note is the size of a prompt, how much of it was ever cached, and a few bytes that name its
-    session: the first block below the prompt that sessions share. So a request costs a copy
-    of some bytes and three appends; no prompt is hashed. The notes are read 8,192 at a time.
-
-    The reuse *time* of each request's prefix, the tokens that all requests touched since the session's
-    request before, is known from that. How many of them were different follows from the
-    distribution of reuse times itself: a window of t tokens holds, of each earlier request,
-    what is not reused within the window (D. Eklov, E. Hagersten, *StatStack*, 2010,
-    doi:10.1109/ISPASS.2010.5452069). Shared prompts are reused by whoever has the same one.
+    A note is the size of a prompt, how much of it was ever cached, and a few bytes of its text: some that
+    name its session, the end of the first block below the prompt that sessions share; and
+    the words that end at token p and p / 2, where p is the largest power of two within the
+    prompt. They tell how far two prompts of one session are the same where the cache forgot. So
+    a request costs one copy of some bytes and one append; no prompt is hashed. The notes are
+    read 4,096 at a time.
 
     Memory is bounded by sampling sessions (C. A. Waldspurger et al., *Efficient MRC construction
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
@@ -94,15 +71,13 @@ class CurveSampler:
 
     def restart(self) -> None:
         """Forget all requests; the curve is of those from now on."""
-        self.num_requests = 0
+        self._num_read = 0
         self._halvings = 0
-        self._sample = Sample(*(np.empty(0, kind) for kind in ("u8", "i8", "i8", "i8", "?", "i8")))
-        self._recent: list[Sample] = []
-        self._num_sampled = 0
+        self._samples = [Sample.of(0)]
         self._clock = 0
-        self._generated = self._generated_tokens()
-        self._learning = LEARN_READS
         self._begin(1)
+        self._read_at = LEARN_FROM
+        self._learning = LEARNING
 
     def opened(self, key: Key, num_tokens: int, reused: int, scope: int) -> None:
         """Note a request.
@@ -111,14 +86,20 @@ class CurveSampler:
                   found and those that seem to have been evicted
         `scope`   a number of its scope, 0 for the default one
         """
-        units = self._units
+        sizes = self._sizes
         if scope:
-            self._scoped[len(units)] = scope
-        units.append(key[self._unit].tobytes())
-        self._sizes.append(num_tokens)
+            self._scoped[len(sizes)] = scope
+        # Flat lists: containers per note would set the garbage collector to work.
+        self._texts += self._text[num_tokens.bit_length()](key)
+        sizes.append(num_tokens)
         self._reused.append(reused)
-        if len(units) >= self._read_at:
-            self._read()
+        if len(sizes) >= self._read_at:
+            self._read_batch()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests since the curve was begun."""
+        return self._num_read + len(self._sizes)
 
     @property
     def rate(self) -> float:
@@ -129,12 +110,12 @@ class CurveSampler:
         """Return the curve of the requests so far."""
         self._read()
         sample = self._all()
-        corners, found = _curve(sample, self.rate)
+        corners, found = hit_curve(sample, self._block_size, self.rate)
         return WhatIf(
             capacity_blocks=capacity_blocks,
             capacities=corners / self._block_size,
             token_hit=found,
-            num_requests=self.num_requests,
+            num_requests=self._num_read,
             sampled_requests=len(sample),
             rate=self.rate,
         )
@@ -146,173 +127,126 @@ class CurveSampler:
         stop = (depth + 1) * block_bytes
         width = min(block_bytes, UNIT_BYTES)
         self._unit = slice(stop - width, stop)
+        self._text: list[Callable[[Key], Text]] = [
+            _reader(self._unit, 1 << bits >> 1) for bits in range(33)
+        ]
+        self._generated = self._generated_tokens()
         self._forget_notes()
 
     def _forget_notes(self) -> None:
-        self._units: list[bytes] = []
+        self._texts: list[bytes] = []
         self._sizes: list[int] = []
         self._reused: list[int] = []
         self._scoped: dict[int, int] = {}
-        self._read_at = LEARN_FROM if self._learning == LEARN_READS else BATCH
 
     def _generated_tokens(self) -> int:
         counters = self._counters
         return counters.computed_tokens + counters.hit_tokens - counters.prompt_tokens
 
-    def _read(self) -> None:
-        """Turn the notes into samples."""
-        if not self._units:
-            return
-        more = self._noted()
-        self.num_requests += len(more)
+    def _read_batch(self) -> None:
+        """Read the notes; at first, see whether sessions part further down than was thought."""
+        first = self._read_at < BATCH
         if self._learning:
             self._learning -= 1
-            depth = _parting(more, self._depth * self._block_size, self._block_size)
-            depth //= self._block_size
+            self._read_at = BATCH
+            depth = self._parting()
             if depth > self._depth:
-                self._sample = self._all().where(slice(0))
-                self._num_sampled = 0
+                self._num_read += len(self._sizes)
                 self._begin(depth)
-                return
+        if not first:
+            self._read()
+
+    def _parting(self) -> int:
+        """Return the block at which sessions part: as before, or more where many leave at one place."""
+        names = self._texts[::3]
+        sizes: dict[tuple[bytes, int], int] = {}
+        places: dict[int, int] = {}
+        first = max(len(names) - LEARN_FROM, 0)
+        for index in range(first, len(names)):
+            name = names[index], self._scoped.get(index, 0)
+            num_blocks = self._sizes[index] // self._block_size
+            left = self._reused[index] // self._block_size
+            common = min(sizes.get(name, 0), num_blocks)
+            sizes[name] = num_blocks
+            if self._depth < left < common - 2:
+                places[left] = places.get(left, 0) + 1
+        if not places:
+            return self._depth
+        place = max(places, key=places.__getitem__)
+        return place if places[place] > DIVERGING * (len(names) - first) else self._depth
+
+    def _read(self) -> None:
+        """Turn the notes into samples."""
+        if not self._sizes:
+            return
+        more = self._noted()
+        self._num_read += len(more)
         self._forget_notes()
-        limit = np.uint64(((1 << 64) - 1) >> self._halvings)
         if self._halvings:
-            more = more.where(more.unit <= limit)
-        self._recent.append(more)
-        self._num_sampled += len(more)
-        if self._num_sampled > MAX_SAMPLES:
+            more = more.where(more.unit <= np.uint64(ALL >> self._halvings))
+        self._samples.append(more)
+        if sum(map(len, self._samples)) > MAX_SAMPLES:
             self._thin()
 
     def _all(self) -> Sample:
         """Return all samples, joined."""
-        if self._recent:
-            columns = zip(*map(msgspec.structs.astuple, [self._sample, *self._recent]), strict=True)
-            self._sample = Sample(*map(np.concatenate, columns))
-            self._recent = []
-        return self._sample
+        if len(self._samples) > 1:
+            self._samples = [Sample.joined(self._samples)]
+        return self._samples[0]
 
     def _thin(self) -> None:
         """Forget every second session until the samples are few enough."""
         sample = self._all()
         while len(sample) > MAX_SAMPLES:
             self._halvings += 1
-            limit = np.uint64(((1 << 64) - 1) >> self._halvings)
-            sample = sample.where(sample.unit <= limit)
-        self._sample = sample
-        self._num_sampled = len(sample)
+            sample = sample.where(sample.unit <= np.uint64(ALL >> self._halvings))
+        self._samples = [sample]
 
     def _noted(self) -> Sample:
         """Return the notes as columns; generated tokens are spread evenly over the requests."""
-        prompt, reused = np.array(self._sizes, np.int64), np.array(self._reused, np.int64)
-        size = prompt - 1 - (prompt - 1) % self._block_size
-        certain = reused >= 0
-        reused = np.abs(reused)
-        reused -= reused % self._block_size
+        num_notes = len(self._sizes)
+        more = Sample.of(num_notes)
+        more.prompt = np.fromiter(self._sizes, np.int64, num_notes)
+        more.reused = np.fromiter(self._reused, np.int64, num_notes)
+        text = np.frombuffer(b"".join(self._texts), np.uint32)
+        text = text.reshape(num_notes, -1).astype(np.uint64)
+        stop = (self._unit.stop - self._unit.start) // TOKEN_BYTES
+        mixed = text[:, :stop] @ MIX[:stop]
+        more.middle = text[:, stop : stop + 2] @ MIX[:2]
+        more.end = text[:, stop + 2 :] @ MIX[:2]
         generated = self._generated_tokens()
-        between = max(generated - self._generated, 0) / len(size)
+        between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
         self._generated = max(generated, self._generated)
-        touched = np.cumsum(size + int(between))
-        begun = touched - size + self._clock
-        self._clock += int(touched[-1])
-        return Sample(self._numbers(size, begun), prompt, size, reused, certain, begun)
-
-    def _numbers(self, size: Ints, begun: Ints) -> Words:
-        """Mix a number from the bytes of each session; a prompt too short is one of its own."""
-        blank = bytes(self._unit.stop - self._unit.start)
-        short = size <= self._depth * self._block_size
-        for index in np.flatnonzero(short).tolist():
-            self._units[index] = blank
-        words = (
-            np.frombuffer(b"".join(self._units), np.uint32).reshape(len(size), -1).astype(np.uint64)
-        )
-        # Each word is multiplied by an odd number of its own, folded, and all are added.
-        words *= ODD * np.arange(1, 2 * words.shape[1], 2, dtype=np.uint64)
-        words ^= words >> np.uint64(32)
-        mixed: Words = words.sum(axis=1, dtype=np.uint64)
+        more.size = more.prompt - 1
+        more.size -= more.size % self._block_size
+        touched = (more.size + between).cumsum()
+        touched += self._clock
+        self._clock = touched.item(-1)
+        more.begun = touched - more.size
         for index, scope in self._scoped.items():
             mixed[index] ^= np.uint64(scope) << np.uint64(33)
-        mixed = np.where(short, ~begun.astype(np.uint64), mixed)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * ODD
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * ODD
-        return mixed ^ (mixed >> np.uint64(32))
+        short = more.prompt <= self._unit.stop // TOKEN_BYTES
+        if short.any():
+            mixed[short] = ~more.begun[short].astype(np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(31))) * MIX[0]
+        more.unit = mixed ^ (mixed >> np.uint64(29))
+        return more
 
 
-def _parting(sample: Sample, depth: int, block_size: int) -> int:
-    """Return after how many tokens sessions part: `depth`, or more where many leave at one place."""
-    before, _ = _sessions(sample.unit)
-    after = np.flatnonzero((before >= 0) & sample.certain)
-    common = np.minimum(sample.size[before[after]], sample.size[after])
-    leaving = sample.reused[after]
-    leaving = leaving[(leaving + 2 * block_size < common) & (leaving > depth)]
-    places, counts = np.unique(leaving, return_counts=True)
-    if not len(places) or counts.max() <= DIVERGING * len(sample):
-        return depth
-    return int(places[counts.argmax()])
+def _reader(unit: slice, power: int) -> Callable[[Key], Text]:
+    """Return what takes the text out of prompts of `power` to 2 * `power` - 1 tokens."""
+    middle = power // 2 * TOKEN_BYTES - WORD_BYTES
+    end = power * TOKEN_BYTES - WORD_BYTES
+    if middle >= unit.stop:
+        width = unit.stop - unit.start
+        form = f"={unit.start}x{width}s{middle - unit.stop}x{WORD_BYTES}s"
+        form += f"{end - middle - WORD_BYTES}x{WORD_BYTES}s"
+        return Struct(form).unpack_from  # pyright: ignore[reportReturnType]
+    blank = bytes(unit.stop - unit.start)
 
+    def short(key: Key) -> Text:
+        name = key[unit].tobytes() if len(key) > unit.stop else blank
+        return name, NO_WORD, NO_WORD
 
-def _sessions(names: Any) -> tuple[Ints, Ints]:
-    """Return the index of the last equal name before each, or -1, and of the first, int64 [n]."""
-    order = np.argsort(names, kind="stable")
-    ordered = names[order]
-    begins = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-    before, first = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
-    before[order] = np.where(begins, -1, np.concatenate(([-1], order[:-1])))
-    first[order] = order[begins][np.cumsum(begins) - 1]
-    return before, first
-
-
-def _curve(sample: Sample, rate: float) -> tuple[Floats, Floats]:
-    """Return the corners of the curve: capacities in tokens, and the hit rate at each."""
-    nothing = np.zeros(1), np.zeros(1)
-    if not len(sample):
-        return nothing
-    size, begun = sample.size, sample.begun
-    before, first = _sessions(sample.unit)
-    again = before >= 0
-    shared = sample.reused[first]
-    reused = sample.reused.copy()
-    common = np.where(again, np.minimum(size, size[before]), reused)
-    lost = again & sample.certain & (reused <= shared)
-    unsure = ~sample.certain | lost
-    sure = again & ~unsure
-    reused = np.where(lost, common, np.minimum(reused, size))
-    if np.count_nonzero(sure) >= ENOUGH:
-        same_text = float(reused[sure].sum()) / float(common[sure].sum())
-        reused = np.where(unsure & again, reused * min(same_text, 1.0), reused)
-    shared = np.minimum(shared, reused)
-    own = np.flatnonzero(again & (reused > shared))
-    others = np.flatnonzero(shared)
-    alike = _sessions(sample.reused[first])[0][others]
-    ended = begun + size
-    own_time = begun[own] - ended[before[own]]
-    known = alike >= 0
-    common_time = np.where(known, begun[others] - ended[alike], 0)
-    other = known & (sample.unit[alike] != sample.unit[others])
-    common_time = np.where(other, common_time * rate, common_time)
-    time = np.maximum(np.concatenate((own_time, common_time)), 0).astype(np.float64)
-    width = np.concatenate((reused[own] - shared[own], shared[others])).astype(np.float64)
-    if not len(time):
-        return nothing
-    # A window that holds both requests holds the later one whole, and on average half of
-    # the earlier one is behind the middle of its tokens.
-    within = time + np.concatenate((size[own], size[others]))
-    within += np.concatenate((size[before[own]], np.where(known, size[alike], 0))) / 2
-    below = _different(time, within, width, float(size.sum()))
-    corners, where = np.unique(np.concatenate((below, below + width)), return_inverse=True)
-    turns = np.repeat([1.0, -1.0], len(below))
-    slopes = np.cumsum(np.bincount(where, turns))
-    found = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(corners))))
-    return corners, found / float(sample.prompt.sum())
-
-
-def _different(time: Floats, within: Floats, width: Floats, touched: float) -> Floats:
-    """Return how many different tokens a window of so many touched ones holds, float64 [n].
-
-    The integral of the share that is not reused within the window.
-    """
-    order = np.argsort(within)
-    times = np.concatenate(([0.0], within[order]))
-    fresh = 1 - np.concatenate(([0.0], np.cumsum(width[order]))) / touched
-    different = np.concatenate(([0.0], np.cumsum(np.diff(times) * fresh[:-1])))
-    return np.interp(time, times, different)
+    return short

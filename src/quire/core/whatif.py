@@ -64,11 +64,11 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
         if not self.num_requests:
             return "no request yet, so nothing is known of other capacities"
         now, more, less = (self.at(self.capacity_blocks * by) for by in (1, 2, 0.5))
-        change = f"would raise the hit rate from {now:.0%} to {more:.0%}"
+        change = f"would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
         if f"{now:.0%}" == f"{more:.0%}":
-            change = f"would not raise the hit rate of {now:.0%}"
+            change = f"would not raise the hit rate of {100 * now:.0f} %"
         return (
-            f"twice the memory {change}, half of it gives {less:.0%}; no capacity finds more "
-            f"than {self.ceiling:.0%} (LRU, {self.sampled_requests:,} of {self.num_requests:,} "
+            f"twice the memory {change}, half of it gives {100 * less:.0f} %; no capacity finds more "
+            f"than {100 * self.ceiling:.0f} % (LRU, {self.sampled_requests:,} of {self.num_requests:,} "
             "requests sampled)"
         )
