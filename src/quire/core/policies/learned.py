@@ -5,108 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-import msgspec
-
 from quire.core.policies.base import Capacity, Entry, Policy, Tick, Visit
-from quire.core.policies.lru_shadow import LruShadow
-from quire.core.policies.reentry import Record, Reentry, bucket
+from quire.core.policies.mind import TRIAL, TRUST, Mind, Trail
+from quire.core.policies.reentry import Record, bucket
 
 SUPERSEDED, BEYOND, FIRST_CLASS = range(3)
 """Queues: what another request has gone on from, what follows prompts, then the classes."""
 
-MAX_GHOSTS = 1000
-"""So many requests are known again after their last blocks were evicted."""
-
 TRUNK = 8
 """A run that so many branches continue is shared by all: leaving it says little."""
-
-TRIAL = 16
-"""Of so many answers one is kept on equal terms, to see whether answers are come back to."""
-
-HALF_LIFE = 4096
-"""Requests after which the comparison with LRU has forgotten half."""
-
-TRUST = 128
-"""So many requests are compared before the comparison decides anything."""
-
-LOSS = 0.005
-"""A loss against LRU of this share of the blocks asked for makes the policy LRU, until half
-of it is won back."""
-
-
-class Trail(msgspec.Struct, eq=False):
-    """What is known of a request while it runs.
-
-    `path`  whose the found blocks were: (record, blocks), deepest first
-    `rest`  the leaf that the record before has below the branching point
-    """
-
-    record: Record
-    found: int
-    previous: Record | None
-    fan_out: int
-    rest: Entry | None = None
-    path: list[tuple[Record, int]] = []
-    continues: bool = False
-
-
-class Mind:
-    """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU."""
-
-    def __init__(self) -> None:
-        self.model = Reentry()
-        self.shadow = LruShadow()
-        self.ghosts: dict[int, Record] = {}
-        self._evicted: dict[Record, None] = {}  # in order of their first eviction
-        self.now = 0.0
-        self.trail: Trail | None = None
-        self.num_requests = 0
-        self.answers = [0.0, 0.0]
-        self.gain = 0.0
-        self.asked = 0.0
-        self.is_lru = False
-
-    @property
-    def trims(self) -> bool:
-        """Whether what follows prompts has not been worth keeping."""
-        matched, seen = self.answers
-        return seen >= TRUST / TRIAL and matched < seen / 4
-
-    def judge(self, found: int, lru_found: int, asked: int) -> None:
-        """Compare a request's blocks with those that LRU would have found."""
-        keep = 1 - 0.7 / HALF_LIFE
-        self.gain = self.gain * keep + found - lru_found
-        self.asked = self.asked * keep + asked
-        if self.is_lru:
-            self.is_lru = self.gain < -LOSS / 2 * self.asked
-        elif self.num_requests > TRUST:
-            self.is_lru = self.gain < -LOSS * self.asked
-
-    def remember(self, name: int, record: Record) -> None:
-        """The part of a record from the block of this name on is evicted."""
-        self._forget_name(record)
-        if name in self.ghosts:
-            self._forget_name(self.ghosts[name])
-        record.ghost = name
-        self.ghosts[name] = record
-        self._evicted[record] = None
-        if len(self._evicted) > MAX_GHOSTS:
-            oldest = next(iter(self._evicted))
-            del self._evicted[oldest]
-            self._forget_name(oldest)
-            self.model.forget(oldest, self.now)
-
-    def recall(self, name: int) -> Record | None:
-        """Return the record that had the block of this name, and forget the name."""
-        record = self.ghosts.get(name)
-        if record is not None:
-            self._forget_name(record)
-        return record
-
-    def _forget_name(self, record: Record) -> None:
-        if record.ghost is not None:
-            del self.ghosts[record.ghost]
-            record.ghost = None
 
 
 class Learned(Policy):
@@ -120,6 +27,10 @@ class Learned(Policy):
     block and second. Turns are known again after eviction by the names of their first evicted
     blocks. A shadow of LRU on the same requests is the guard: where LRU would have found more,
     the policy is LRU. See docs/decisions/learned-policy.md for the study.
+
+    A queue is a heap by age, of pairs that may be out of date: one counts if its entry is evictable, has that
+    age, and belongs in that queue. `_fronts` holds rank, age and entry of the first of each
+    class, `_front_of` its queue by the entry's id; `_doubtful` names the queues to look at again.
     """
 
     watches = True
@@ -128,8 +39,13 @@ class Learned(Policy):
     def __init__(self, tick: Tick, capacity: Capacity, mind: Mind | None = None) -> None:
         super().__init__(tick, capacity)
         self._mind = mind or Mind()
+        self._mind.doubts.append(self._doubt)
         self._heaps: dict[int, list[tuple[float, int, Entry]]] = {}
         self._num_cached = 0
+        self._fronts: dict[int, tuple[float, float, Entry]] = {}
+        self._front_of: dict[int, int] = {}
+        self._doubtful: dict[int, None] = {}
+        self._ranked = (0.0, 0)
 
     def sibling(self) -> Policy:
         return Learned(self.tick, self.capacity, self._mind)
@@ -195,6 +111,7 @@ class Learned(Policy):
         record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
         record.closed = True
         if prompt > 1:
+            mind.doubt(record.kind)
             mind.model.watch(record, self._cells(trail, visit))
 
     def _continue(self, trail: Trail, previous: Record) -> None:
@@ -203,6 +120,7 @@ class Learned(Policy):
         trail.continues = True
         trail.record.turn = previous.turn + 1
         previous.superseded = True
+        mind.doubt(previous.kind)
         mind.model.returned(previous, mind.now)
         rest = trail.rest
         if rest is not None and rest.note is previous and rest.evictable:
@@ -278,8 +196,11 @@ class Learned(Policy):
         if entry.evictable:
             self._push(entry)
 
-    def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
+    def referenced(self, entry: Entry) -> None:
         self._num_cached -= 1
+        queue = self._front_of.get(id(entry))
+        if queue is not None:
+            self._doubt(queue - FIRST_CLASS)
 
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
@@ -296,22 +217,12 @@ class Learned(Policy):
         if self._mind.is_lru:
             heads = [self._head(queue) for queue in list(self._heaps)]
             return min((head for head in heads if head is not None), key=_age, default=None)
+        self._look()
         for queue in (SUPERSEDED, BEYOND):
             head = self._head(queue)
             if head is not None:
                 return head
-        best, lowest = None, 0.0
-        model, now = self._mind.model, self._mind.now
-        for queue, heap in list(self._heaps.items()):
-            head = self._head(queue) if heap else None
-            if head is None:
-                continue
-            record = head.note
-            assert isinstance(record, Record)
-            rank = model.rank_of(record, now)
-            if best is None or rank < lowest or (rank == lowest and _age(head) < _age(best)):
-                best, lowest = head, rank
-        return best
+        return min(self._fronts.values())[2] if self._fronts else None
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
@@ -342,6 +253,29 @@ class Learned(Policy):
             return SUPERSEDED
         return entry.queue if entry.queue == BEYOND else FIRST_CLASS + record.kind
 
+    def _look(self) -> None:
+        """Bring the fronts of all classes up to date."""
+        mind, fronts = self._mind, self._fronts
+        ranked = (mind.now, mind.model.moves)
+        if ranked != self._ranked:
+            self._ranked = ranked
+            for queue, (_, age, entry) in fronts.items():
+                fronts[queue] = (self._rank(entry)[0], age, entry)
+        while self._doubtful:
+            queue, _ = self._doubtful.popitem()
+            head = self._head(queue)
+            if head is not None:
+                fronts[queue] = (*self._rank(head), head)
+                self._front_of[id(head)] = queue
+
+    def _doubt(self, kind: int) -> None:
+        """The front of a class may not be what it was."""
+        queue = FIRST_CLASS + kind
+        front = self._fronts.pop(queue, None)
+        if front is not None:
+            del self._front_of[id(front[2])]
+        self._doubtful[queue] = None
+
     def _push(self, entry: Entry) -> None:
         queue = self._queue(entry)
         heap = self._heaps.setdefault(queue, [])
@@ -350,6 +284,9 @@ class Learned(Policy):
             heap[:] = current.values()
             heapq.heapify(heap)
         heapq.heappush(heap, (_age(entry), self.tick(), entry))
+        front = self._fronts.get(queue)
+        if queue >= FIRST_CLASS and (front is None or _age(entry) <= front[1]):
+            self._doubt(queue - FIRST_CLASS)
 
     def _head(self, queue: int) -> Entry | None:
         """Return the oldest entry of a queue; drop what no longer belongs there."""

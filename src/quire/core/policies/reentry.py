@@ -110,6 +110,8 @@ class Reentry:
         self._hazard = list(PRIOR)
         self._so_far = [0.0] * NUM_BINS
         self._wait = 1
+        self._now = 0.0
+        self.moves = 0
         self.rank: list[list[float]] = []
         self.refresh()
 
@@ -127,16 +129,16 @@ class Reentry:
 
     def advance(self, now: float) -> None:
         """Let all records age until now, and learn from those that were not come back to."""
-        for age_bin, queue in enumerate(self._aging[:-1]):
-            while queue and now - queue[0].time >= EDGES[age_bin + 1]:
-                record = queue.popleft()
-                if record.watched:
-                    self._expose(record, WIDTHS[age_bin])
-                    record.bin = age_bin + 1
-                    self._aging[age_bin + 1].append(record)
-        last = self._aging[-1]
-        while last and not last[0].watched:
-            last.popleft()
+        if now != self._now:
+            self._now = now
+            self.moves += 1
+            for age_bin, edge in enumerate(EDGES[1:]):
+                queue = self._aging[age_bin]
+                if queue and now - queue[0].time >= edge:
+                    self._grow_older(age_bin, now)
+            last = self._aging[-1]
+            while last and not last[0].watched:
+                last.popleft()
         self._wait -= 1
         if not self._wait:
             self.refresh()
@@ -161,6 +163,25 @@ class Reentry:
         age_bin = record.bin if record.watched else bisect_right(EDGES, now - record.time) - 1
         return self.rank[record.kind][age_bin]
 
+    def _grow_older(self, age_bin: int, now: float) -> None:
+        """Move all records of a bin that are older now to the next: `_expose`, unrolled."""
+        queue, older, edge = self._aging[age_bin], self._aging[age_bin + 1], EDGES[age_bin + 1]
+        width, hazard, so_far = WIDTHS[age_bin], self._hazard[age_bin], self._so_far[age_bin]
+        inside = hazard * width / 2
+        exposed = self._exposure[age_bin]
+        while queue and now - queue[0].time >= edge:
+            record = queue.popleft()
+            if record.watched:
+                exposure = width / (record.patience + so_far + inside)
+                exposed += exposure
+                expected = exposure * hazard
+                for cell in record.cells:
+                    without = (cell.expected + CELL_EVENTS) / (cell.returns + CELL_EVENTS)
+                    cell.expected += expected * without
+                record.bin = age_bin + 1
+                older.append(record)
+        self._exposure[age_bin] = exposed
+
     def _expose(self, record: Record, width: float) -> None:
         age_bin = record.bin
         hazard = self._hazard[age_bin]
@@ -177,6 +198,7 @@ class Reentry:
         Only sums, products and quotients, in a fixed order: every machine gets the same ranks.
         """
         self._wait = REFRESH
+        self.moves += 1
         so_far = 0.0
         for i in range(NUM_BINS):
             seen, exposed = self._returns[i] + BIN_EVENTS, self._exposure[i] + BIN_EVENTS / PRIOR[i]
@@ -200,10 +222,11 @@ def ranks(hazard: np.ndarray, so_far: np.ndarray) -> np.ndarray:
     held_before = np.concatenate((np.zeros((NUM_CLASSES, 1)), held[:, :-1]), axis=1)
     here = before * half
     held_here = held_before + before * width / 2 * half
-    gone = here[:, :, None] - alive[:, None, :]
-    cost = held[:, None, :] - held_here[:, :, None]
-    later = np.tri(NUM_BINS, dtype=bool).T
-    return np.max(np.where(later, gone / np.where(later, cost, 1.0), 0.0), axis=2)
+    index = np.empty((NUM_CLASSES, NUM_BINS))
+    for i in range(NUM_BINS):
+        gone = here[:, i, None] - alive[:, i:]
+        index[:, i] = np.max(gone / (held[:, i:] - held_here[:, i, None]), axis=1)
+    return index
 
 
 def class_of(weight: float) -> int:
