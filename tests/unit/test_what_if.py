@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
-from test_curves_reference import path_of
 
 from quire.core import CacheManager, Scope, sampling
 from quire.errors import ConfigError
 from quire.sim.curves import lru_curve
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
+from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
 
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50, 1.0)
 TIMES = (0.25, 0.5, 1, 2, 4)
@@ -83,19 +83,15 @@ def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, bloc
         assert curve.at(other) == pytest.approx(exact.at(other), abs=0.03)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
+    ("name", "share"),
     [
-        "mooncake_conversation.jsonl.gz",
-        "agent_16tok.jsonl.gz",
-        "coding_agent_64tok.jsonl.gz",
+        *[(name, share) for name in (AGENT, CONVERSATION) for share in (0.01, 0.05, 0.25)],
+        *[pytest.param(CODING_AGENT, share, marks=pytest.mark.slow) for share in (0.05, 0.25)],
     ],
 )
-@pytest.mark.parametrize("share", [0.05, 0.25])
 def test_the_curve_is_close_to_the_exact_one_on_public_traces(name, share):
-    trace = open_trace(path_of(name))
-    prompts = [request.blocks for request in trace]
+    prompts = [request.blocks for request in open_trace(whole_path(name))]
     names = 1 + max(int(blocks.max()) for blocks in prompts if len(blocks))
     capacity = int(names * share)
     prompts = [blocks[:capacity] for blocks in prompts]

@@ -172,12 +172,14 @@ def _different(time: Floats, within: Floats, width: Floats, touched: float) -> F
 
     The integral of the share that is not reused within the window.
     """
-    step = _floor_step(within)
-    again = np.bincount(step, width)
+    again = np.bincount(_floor_step(within), width)
     times = _at_step(np.arange(len(again) + 1))
     fresh = 1 - again.cumsum() / touched
-    different = np.concatenate(([0.0], (np.diff(times) * fresh).cumsum()))
-    return np.interp(time, times, different)
+    different = np.zeros(len(times))
+    ((times[1:] - times[:-1]) * fresh).cumsum(out=different[1:])
+    # No reuse is longer than its window, so its step is one of these.
+    step = _floor_step(time)
+    return different[step] + (time - times[step]) * fresh[step]
 
 
 def _ramps(below: Floats, width: Floats) -> tuple[Floats, Floats]:

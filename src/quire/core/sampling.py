@@ -211,9 +211,9 @@ class CurveSampler:
         text = np.frombuffer(b"".join(self._texts), np.uint32)
         text = text.reshape(num_notes, -1).astype(np.uint64)
         stop = (self._unit.stop - self._unit.start) // TOKEN_BYTES
-        mixed = text[:, :stop] @ MIX[:stop]
-        more.middle = text[:, stop : stop + 2] @ MIX[:2]
-        more.end = text[:, stop + 2 :] @ MIX[:2]
+        mixed = (text[:, :stop] * MIX[:stop]).sum(axis=1)
+        more.middle = text[:, stop] * MIX[0] + text[:, stop + 1] * MIX[1]
+        more.end = text[:, stop + 2] * MIX[0] + text[:, stop + 3] * MIX[1]
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
