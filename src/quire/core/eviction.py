@@ -101,6 +101,8 @@ class Evictor:
         upper.keep_until = lower.keep_until
         upper.spent_from = lower.spent_from
         upper.session = lower.session
+        if upper.session is not None and id(lower) in upper.session.nodes:
+            upper.session.nodes[id(upper)] = upper
         if not lower.locks:
             assert lower.policy is not None
             lower.policy.split(upper, lower)
@@ -110,6 +112,13 @@ class Evictor:
         """Nobody is expected to come back to this cached node: it goes before all others."""
         node.spent_from = SPENT
         self._change_class(node)
+
+    def review(self, node: Node) -> None:
+        """Put the cached nodes of a path, deepest first, into the classes they belong to now."""
+        while node.parent is not None:
+            if not node.locks:
+                self._change_class(node)
+            node = node.parent
 
     def victim(self) -> Node | None:
         """Return the node to take blocks from next, or None when nothing is cached."""
@@ -159,8 +168,8 @@ class Evictor:
     def _remind(self, node: Node) -> None:
         """Look at a node again at the next time that may change its class."""
         times = [t for t in (node.keep_until, node.spent_from) if self._latest < t < PENDING]
-        if times and not node.has_deadline:
-            node.has_deadline = True
+        if times and not 0 < node.deadline <= min(times):
+            node.deadline = min(times)
             if len(self._deadlines) >= self._max_deadlines:
                 self._deadlines = [each for each in self._deadlines if each[2].parent is not None]
                 heapq.heapify(self._deadlines)
@@ -171,8 +180,9 @@ class Evictor:
         now = self.now()
         due: list[Node] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, node = heapq.heappop(self._deadlines)
-            node.has_deadline = False
+            time, _, node = heapq.heappop(self._deadlines)
+            if time == node.deadline:
+                node.deadline = 0.0
             if not node.locks and node.parent is not None:
                 due.append(node)
         due.sort(key=lambda node: node.uses)

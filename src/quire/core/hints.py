@@ -40,7 +40,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     A forecast, not an order: blocks that nobody is expected to come back to are evicted
     before all others, and found like any other until then. A request that uses them all the same
-    makes them ordinary ones. Raises `ConfigError`.
+    makes them ordinary ones. A group with a window or a state still takes its own blocks by
+    their last use, before whole prefixes go. Raises `ConfigError`.
     """
 
     reuse: Reuse = "unknown"
@@ -50,7 +51,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.reuse not in REUSES:
             raise ConfigError(f"a hint's reuse is one of {', '.join(REUSES)}, got {self.reuse!r}")
-        check_session_id(self.session_id)
+        if self.session_id is not None:
+            check_session_id(self.session_id)
         if self.reuse == "session" and self.session_id is None:
             raise ConfigError('reuse="session" needs a session_id: Hint("session", session_id="a")')
 
@@ -83,12 +85,12 @@ class Sessions:
         session = self._sessions.get(session_id)
         if session is None:
             if len(self._sessions) >= MAX_SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
+                self._sessions.pop(next(iter(self._sessions))).nodes.clear()
             session = self._sessions[session_id] = Session()
         return session
 
     def end(self, session_id: str) -> int:
-        """End a session; return the blocks that nobody is expected to come back to."""
+        """End a session; return the blocks that nobody is expected to come back to from now on."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return 0
@@ -129,18 +131,17 @@ class Sessions:
         return num_blocks
 
 
-def set_outlooks(seq: Sequence, now: float) -> None:
-    """Say of a closing request's path, deepest node first, until when it is expected back."""
+def set_outlooks(seq: Sequence, node: Node, now: float) -> None:
+    """Say of a request that ends at `node`, deepest first, until when its path is expected back."""
     hint = seq.hint
     never = hint.reuse == "never"
-    found = seq.num_cached // seq.rows.block_size
-    node = seq.node
+    found = seq.num_cached // seq.rows.block_size if seq.state == "open" else 0
     while node.parent is not None:
         outlook = node.spent_from
         if not outlook:
             pass
-        elif never and (outlook == PENDING or (outlook == SPENT and node.start >= found)):
-            outlook = SPENT
+        elif never:
+            outlook = SPENT if node.start >= found else 0.0
         elif hint.ttl_s is not None:
             outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)
         else:
@@ -164,8 +165,8 @@ def keep_outlooks(seq: Sequence) -> None:
 
 
 def check_session_id(session_id: object) -> None:
-    """Raise `ConfigError` unless this is a name of a session, or None."""
-    if session_id is not None and (not isinstance(session_id, str) or not session_id):
+    """Raise `ConfigError` unless this is a name of a session."""
+    if not isinstance(session_id, str) or not session_id:
         raise ConfigError(f"session_id is a text that names the session, got {session_id!r}")
 
 

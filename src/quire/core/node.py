@@ -61,7 +61,7 @@ class Node(Entry, gc=False, eq=False):
     keep_until: float = 0.0
     spent_from: float = 0.0
     session: Session | None = None
-    has_deadline: bool = False
+    deadline: float = 0.0
     writer: Sequence | None = None
 
     @property

@@ -134,11 +134,14 @@ class PinBoard:
         if self.held.pop(id(pin), None) is None:
             return
         self._tree.leave(pin.node, self._tree.sparse)
-        for node in reversed(pin.node.path()):
+        for node in pin.node.path():
             node.pins -= 1
             if not node.pins:
                 self.num_blocks -= node.num_blocks
+        node = pin.node
+        while node.parent is not None:
             self._tree.unlock(node)
+            node = node.parent  # after: the policy may have cut the node
 
     def release_expired(self) -> None:
         """Let go of every pin whose time to live has run out."""

@@ -56,6 +56,7 @@ class PrefixTree:
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.roots: dict[Scope, Node] = {}
+        self._num_roots = 0
         self._max_roots = MAX_ROOTS
 
     def root(self, scope: Scope) -> Node:
@@ -64,7 +65,8 @@ class PrefixTree:
         if root is None:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
-            root = self.roots[scope] = Node(named=array("I", [len(self.roots)]))
+            root = self.roots[scope] = Node(named=array("I", [self._num_roots]))
+            self._num_roots += 1
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -256,7 +258,7 @@ class PrefixTree:
             del bucket[bisect_left(bucket, first)]
             if not bucket:
                 del parent.by_token[first[:TOKEN_BYTES]]
-        node.parent = None
+        node.parent = node.session = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
         return first
@@ -264,7 +266,7 @@ class PrefixTree:
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
         for node in [*self.roots.values(), *self.nodes()]:
-            node.parent = node.older = node.newer = node.writer = None
+            node.parent = node.older = node.newer = node.writer = node.session = None
             node.children = NO_CHILDREN
         for group in self.sparse:
             group.clear()

@@ -10,6 +10,7 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
 from quire.core.groups import check_count, check_group
 from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
+from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
@@ -188,7 +189,7 @@ class Requests(BlockStore):
         seq.state = "open"
         seq.row = self.rows.take()
         if seq.visit is not None:
-            seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
+            seq.visit = Visit(self._visit_time(), seq.prompt_len, self.block_size)
         self._claims.attach(seq, key, found)
         seq.resume_key = b""
         to_compute = max(had - seq.num_cached, 0)
@@ -200,14 +201,18 @@ class Requests(BlockStore):
         self._check_known(seq)
         if self._observer is not None:
             self._observer.closed(seq)
+        now = self._visit_time()
         if seq.state == "open":
-            path = seq.node.path() if seq.session is not None else []
-            now = self._visit_time()
+            last = seq.node
             if self.sessions.hinted:
-                set_outlooks(seq, now)
+                set_outlooks(seq, last, now)
             self._rollback.let_go(seq, now)
-            if seq.session is not None:
-                self.sessions.closed(seq, path)
+        else:
+            last = self._left_by(seq)
+            set_outlooks(seq, last, now)
+            self.tree.evictor.review(last)
+        if seq.session is not None:
+            self.sessions.closed(seq, last.path())
         seq.state = "closed"
         seq.root.locks -= 1
         del self.sequences[id(seq)]
@@ -266,6 +271,14 @@ class Requests(BlockStore):
             self.media.keep(media_numbers(self.tree, self.sequences.values()))
             self._max_media = max(MAX_MEDIA, 2 * len(self.media))
         return self.media.encode(key_of(tokens), media)
+
+    def _left_by(self, seq: Sequence) -> Node:
+        """Return the deepest node that is left of what a suspended sequence stored."""
+        if seq.hint is NO_HINT:
+            return seq.root
+        key = memoryview(seq.resume_key)
+        whole = len(key) - len(key) % self.tree.block_bytes
+        return self.tree.match(seq.root, key, whole).node
 
     def _check_hint(self, hint: object) -> None:
         if hint is NO_HINT:

@@ -161,12 +161,13 @@ class Rollback:
                     node = parent
                 continue
             if start < keep:
-                upper = tree.split(node, keep - start)
-                tree.unlock(node)
-                node = upper
-            else:
-                tree.unlock(node)
-                node = parent
+                parent = tree.split(node, keep - start)
+            below = node
+            while below is not parent:
+                tree.unlock(below)
+                assert below.parent is not None
+                below = below.parent
+            node = parent
         seq.node = node
 
     def _withdraw(self, seq: Sequence, node: Node, start: int, freed_from: int) -> None:

@@ -156,7 +156,10 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
 
 class Observer(Protocol):
-    """Told of every request of a manager, and never asked: a recorder, a meter."""
+    """Told of every request of a manager, and never asked: a recorder, a meter.
+
+    It must not raise: `open` and `close` do not expect it.
+    """
 
     def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
         """A request was opened; `key` is its prompt, valid during this call."""

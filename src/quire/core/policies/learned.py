@@ -123,8 +123,13 @@ class Learned(Policy):
         mind.doubt(previous.kind)
         mind.model.returned(previous, mind.now)
         rest = trail.rest
-        if rest is not None and rest.note is previous and rest.evictable:
-            self._push(rest)
+        if (
+            rest is not None
+            and rest.note is previous
+            and rest.evictable
+            and rest.policy is not None
+        ):
+            rest.policy.exposed(rest)
 
     def _cells(self, trail: Trail, visit: Visit) -> tuple[int, ...]:
         """Return the values of a request's features, each its own number."""

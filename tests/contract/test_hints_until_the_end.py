@@ -1,0 +1,200 @@
+"""Hints where a request pauses, where runs are cut, where times change: under every policy."""
+
+import gc
+
+import pytest
+from core_help import found, prefill, rejected, serve
+from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
+from policy_spy import Spied, SpyingLru, SpyingRanked
+
+from quire.core import CacheManager, FullAttention, Hint, LayerGroup, SlidingWindow
+from quire.core.hints import Session
+from quire.core.policies import POLICIES
+from quire.errors import ConfigError
+
+A = hinted("a")
+
+
+@pytest.fixture(params=sorted(POLICIES))
+def policy(request):
+    return request.param
+
+
+class TestClosedWhileSuspended:
+    def test_what_it_stored_goes_first(self, policy):
+        manager = make(policy)
+        seq = prefill(manager, blocks(0, 3), hint=NEVER)
+        manager.suspend(seq)
+        manager.close(seq)
+        manager.check()
+        assert foreseen(manager) == 3
+
+    def test_its_time_to_live_counts_from_its_end(self, policy):
+        clock = Clock()
+        manager = make(policy, clock=clock)
+        seq = prefill(manager, blocks(0, 3), hint=Hint(ttl_s=10))
+        manager.suspend(seq)
+        manager.close(seq)
+        assert foreseen(manager) == 0
+        clock.now += 11
+        assert foreseen(manager) == 3
+
+    def test_what_it_stored_belongs_to_its_session(self, policy):
+        manager = make(policy)
+        seq = prefill(manager, blocks(0, 3), hint=A)
+        manager.suspend(seq)
+        manager.close(seq)
+        assert manager.end_session("a") == 3
+        assert foreseen(manager) == 3
+
+    def test_the_session_may_have_ended_before(self, policy):
+        manager = make(policy)
+        seq = prefill(manager, blocks(0, 3), hint=A)
+        manager.suspend(seq)
+        manager.end_session("a")
+        manager.close(seq)
+        assert foreseen(manager) == 3
+
+
+class TestCutRuns:
+    def test_the_head_of_a_run_that_was_cut_belongs_to_the_session_without_its_tail(self, policy):
+        manager = make(policy)
+        serve(manager, blocks(0, 4), hint=A)
+        manager.pin(blocks(0, 2)).close()
+        assert manager.reclaim(2) == 2
+        assert manager.end_session("a") == 2
+        assert foreseen(manager) == 2
+
+    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
+    def test_so_does_the_head_above_a_seam(self, kind):
+        manager = Spied(kind, cut_at=2).manager
+        serve(manager, blocks(0, 4), hint=A)
+        assert manager.reclaim(2) == 2
+        assert manager.end_session("a") == 2
+
+    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
+    def test_a_pin_that_is_the_last_to_let_go_leaves_nothing_referenced_above_a_seam(self, kind):
+        manager = Spied(kind, cut_at=1).manager
+        seq = prefill(manager, blocks(0, 4))
+        pin = manager.pin(blocks(0, 4))
+        manager.close(seq)
+        pin.close()
+        manager.check()
+        assert manager.num_active == 0
+
+    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
+    @pytest.mark.parametrize("length", [0, 4, 8, 12, 16])
+    def test_nor_does_a_request_that_goes_back_behind_it(self, kind, length):
+        manager = Spied(kind, cut_at=1).manager
+        writer = prefill(manager, blocks(0, 4))
+        reader = manager.open([*blocks(0, 4), 7])
+        manager.close(writer)
+        manager.truncate(reader, length)
+        manager.check()
+        manager.close(reader)
+        manager.check()
+        assert manager.num_active == 0
+
+
+class TestTimesThatChange:
+    def setup_method(self):
+        self.clock = Clock()
+
+    def test_retention_ends_in_time_after_a_longer_time_to_live_was_cancelled(self, policy):
+        manager = make(policy, clock=self.clock)
+        turn(manager, blocks(0, 2), hint=Hint(ttl_s=100))
+        turn(manager, blocks(0, 2), retain_s=10)
+        serve(manager, blocks(1000, 2), priority=50)
+        self.clock.now += 11
+        assert manager.reclaim(2) == 2
+        assert not found(manager, blocks(0, 2))
+        assert found(manager, blocks(1000, 2)) == 2 * BLOCK
+
+    def test_an_ended_session_goes_first_when_its_retention_ends_whatever_its_time_to_live(
+        self, policy
+    ):
+        manager = make(policy, clock=self.clock)
+        turn(manager, blocks(0, 2), hint=hinted("a", ttl_s=100))
+        turn(manager, blocks(0, 2), hint=A, retain_s=10)
+        manager.end_session("a")
+        self.clock.now += 11
+        assert foreseen(manager) == 2
+
+
+class TestNeverAtTheSameTime:
+    @pytest.mark.parametrize("closed_first", ["writer", "reader"])
+    def test_what_another_request_found_is_ordinary_whoever_ends_first(self, policy, closed_first):
+        manager = make(policy)
+        writer = prefill(manager, blocks(0, 2), hint=NEVER)
+        reader = prefill(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=NEVER)
+        assert reader.num_cached == 2 * BLOCK
+        for seq in (writer, reader) if closed_first == "writer" else (reader, writer):
+            manager.close(seq)
+            manager.check()
+        assert foreseen(manager) == 1
+
+
+def test_blocks_of_a_windowed_group_that_nobody_comes_back_to_go_first_in_it(policy):
+    groups = [
+        LayerGroup("full", 32, FullAttention()),
+        LayerGroup("window", 32, SlidingWindow(2 * BLOCK)),
+    ]
+    manager = CacheManager(groups=groups, block_size=BLOCK, policy=policy)
+    serve(manager, blocks(1000, 4))
+    serve(manager, blocks(0, 4), hint=NEVER)
+    manager.reclaim(6, group=1)
+    manager.check()
+    assert found(manager, blocks(1000, 4)) == 4 * BLOCK
+
+
+def test_the_count_of_an_ended_session_is_of_all_its_blocks(policy):
+    manager = make(policy)
+    serve(manager, blocks(0, 3), hint=Hint("never", session_id="a"))
+    assert manager.end_session("a") == 3
+
+
+def test_no_name_is_no_session():
+    manager = make("lru")
+    with rejected(manager, ConfigError):
+        manager.end_session(None)
+
+
+class TestMemory:
+    def alive(self):
+        gc.collect()
+        return sum(type(each) is Session for each in gc.get_objects())
+
+    def test_a_manager_that_is_dropped_leaves_no_session_behind(self, policy):
+        before = self.alive()
+        for _ in range(5):
+            serve(make(policy), blocks(0, 3), hint=A)
+        assert self.alive() == before
+
+    def test_a_forgotten_session_does_not_live_on_in_evicted_blocks(self, policy, monkeypatch):
+        monkeypatch.setattr("quire.core.hints.MAX_SESSIONS", 3)
+        manager = make(policy)
+        before = self.alive()
+        for number in range(20):
+            serve(manager, blocks(1000 * number, 2), hint=hinted(str(number)))
+        manager.reclaim(10**6)
+        assert self.alive() - before <= 3
+
+    def test_the_oldest_session_is_forgotten_and_the_others_are_known(self, policy, monkeypatch):
+        monkeypatch.setattr("quire.core.hints.MAX_SESSIONS", 3)
+        manager = make(policy)
+        for number in range(4):
+            serve(manager, blocks(1000 * number, 2), hint=hinted(str(number)))
+        assert [manager.end_session(str(number)) for number in range(4)] == [0, 2, 2, 2]
+
+
+def test_an_observer_that_raises_leaves_no_request_behind():
+    class Broken:
+        def opened(self, seq, key, media):
+            raise OSError("disk full")
+
+        def closed(self, seq):
+            pass
+
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, observer=Broken())
+    with rejected(manager, OSError):
+        manager.open(blocks(0, 1))
