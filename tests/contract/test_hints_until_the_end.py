@@ -7,7 +7,7 @@ from core_help import found, prefill, rejected, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 from policy_spy import Spied, SpyingLru, SpyingRanked
 
-from quire.core import CacheManager, FullAttention, Hint, LayerGroup, SlidingWindow
+from quire.core import Hint
 from quire.core.hints import Session
 from quire.core.policies import POLICIES
 from quire.errors import ConfigError
@@ -121,38 +121,6 @@ class TestTimesThatChange:
         assert foreseen(manager) == 2
 
 
-class TestNeverAtTheSameTime:
-    @pytest.mark.parametrize("closed_first", ["writer", "reader"])
-    def test_what_another_request_found_is_ordinary_whoever_ends_first(self, policy, closed_first):
-        manager = make(policy)
-        writer = prefill(manager, blocks(0, 2), hint=NEVER)
-        reader = prefill(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=NEVER)
-        assert reader.num_cached == 2 * BLOCK
-        for seq in (writer, reader) if closed_first == "writer" else (reader, writer):
-            manager.close(seq)
-            manager.check()
-        assert foreseen(manager) == 1
-
-
-def test_blocks_of_a_windowed_group_that_nobody_comes_back_to_go_first_in_it(policy):
-    groups = [
-        LayerGroup("full", 32, FullAttention()),
-        LayerGroup("window", 32, SlidingWindow(2 * BLOCK)),
-    ]
-    manager = CacheManager(groups=groups, block_size=BLOCK, policy=policy)
-    serve(manager, blocks(1000, 4))
-    serve(manager, blocks(0, 4), hint=NEVER)
-    manager.reclaim(6, group=1)
-    manager.check()
-    assert found(manager, blocks(1000, 4)) == 4 * BLOCK
-
-
-def test_the_count_of_an_ended_session_is_of_all_its_blocks(policy):
-    manager = make(policy)
-    serve(manager, blocks(0, 3), hint=Hint("never", session_id="a"))
-    assert manager.end_session("a") == 3
-
-
 def test_no_name_is_no_session():
     manager = make("lru")
     with rejected(manager, ConfigError):
@@ -185,16 +153,3 @@ class TestMemory:
         for number in range(4):
             serve(manager, blocks(1000 * number, 2), hint=hinted(str(number)))
         assert [manager.end_session(str(number)) for number in range(4)] == [0, 2, 2, 2]
-
-
-def test_an_observer_that_raises_leaves_no_request_behind():
-    class Broken:
-        def opened(self, seq, key, media):
-            raise OSError("disk full")
-
-        def closed(self, seq):
-            pass
-
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, observer=Broken())
-    with rejected(manager, OSError):
-        manager.open(blocks(0, 1))

@@ -141,7 +141,7 @@ def set_outlooks(seq: Sequence, node: Node, now: float) -> None:
         if not outlook:
             pass
         elif never:
-            outlook = SPENT if node.start >= found else 0.0
+            outlook = SPENT if outlook == PENDING or node.start >= found else 0.0
         elif hint.ttl_s is not None:
             outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)
         else:

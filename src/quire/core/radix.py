@@ -258,7 +258,7 @@ class PrefixTree:
             del bucket[bisect_left(bucket, first)]
             if not bucket:
                 del parent.by_token[first[:TOKEN_BYTES]]
-        node.parent = node.session = None
+        node.parent = node.session = node.policy = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
         return first
@@ -266,7 +266,8 @@ class PrefixTree:
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
         for node in [*self.roots.values(), *self.nodes()]:
-            node.parent = node.older = node.newer = node.writer = node.session = None
+            node.parent = node.older = node.newer = node.writer = None
+            node.session = node.policy = node.note = None
             node.children = NO_CHILDREN
         for group in self.sparse:
             group.clear()

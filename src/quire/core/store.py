@@ -24,7 +24,7 @@ from quire.core.hints import Sessions, check_session_id
 from quire.core.lookup import Explanation, Hit, Lookup
 from quire.core.node import Node
 from quire.core.pins import Pin, PinBoard
-from quire.core.policies import POLICIES, PolicyFactory
+from quire.core.policies import POLICIES, Capacity, PolicyFactory
 from quire.core.radix import PrefixTree
 from quire.core.room import Room
 from quire.core.sampling import CurveSampler
@@ -88,11 +88,7 @@ class BlockStore:
         self.groups = tuple(
             BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
         )
-        self._full_pools = [
-            pool
-            for pool, group in zip(self.groups, settings.groups, strict=True)
-            if isinstance(group.kind, FullAttention)
-        ]
+        self._capacity = _capacity(settings, self.groups)
         self.copies = CopyPlan(self.groups)
         evictor = Evictor(_factory(settings.policy), self._capacity, self.clock)
         sparse = sparse_groups(settings, self.groups, evictor)
@@ -263,9 +259,6 @@ class BlockStore:
             raise ConfigError(msg)
         return seconds
 
-    def _capacity(self) -> int:
-        return min(pool.num_blocks for pool in self._full_pools or self.groups)
-
     def _read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Key, Node]:
         """Return the key and root to look up; an unknown scope gives an empty root."""
         if not key:
@@ -296,6 +289,17 @@ def sparse_groups(
             case FullAttention():
                 pass
     return tuple(sparse)
+
+
+def _capacity(settings: Settings, pools: tuple[BlockPool, ...]) -> Capacity:
+    """Return what tells the policy how large the smallest pool of full attention is now.
+
+    It knows the pools alone: policies are referenced by nodes, which the garbage collector does
+    not see, so that one which knew the store would keep it for ever.
+    """
+    groups = zip(settings.groups, pools, strict=True)
+    full = [pool for group, pool in groups if isinstance(group.kind, FullAttention)]
+    return lambda: min(pool.num_blocks for pool in full or pools)
 
 
 def _factory(policy: str | PolicyFactory) -> PolicyFactory:
