@@ -28,8 +28,8 @@ class Learned(Policy):
     blocks. A shadow of LRU on the same requests is the guard: where LRU would have found more,
     the policy is LRU. See docs/decisions/learned-policy.md for the study.
 
-    A queue is a heap by age, of pairs that may be out of date: one counts if its entry is evictable, has that
-    age, and belongs in that queue. `_fronts` holds rank, age and entry of the first of each
+    A queue is a heap by age. What stands in it may have gone, or belong in another queue since a
+    later turn has gone on from it: that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
     class, `_front_of` its queue by the entry's id; `_doubtful` names the queues to look at again.
     """
 
@@ -231,9 +231,9 @@ class Learned(Policy):
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
-        for queue, heap in self._heaps.items():
+        for heap in self._heaps.values():
             for pair in heap:
-                if self._counts(queue, pair):
+                if self._holds(pair):
                     held[id(pair[2])] = pair[2]
         if self._mind.is_lru:
             yield from sorted(held.values(), key=_age)
@@ -285,7 +285,7 @@ class Learned(Policy):
         queue = self._queue(entry)
         heap = self._heaps.setdefault(queue, [])
         if len(heap) > 2 * self._num_cached + 64:
-            current = {id(pair[2]): pair for pair in heap if self._counts(queue, pair)}
+            current = {id(pair[2]): pair for pair in heap if self._holds(pair)}
             heap[:] = current.values()
             heapq.heapify(heap)
         heapq.heappush(heap, (_age(entry), self.tick(), entry))
@@ -297,21 +297,18 @@ class Learned(Policy):
         """Return the oldest entry of a queue; drop what no longer belongs there."""
         heap = self._heaps.get(queue)
         while heap:
-            if self._counts(queue, heap[0]):
-                return heap[0][2]
-            entry = heapq.heappop(heap)[2]
-            if entry.policy is self and entry.evictable and self._queue(entry) != queue:
+            holds, entry = self._holds(heap[0]), heap[0][2]
+            if holds and self._queue(entry) == queue:
+                return entry
+            heapq.heappop(heap)
+            if holds:
                 self._push(entry)
         return None
 
-    def _counts(self, queue: int, pair: tuple[float, int, Entry]) -> bool:
-        tick, _, entry = pair
-        return (
-            entry.policy is self
-            and entry.rank[0] == tick
-            and entry.evictable
-            and self._queue(entry) == queue
-        )
+    def _holds(self, pair: tuple[float, int, Entry]) -> bool:
+        """Whether a pair is up to date but for the queue that its entry belongs in."""
+        age, _, entry = pair
+        return entry.policy is self and entry.rank[0] == age and entry.evictable
 
 
 def _goes_on(previous: Record, reached: int) -> bool:

@@ -99,14 +99,15 @@ class Record(msgspec.Struct, gc=False, eq=False):
 class Reentry:
     """The model: returns and exposures by age and by cell, and the ranks that follow.
 
-    After every `advance`, a watched record stands in the queue of the bin of its age.
+    After every `advance`, a watched record stands in the queue of the bin of its age; in the last
+    bin nothing ages, and it has none. `moves` counts how often the ranks of records changed.
     """
 
     def __init__(self) -> None:
         self._returns = [0.0] * NUM_BINS
         self._exposure = [0.0] * NUM_BINS
         self._cells: dict[int, Cell] = {}
-        self._aging: list[deque[Record]] = [deque() for _ in EDGES]
+        self._aging: list[deque[Record]] = [deque() for _ in EDGES[1:]]
         self._hazard = list(PRIOR)
         self._so_far = [0.0] * NUM_BINS
         self._wait = 1
@@ -136,9 +137,6 @@ class Reentry:
                 queue = self._aging[age_bin]
                 if queue and now - queue[0].time >= edge:
                     self._grow_older(age_bin, now)
-            last = self._aging[-1]
-            while last and not last[0].watched:
-                last.popleft()
         self._wait -= 1
         if not self._wait:
             self.refresh()
@@ -165,7 +163,8 @@ class Reentry:
 
     def _grow_older(self, age_bin: int, now: float) -> None:
         """Move all records of a bin that are older now to the next: `_expose`, unrolled."""
-        queue, older, edge = self._aging[age_bin], self._aging[age_bin + 1], EDGES[age_bin + 1]
+        queue, edge = self._aging[age_bin], EDGES[age_bin + 1]
+        older = self._aging[age_bin + 1] if age_bin + 2 < NUM_BINS else None
         width, hazard, so_far = WIDTHS[age_bin], self._hazard[age_bin], self._so_far[age_bin]
         inside = hazard * width / 2
         exposed = self._exposure[age_bin]
@@ -179,7 +178,8 @@ class Reentry:
                     without = (cell.expected + CELL_EVENTS) / (cell.returns + CELL_EVENTS)
                     cell.expected += expected * without
                 record.bin = age_bin + 1
-                older.append(record)
+                if older is not None:
+                    older.append(record)
         self._exposure[age_bin] = exposed
 
     def _expose(self, record: Record, width: float) -> None:

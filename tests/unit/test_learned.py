@@ -1,0 +1,482 @@
+"""The policy `learned`: what it learns, what it forgets, and what keeps it from harm."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_help import ListTrace, random_chains, trace_of
+
+from quire.core import CacheManager
+from quire.core.policies.learned import Learned
+from quire.core.policies.lru_shadow import MIN_SLOTS, LruShadow
+from quire.core.policies.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
+from quire.core.policies.reentry import (
+    EDGES,
+    NUM_BINS,
+    NUM_CLASSES,
+    PRIOR,
+    WIDTHS,
+    Record,
+    Reentry,
+    bucket,
+    class_of,
+    ranks,
+)
+from quire.sim.replay import replay
+
+TOKENS_PER_BLOCK = 64
+
+
+class AlwaysLru(Mind):
+    """Orders as LRU does, whatever is learned; writes down what the shadow says."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_lru = True
+        self.judged = []
+
+    def judge(self, found, lru_found, asked):
+        self.judged.append((found, lru_found))
+
+
+class Inverted(Reentry):
+    """Ranks turned upside down."""
+
+    def refresh(self):
+        super().refresh()
+        self.rank = [[-rank for rank in ranks] for ranks in self.rank]
+
+
+def thinking(mind, policy=Learned):
+    """Return what a manager takes as its policy: `learned` with this mind."""
+    return lambda tick, capacity: policy(tick, capacity, mind)
+
+
+class World:
+    """A manager with the policy, a clock, and prompts of one-token blocks."""
+
+    def __init__(self, capacity, policy=None):
+        self.now = 0.0
+        self.mind = Mind()
+        self.manager = CacheManager(
+            capacity + 1,
+            1,
+            policy=policy or thinking(self.mind),
+            sub_block=False,
+            clock=lambda: self.now,
+        )
+        self._fresh = 10**6
+
+    def names(self, count):
+        """Return so many tokens that nobody has used."""
+        self._fresh += count
+        return list(range(self._fresh - count, self._fresh))
+
+    def open(self, prompt, after=2**31 - 1, **options):
+        """Open a request for a prompt and one more token, `after`, and compute the prompt."""
+        manager = self.manager
+        seq = manager.open(np.array([*prompt, after], np.int32), **options)
+        rest = prompt[seq.num_cached :]
+        if rest:
+            manager.reserve(seq, len(rest) + 1)
+            manager.commit(seq, np.array(rest, np.int32))
+        if seq.visit is not None:
+            seq.visit.prompt, seq.visit.block_size = len(prompt) * TOKENS_PER_BLOCK, 64
+        return seq
+
+    def serve(self, prompt, answer=(), **options):
+        """Serve a whole request; return the record that it left, None without any blocks."""
+        seq = self.open(prompt, *answer[:1], **options)
+        if answer:
+            self.manager.reserve(seq, len(answer))
+            self.manager.commit(seq, np.array(answer, np.int32))
+        trail = seq.visit.note if seq.visit is not None else None
+        self.manager.close(seq)
+        self.manager.check()
+        return trail.record if trail is not None else None
+
+    def found(self, prompt):
+        """Return how many blocks of a prompt are cached."""
+        return self.manager.probe(np.array([*prompt, 2**31 - 1], np.int32)).num_tokens
+
+
+def chats_and_documents(num_requests, seed=0, num_chats=12, document=10):
+    """Chats go on by two blocks, six times each; every other request is a document of its own.
+
+    Blocks are those of `trace_of`; a row every two seconds.
+    """
+    random = Random(seed)
+    chats = [[] for _ in range(num_chats)]
+    chains = []
+    for number in range(num_requests):
+        if random.random() < 0.5:
+            chains.append([("document", number, i) for i in range(document)])
+            continue
+        at = random.randrange(num_chats)
+        if len(chats[at]) >= 14:
+            chats[at] = []
+        chats[at] = chats[at] + [(number, 0), (number, 1)]
+        chains.append(chats[at])
+    times = [2.0 * number for number in range(num_requests)]
+    return trace_of(chains, time_s=times, block_size=TOKENS_PER_BLOCK)
+
+
+# -- the order ---------------------------------------------------------------------------------
+
+
+def test_a_cold_start_evicts_what_lru_evicts():
+    random = Random(1)
+    worlds = World(40), World(40, "lru")
+    prompts = []
+    for number in range(60):
+        prompts.append([1000 * number + i for i in range(random.randint(2, 12))])
+        for world in worlds:
+            world.serve(prompts[-1])
+        learned, lru = ([world.found(prompt) for prompt in prompts] for world in worlds)
+        assert learned == lru
+
+
+def test_what_never_comes_back_goes_before_what_does():
+    trace = chats_and_documents(400)
+    world = World(80)
+    for request in trace:
+        world.now = request.time_s
+        world.serve(request.blocks.tolist())
+    chat, document = world.names(2), world.names(10)
+    world.serve(chat)
+    world.now += 2
+    world.serve(document)
+    while world.found(document) == 10:
+        world.now += 1
+        world.serve(world.names(3))
+    assert world.found(chat) == 2
+
+
+def test_it_finds_more_than_lru_where_kinds_of_requests_differ():
+    trace = chats_and_documents(1200)
+    learned, lru = (100 * replay(trace, 100, policy).token_hit for policy in ("learned", "lru"))
+    assert learned > lru + 5
+
+
+def test_what_a_later_turn_has_gone_on_from_goes_first():
+    world = World(24)
+    old, turn = world.names(8), world.names(8)
+    world.serve(old)
+    world.serve(turn)
+    world.serve(turn[:6] + world.names(4))
+    world.serve(world.names(6))
+    assert (world.found(turn), world.found(old)) == (6, 8)
+
+
+def test_a_branch_from_the_middle_of_a_turn_does_not_go_on_from_it():
+    world = World(24)
+    old, turn = world.names(8), world.names(8)
+    world.serve(old)
+    assert not world.serve(turn).superseded
+    world.serve(turn[:3] + world.names(3))
+    world.serve(world.names(6))
+    assert world.found(turn) == 8
+    assert world.found(old) < 8
+
+
+# -- what is known after eviction ----------------------------------------------------------------
+
+
+def test_turns_are_known_again_after_eviction():
+    world = World(20)
+    prompt = world.names(3)
+    for turn in range(4):
+        assert world.serve(prompt).turn == turn
+        world.serve(world.names(20))
+        assert world.found(prompt) == 0
+        prompt += world.names(2)
+
+
+def test_only_so_many_evicted_requests_are_known_again():
+    world = World(4)
+    prompt = world.names(4)
+    world.serve(prompt)
+    for _ in range(MAX_GHOSTS + 1):
+        world.serve(world.names(4))
+    assert world.serve(prompt + world.names(0)).turn == 0
+
+
+def test_memory_is_bounded_on_a_stream_that_never_comes_back():
+    world = World(50)
+    for number in range(3 * MAX_GHOSTS):
+        world.now = number * 1.0
+        world.serve(world.names(2))
+    mind = world.mind
+    assert len(mind.ghosts) <= MAX_GHOSTS
+    assert len(mind.shadow._records) <= MIN_SLOTS
+    assert sum(map(len, mind.model._aging)) < 2 * (MAX_GHOSTS + 25)
+    (policy,) = (doubt.__self__ for doubt in mind.doubts)
+    assert sum(map(len, policy._heaps.values())) < NUM_CLASSES * (2 * 25 + 66)
+
+
+def test_what_is_never_evicted_holds_nothing_else_in_memory():
+    world = World(50)
+    kept = world.names(2)
+    world.serve(kept, priority=1)
+    for number in range(3 * MAX_GHOSTS):
+        world.now = number * 60.0
+        world.serve(world.names(2))
+    assert world.found(kept) == 2
+    assert sum(map(len, world.mind.model._aging)) < 2 * (MAX_GHOSTS + 25)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def talk(world, num_chats, *, repeats):
+    """Chats of two turns; the second prompt repeats the answer in the same tokens, or in others."""
+    for number in range(num_chats):
+        world.now += 1
+        if number % 3 == 0:
+            world.serve(world.names(3))
+        prompt, answer = world.names(4), world.names(2)
+        world.serve(prompt, answer)
+        world.serve(prompt + (answer if repeats else world.names(2)) + world.names(2))
+
+
+def test_answers_that_prompts_never_repeat_go_first():
+    world = World(40)
+    assert not world.mind.trims
+    talk(world, 2 * TRUST // TRIAL, repeats=False)
+    assert world.mind.trims
+    old, prompt, answer = world.names(8), world.names(4), world.names(3)
+    world.serve(old)
+    world.serve(prompt, answer)
+    while world.found(prompt + answer) == 7:
+        world.serve(world.names(2))
+    assert (world.found(prompt + answer) >= 4, world.found(old)) == (True, 8)
+
+
+def test_answers_are_kept_again_once_prompts_repeat_them():
+    world = World(400)
+    talk(world, 2 * TRUST // TRIAL, repeats=False)
+    assert world.mind.trims
+    talk(world, 16 * TRIAL, repeats=True)
+    assert not world.mind.trims
+
+
+def test_of_sixteen_answers_one_is_kept_on_equal_terms():
+    world = World(400)
+    talk(world, 2 * TRUST // TRIAL, repeats=False)
+    trimmed = [world.serve(world.names(3), world.names(1)).trimmed for _ in range(2 * TRIAL)]
+    assert trimmed.count(False) == 2
+
+
+# -- the guard -----------------------------------------------------------------------------------
+
+
+def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
+    trace = chats_and_documents(2500, document=4)
+    lru = 100 * replay(trace, 100, "lru").token_hit
+    loose, guarded = AlwaysLru(), Mind()
+    loose.is_lru = False
+    for mind in (loose, guarded):
+        mind.model = Inverted()
+    without, within = (
+        100 * replay(trace, 100, thinking(mind)).token_hit for mind in (loose, guarded)
+    )
+    assert without < lru - 5
+    assert guarded.is_lru
+    assert within > lru - 1
+
+
+def test_it_turns_back_when_half_of_the_loss_is_won_back():
+    mind = Mind()
+    mind.num_requests = TRUST + 1
+    mind.judge(0, 10, 100)
+    assert mind.is_lru
+    mind.judge(9, 0, 0)
+    assert mind.is_lru
+    mind.judge(2, 0, 0)
+    assert not mind.is_lru
+
+
+def test_nothing_is_decided_before_enough_is_compared():
+    mind = Mind()
+    mind.num_requests = TRUST
+    mind.judge(0, 10, 100)
+    assert not mind.is_lru
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), capacity=st.integers(3, 60))
+def test_the_shadow_finds_what_lru_finds(seed, capacity):
+    trace = trace_of(random_chains(seed, 80))
+    mind = AlwaysLru()
+    hits = [[], []]
+
+    def shadowed(tick, pool):  # one block of the pool is never cached here: the unfinished one
+        return Learned(tick, lambda: pool() - 1, mind)
+
+    for policy, seen in zip((shadowed, "lru"), hits, strict=True):
+        replay(trace, capacity, policy, observers=[lambda _, hit, seen=seen: seen.append(hit)])
+    assert hits[0] == hits[1]
+    assert mind.judged == [(hit // trace.block_size, hit // trace.block_size) for hit in hits[1]]
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_shadow_counts_what_lies_above_a_record(seed):
+    random, shadow, stack = Random(seed), LruShadow(), []
+    for number in range(3 * MIN_SLOTS // 2):
+        stack.append([Record(), random.randint(1, 5)])
+        shadow.push(*stack[-1], 60)
+        for _ in range(2):
+            each = random.choice(stack[-12:])
+            taken = random.randint(0, 3)
+            shadow.take(each[0], taken)
+            each[1] -= min(taken, each[1])
+        if number % 50 == 0:
+            for at in range(max(len(stack) - 12, 0), len(stack)):
+                above = sum(count for _, count in stack[at + 1 :])
+                assert min(shadow.above(stack[at][0], 60), 60) == min(above, 60)
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def test_ranks_fall_with_age_and_rise_with_weight():
+    hazard = np.array(PRIOR)
+    so_far = np.concatenate(([0.0], np.cumsum(hazard * WIDTHS)[:-1]))
+    table = ranks(hazard, so_far)
+    assert table.shape == (NUM_CLASSES, NUM_BINS)
+    assert np.all(np.diff(table, axis=1) < 0)
+    assert np.all(np.diff(table[:, 0]) > 0)
+
+
+def test_a_rank_is_the_best_ratio_of_returns_to_time_held():
+    hazard = np.where(np.arange(NUM_BINS) == 12, 1.0, 1e-6)  # everybody returns after a while
+    table = ranks(hazard, np.concatenate(([0.0], np.cumsum(hazard * WIDTHS)[:-1])))
+    middle = NUM_CLASSES // 2
+    assert np.argmax(table[middle]) == 12
+    assert table[middle, 0] > 1000 * hazard[0]
+    assert np.all(np.diff(table[middle, :13]) > 0)
+
+
+@pytest.mark.parametrize("half_octaves", range(-16, 17))
+def test_classes_are_half_octaves_of_weight_rounded(half_octaves):
+    middle, quarter = half_octaves + 16, 2.0**0.25
+    exact = 2.0 ** (half_octaves // 2) * (1.0, 2.0**0.5)[half_octaves % 2]
+    assert class_of(exact) == middle
+    assert class_of(exact * quarter * 0.999) == middle
+    assert class_of(exact / quarter * 1.001) == middle
+    assert class_of(exact * quarter * 1.001) == min(middle + 1, NUM_CLASSES - 1)
+    assert class_of(exact / quarter * 0.999) == max(middle - 1, 0)
+
+
+def test_buckets_are_floors_of_the_logarithm():
+    assert [bucket(value, 15) for value in (0, 1, 2, 3, 6, 7, 8)] == [0, 1, 1, 2, 2, 3, 3]
+    for power in range(1, 50):
+        assert bucket(2**power - 2, 99) == power - 1
+        assert bucket(2**power - 1, 99) == power
+    assert bucket(10**9, 15) == 15
+
+
+def test_a_class_that_returns_more_than_expected_weighs_more():
+    model = Reentry()
+    for number in range(200):
+        now = 10.0 * number
+        model.advance(now)
+        loyal, fickle = Record(time=now), Record(time=now)
+        model.watch(loyal, (0,))
+        model.watch(fickle, (1,))
+        model.advance(now + 5)
+        model.returned(loyal, now + 5)
+    assert loyal.kind > fickle.kind + 4
+    assert model.rank[loyal.kind][0] > model.rank[fickle.kind][0]
+
+
+def test_records_stand_in_the_bin_of_their_age():
+    model = Reentry()
+    records = []
+    for number in range(120):
+        now = 0.7 * 1.1**number
+        model.advance(now)
+        for record in records:
+            age = now - record.time
+            assert EDGES[record.bin] <= age
+            assert record.bin == NUM_BINS - 1 or age < EDGES[record.bin + 1]
+        records.append(Record(time=now))
+        model.watch(records[-1], (0,))
+
+
+# -- among others --------------------------------------------------------------------------------
+
+
+def test_the_same_calls_lead_to_the_same_order():
+    trace = chats_and_documents(500, seed=3)
+    orders = []
+    for _ in range(2):
+        world = World(90)
+        for request in trace:
+            world.now = request.time_s
+            world.serve(request.blocks.tolist())
+        orders.append([(node.start, node.end) for node in world.manager.tree.evictor.order()])
+    assert orders[0] == orders[1]
+
+
+def test_asking_again_for_the_victim_changes_nothing():
+    world = World(60)
+    for request in chats_and_documents(300, seed=5):
+        world.now = request.time_s
+        world.serve(request.blocks.tolist())
+        evictor = world.manager.tree.evictor
+        victim = evictor.victim()
+        assert victim is evictor.victim()
+        assert victim is None or any(victim is node for node in evictor.order())
+
+
+def test_priority_classes_share_what_is_learned():
+    minds = []
+
+    def policy(tick, capacity):
+        minds.append(Mind())
+        return Learned(tick, capacity, minds[-1])
+
+    world = World(80, policy)
+    for number, request in enumerate(chats_and_documents(200)):
+        world.now = request.time_s
+        world.serve(request.blocks.tolist(), priority=number % 3)
+    assert len(minds) == 1
+    assert len(minds[0].doubts) == 3
+    assert minds[0].num_requests == 200
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_requests_may_overlap_fork_and_pause(seed):
+    random = Random(seed)
+    world = World(40)
+    manager, running = world.manager, []
+    for _ in range(60):
+        world.now += random.choice((0, 0, 1, 30))
+        seq = random.choice(running) if running else None
+        what = random.choice(("open", "open", "close", "suspend", "fork"))
+        if what == "open" and len(running) < 3:
+            prompt = [random.randrange(3) for _ in range(random.randint(1, 8))]
+            running.append(world.open(prompt, 7, priority=random.choice((0, 0, 1))))
+        elif seq is not None and what == "close":
+            running.remove(seq)
+            manager.close(seq)
+        elif seq is not None and seq.state == "suspended":
+            manager.resume(seq)
+        elif seq is not None and what == "suspend":
+            manager.suspend(seq)
+        elif seq is not None and what == "fork" and len(running) < 3:
+            running.append(manager.fork(seq))
+        manager.check()
+    for seq in running:
+        manager.close(seq)
+    world.serve(world.names(40))
+    assert world.manager.counters.evicted_blocks > 0
+
+
+def test_a_trace_without_rows_is_no_trouble():
+    assert replay(ListTrace([]), 4, "learned").num_requests == 0
