@@ -12,19 +12,25 @@ SNIPPETS = re.findall(
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text()]
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Snippets read files of the repository and write files beside them."""
+    for name in ("src", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch):
+def test_the_snippets_of_a_page_run_one_after_the_other(page):
     pytest.importorskip("transformers", reason="install it with: make setup")
-    monkeypatch.chdir(ROOT)
     names = {"__name__": page.stem}
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(snippet, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_readme_snippets_run(snippet, monkeypatch):
+def test_readme_snippets_run(snippet):
     pytest.importorskip("transformers", reason="install it with: make setup")
-    monkeypatch.chdir(ROOT)
     exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
 
 
