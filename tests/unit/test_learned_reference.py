@@ -1,0 +1,89 @@
+"""The policy `learned` on the public traces: how much of the gap between LRU and the optimum it closes.
+
+Hits are token hits in % of all prompt tokens, whole trace, from a cold start. Those of LRU and of the
+optimum are published ones, which other tests reproduce. `QUIRE_FULL=1` adds the coding agents'
+trace (about a minute of CPU) and the cells that are not among the narrowest.
+"""
+
+import os
+
+import pytest
+
+from quire.sim.replay import replay
+from quire.sim.trace import open_trace
+from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
+
+FULL = bool(os.environ.get("QUIRE_FULL"))
+
+LRU = {
+    CONVERSATION: {1: 5.35, 5: 19.96, 10: 28.44, 25: 36.04, 50: 37.03},
+    AGENT: {1: 41.86, 5: 80.91, 10: 88.77, 25: 89.72, 50: 89.73},
+    CODING_AGENT: {1: 79.78, 5: 95.86, 10: 96.22, 25: 96.30},
+}
+OPTIMUM = {CONVERSATION: {5: 37.36, 10: 37.36}}
+
+CLOSED = 0.20
+"""The share of the gap that is closed without hints."""
+
+CLOSED_BY_HINTS = 0.80
+"""The share that is closed where callers say when a session is over."""
+
+ALWAYS = {(AGENT, share) for share in (1, 5, 10, 25)} | {(CONVERSATION, 50)}
+
+
+class KeptTrace:
+    """A trace read once."""
+
+    def __init__(self, name):
+        trace = open_trace(whole_path(name))
+        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
+        self._requests = list(trace)
+        self.num_unique = 1 + max(int(each.blocks.max(initial=-1)) for each in self._requests)
+
+    def __iter__(self):
+        return iter(self._requests)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    traces = {}
+
+    def read(name):
+        if name not in traces:
+            traces[name] = KeptTrace(name)
+        return traces[name]
+
+    return read
+
+
+def hit(trace, share, policy, hints="none"):
+    """Return the token hit in %."""
+    capacity = trace.num_unique * share // 100
+    return 100 * replay(trace, capacity, policy, hints=hints).token_hit
+
+
+def closed(name, share, found):
+    """Return the share of the gap between LRU and the optimum that is closed."""
+    lru, optimum = LRU[name][share], OPTIMUM[name][share]
+    return (found - lru) / (optimum - lru)
+
+
+@pytest.mark.parametrize("share", [5, 10])
+def test_without_hints_a_fifth_of_the_gap_is_closed(kept, share):
+    found = hit(kept(CONVERSATION), share, "learned")
+    assert closed(CONVERSATION, share, found) >= CLOSED
+
+
+@pytest.mark.parametrize("policy", ["learned", "lru"])
+@pytest.mark.parametrize("share", [5, 10])
+def test_with_the_ends_of_sessions_four_fifths_of_the_gap_are_closed(kept, share, policy):
+    found = hit(kept(CONVERSATION), share, policy, "session-end")
+    assert closed(CONVERSATION, share, found) >= CLOSED_BY_HINTS
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [(name, share) for name in LRU for share in LRU[name] if FULL or (name, share) in ALWAYS],
+)
+def test_nowhere_is_a_point_lost_to_lru(kept, name, share):
+    assert hit(kept(name), share, "learned") > LRU[name][share] - 1
