@@ -39,6 +39,8 @@ class Node(Entry, gc=False, eq=False):
     `lost`       evicted continuations: first block's bytes -> number of blocks
     `hashes`     digests of the first blocks, as far as they were computed
     `named`      what `names` gives, as far as it was asked for
+    `name_above` the name of the block before this run, and `start` when it was asked for: a cut
+                 moves the start, and nothing else does
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -57,6 +59,7 @@ class Node(Entry, gc=False, eq=False):
     lost: dict[bytes, int] | None = None
     hashes: list[bytes] | None = None
     named: array[int] | None = None
+    name_above: tuple[int, int] | None = None
     priority: int = 0
     keep_until: float = 0.0
     spent_from: float = 0.0
@@ -104,6 +107,33 @@ class Node(Entry, gc=False, eq=False):
         for each in reversed(unnamed):
             each.name_blocks()
         return self.named if self.named is not None else array("I")
+
+    def name(self, index: int) -> int:
+        if self.named is not None and index < len(self.named):
+            return self.named[index]
+        size = len(self.key) // self.num_blocks
+        with memoryview(self.key) as key, key[: (index + 1) * size] as head:
+            return crc32(head, self._find_name_above())
+
+    def _find_name_above(self) -> int:
+        """Return the name of the block before this run, that of the root at its start."""
+        unknown: list[Node] = []
+        node, known = self, 0
+        while True:
+            if node.parent is None:
+                known = node.named[0] if node.named else 0
+                break
+            if node.name_above is not None and node.name_above[0] == node.start:
+                known = node.name_above[1]
+                break
+            unknown.append(node)
+            node = node.parent
+        for each in reversed(unknown):
+            if node.parent is not None:
+                known = crc32(node.key, known)
+            each.name_above = (each.start, known)
+            node = each
+        return known
 
     def name_blocks(self) -> None:
         """Name the blocks that have no name yet; those of the parent have theirs."""

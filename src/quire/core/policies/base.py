@@ -92,6 +92,10 @@ class Entry(msgspec.Struct, gc=False, eq=False):
         """
         raise NotImplementedError
 
+    def name(self, index: int) -> int:
+        """Return `names()[index]`, 0 for the first block of the run, without naming the others."""
+        raise NotImplementedError
+
 
 class Policy(ABC):
     """Decides which entry is evicted next. Sees events and entries, never tokens or the tree.

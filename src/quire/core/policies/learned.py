@@ -146,8 +146,7 @@ class Learned(Policy):
             entry = entry.above
         if entry is None or entry.end <= found:
             return None
-        name = entry.names()[found - entry.end]
-        return self._mind.recall(name)
+        return self._mind.recall(entry.name(found - entry.end + entry.num_blocks))
 
     def _learn_of_answers(self, previous: Record, found: int) -> None:
         if previous.trimmed:
@@ -216,7 +215,7 @@ class Learned(Policy):
     def evicting(self, entry: Entry, num_blocks: int) -> None:
         record = entry.note
         if isinstance(record, Record) and not record.superseded and entry.queue != BEYOND:
-            self._mind.remember(entry.names()[-num_blocks], record)
+            self._mind.remember(entry.name(entry.num_blocks - num_blocks), record)
 
     def victim(self) -> Entry | None:
         if self._mind.is_lru:
