@@ -170,6 +170,16 @@ def test_what_a_later_turn_has_gone_on_from_goes_first():
     assert (world.found(turn), world.found(old)) == (6, 8)
 
 
+def test_what_was_gone_on_from_unnoticed_stays_a_candidate():
+    world = World(24)
+    left, often = world.names(8), world.names(1)
+    world.serve(left).superseded = True  # as by a request that overlapped
+    for _ in range(100):
+        world.serve(often)
+    world.serve(world.names(20))
+    assert world.found(left) == 0
+
+
 def test_a_branch_from_the_middle_of_a_turn_does_not_go_on_from_it():
     world = World(24)
     old, turn = world.names(8), world.names(8)
