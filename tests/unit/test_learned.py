@@ -176,7 +176,7 @@ def test_what_was_gone_on_from_unnoticed_stays_a_candidate():
     world.serve(left).superseded = True  # as by a request that overlapped
     for _ in range(100):
         world.serve(often)
-    world.serve(world.names(20))
+    world.serve(world.names(24))
     assert world.found(left) == 0
 
 
