@@ -9,8 +9,10 @@ import typer
 
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.replay_inputs import (
+    DEFAULT_CAPACITIES,
     Asked,
     capacities_in_blocks,
+    default_capacities,
     check_folder,
     load_model,
     opened,
@@ -20,7 +22,6 @@ from quire.cli.replay_inputs import (
 from quire.cli.replay_table import show
 from quire.errors import ConfigError
 
-DEFAULT_CAPACITIES = ("1%", "5%", "10%", "25%", "50%")
 DEFAULT_GPU = "h100"
 
 
@@ -121,9 +122,10 @@ def replay(
     with progress(f"reading {trace.name}") as say:
         say(f"reading {trace.name}")
         replays = Replays(source, hints, roofline, service, where)
+    num_unique = replays.curves.num_unique
     blocks = capacities_in_blocks(
-        DEFAULT_CAPACITIES if capacity is None else capacity,
-        replays.curves.num_unique,
+        default_capacities(num_unique) if capacity is None else capacity,
+        num_unique,
         source.block_size,
         roofline.model if roofline else None,
     )

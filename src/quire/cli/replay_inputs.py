@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,18}(?:[.][0-9]{1,18})?)\s*(?P<unit>[A-Za-z]*|%)")
 
+DEFAULT_CAPACITIES = ("1%", "5%", "10%", "25%", "50%")
+
 HOW = "a capacity is a share like 10%, bytes like 64GiB, or a number of blocks like 18279"
 
 
@@ -124,6 +126,12 @@ def capacities_in_blocks(
         raise ConfigError(f"--capacity is empty: {HOW}")
     found = (_capacity(word, num_unique, block_size, model) for word in words)
     return list(dict.fromkeys(check_capacity(blocks) for blocks in found))
+
+
+def default_capacities(num_unique: int) -> list[str]:
+    """Return the shares to look at first: those of the usual ones that are a block at least."""
+    shares = [share for share in DEFAULT_CAPACITIES if int(share[:-1]) * num_unique >= 100]
+    return shares or ["1"]
 
 
 def _capacity(text: str, num_unique: int, block_size: int, model: "ModelFacts | None") -> int:
