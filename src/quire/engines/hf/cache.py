@@ -58,8 +58,7 @@ class PrefixCache:
     snapshot_interval  tokens between windows and states that are kept on the way, besides those
                 at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
-    clock       seconds, rising
-    observer    told of every prompt, for instance `quire.Recorder`, which writes a trace
+    clock, observer    seconds, rising; told of every prompt, for instance `quire.Recorder`
 
     One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
@@ -107,6 +106,7 @@ class PrefixCache:
             debug=debug,
             clock=clock,
             observer=observer,
+            curve=True,
         )
         self._weights = Weights(model, self.layout)
         self.last = NO_REPORT
