@@ -4,7 +4,7 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -31,8 +31,10 @@ from quire.cli.output import (
     stdout,
 )
 from quire.config import parse_bytes
-from quire.core import Hint
 from quire.errors import ConfigError, TokensError
+
+if TYPE_CHECKING:
+    from quire.core import Hint
 
 
 def generate(
@@ -183,7 +185,9 @@ def _turn(
     }
 
 
-def _hint(reuse: str | None) -> Hint:
+def _hint(reuse: str | None) -> "Hint":
+    from quire.core import Hint
+
     if reuse is None:
         return Hint()
     if reuse not in {"never", "session"}:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.errors import ConfigError
-from quire.observe import Recorder
+
+if TYPE_CHECKING:
+    from quire.observe import Recorder
 
 BAR_WIDTH = 40
 ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
@@ -58,8 +60,10 @@ def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) 
         raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def recording(path: Path | None, block_size: int) -> Recorder | None:
+def recording(path: Path | None, block_size: int) -> "Recorder | None":
     """Return what records to a path; None without one. Raises `ConfigError`."""
+    from quire.observe import Recorder
+
     return None if path is None else Recorder(path, block_size)
 
 
