@@ -1,4 +1,4 @@
-"""What `learned` stands on: the model of returns, its ranks, and the shadow of LRU."""
+"""What `learned` stands on: the model of returns, its ranks, the shadow of LRU, the guard."""
 
 from random import Random
 
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.policies.lru_shadow import MIN_SLOTS, LruShadow
+from quire.core.policies.mind import TRUST, Mind
 from quire.core.policies.reentry import (
     EDGES,
     NUM_BINS,
@@ -103,3 +104,21 @@ def test_the_shadow_counts_what_lies_above_a_record(seed):
             for at in range(max(len(stack) - 12, 0), len(stack)):
                 above = sum(count for _, count in stack[at + 1 :])
                 assert min(shadow.above(stack[at][0], 60), 60) == min(above, 60)
+
+
+def test_it_turns_back_when_half_of_the_loss_is_won_back():
+    mind = Mind()
+    mind.num_requests = TRUST + 1
+    mind.judge(0, 10, 100)
+    assert mind.is_lru
+    mind.judge(9, 0, 0)
+    assert mind.is_lru
+    mind.judge(2, 0, 0)
+    assert not mind.is_lru
+
+
+def test_nothing_is_decided_before_enough_is_compared():
+    mind = Mind()
+    mind.num_requests = TRUST
+    mind.judge(0, 10, 100)
+    assert not mind.is_lru
