@@ -90,7 +90,7 @@ def hit_curve(sample: Sample, block_size: int, rate: float) -> tuple[Floats, Flo
     shared = np.minimum(root, reused)
 
     own = (~begins & (reused > shared)).nonzero()[0]
-    time = np.maximum(sample.begun[own] - ended[own - 1], 0)
+    time = np.maximum(sample.begun[own] - ended[own - 1], 0).astype(np.float64)
     width = (reused - shared)[own]
     within = time + size[own] + size[own - 1] / 2
     if root.any():
