@@ -85,10 +85,9 @@ class Evictor:
         node.policy.exposed(node)
 
     def evicting(self, node: Node, num_blocks: int) -> None:
-        """The last blocks of a victim are about to go."""
-        if self.remembers:
-            assert node.policy is not None
-            node.policy.evicting(node, num_blocks)
+        """The last blocks of a victim are about to go; asked for only where a policy remembers."""
+        assert node.policy is not None
+        node.policy.evicting(node, num_blocks)
 
     def split(self, upper: Node, lower: Node) -> None:
         """`upper` took over the head of `lower`, which is cached or referenced."""

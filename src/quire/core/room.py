@@ -71,7 +71,8 @@ class Room:
             take = min(node.num_blocks, num_blocks - done)
             parent = node.parent
             assert parent is not None
-            self._tree.evictor.evicting(node, take)
+            if self._tree.evictor.remembers:
+                self._tree.evictor.evicting(node, take)
             self._drop(node, take, "evicted")
             done += take
             if self._tree.sparse:
@@ -119,7 +120,8 @@ class Room:
             parent = node.parent
             assert parent is not None
             self._counters.evicted_blocks += node.num_blocks
-            self._tree.evictor.evicting(node, node.num_blocks)
+            if self._tree.evictor.remembers:
+                self._tree.evictor.evicting(node, node.num_blocks)
             self._drop(node, node.num_blocks, "evicted")
             node = parent
 
