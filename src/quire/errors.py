@@ -18,6 +18,9 @@
     ├── SlotError                     an unknown or busy slot; a handle that is closed or foreign
     │   └── StaleSlot                 a slot whose content is not what it was
     ├── OutOfSlots                    every slot is busy or pinned
+    ├── RecordError (ValueError)      bytes that are no record, or not the one they should be
+    ├── TierError                     a tier that cannot be opened, or failed
+    │   └── TierBusy                  a directory that another process has open
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
 
@@ -115,6 +118,25 @@ class OutOfSlots(QuireError):  # noqa: N818 - as OutOfBlocks
         self.num_slots = num_slots
         self.busy = busy
         self.pinned = pinned
+
+
+class RecordError(QuireError, ValueError):
+    """Bytes that are no record, or not the one they should be.
+
+    Attribute: `is_foreign`, whether it may be a good record of another version or size.
+    """
+
+    def __init__(self, message: str, *, is_foreign: bool = False) -> None:
+        super().__init__(message)
+        self.is_foreign = is_foreign
+
+
+class TierError(QuireError):
+    """A tier that cannot be opened, or that failed. Requests never see it: they see a miss."""
+
+
+class TierBusy(TierError):  # noqa: N818 - as OutOfBlocks
+    """A directory that another process has open for writing."""
 
 
 class UnsupportedModel(QuireError):  # noqa: N818 - reads as what it says

@@ -1,0 +1,225 @@
+"""What a tier is: a place that keeps records by key, may lose them, and never changes them unseen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Self, TypeAlias
+
+import msgspec
+
+from quire.errors import ConfigError, RecordError, TierError
+from quire.tiers.format import KEY_BYTES, read_header, verify
+
+Keys: TypeAlias = Sequence[bytes]
+"""Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
+
+Buffers: TypeAlias = Sequence[memoryview]
+"""One buffer per key, of exactly the record's size; from `format.new_buffer`, so that it is aligned."""
+
+
+Evicting: TypeAlias = Callable[[list[bytes], list[memoryview]], None]
+"""Takes keys and records, which are valid during the call."""
+
+
+class Outcome(StrEnum):
+    """What became of one key of a call. Everything but `HIT`, `STORED` and `PRESENT` is a miss."""
+
+    HIT = "hit"
+    STORED = "stored"
+    PRESENT = "present"
+    """Stored before, and kept."""
+    ABSENT = "absent"
+    CORRUPT = "corrupt"
+    """Found, but a checksum, a length or the key did not hold; the tier has dropped it."""
+    FOREIGN = "foreign"
+    """A good record of another size, model or version than the caller reads; it is left alone."""
+    FULL = "full"
+    """No room, and none to be made."""
+    TIMEOUT = "timeout"
+    """The tier did not answer in time."""
+    ERROR = "error"
+    """The tier failed: a refused connection, a device error, an answer that is none."""
+    SKIPPED = "skipped"
+    """Not tried: read-only, switched off after failures, or over a limit."""
+
+
+class TierStats(msgspec.Struct, frozen=True):
+    """What a tier holds and what became of its calls.
+
+    `num_records`, `num_bytes`  held now, as far as this process knows; -1 where it cannot know
+    `capacity_bytes`            the most it keeps; -1 without a limit of its own
+    `outcomes`                  how often each `Outcome` was returned, by name
+    """
+
+    name: str
+    num_records: int
+    num_bytes: int
+    capacity_bytes: int
+    outcomes: dict[str, int]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A record as a tier lists it. `age` counts records that were used later; -1 if unknown."""
+
+    key: bytes
+    num_bytes: int
+    age: int = -1
+
+
+class Tier(ABC):
+    """Records by key. All tiers pass `quire.tiers.contract.TierContract`.
+
+    - `get` returns `HIT` only for bytes that were put under this very key: every record is verified,
+      here, for every tier. A record that fails is dropped and counted, and reads as a miss.
+    - No call raises because the tier fails; it returns an outcome. Bad arguments raise, before anything.
+    - A call returns within `timeout_s` plus the time of one small piece of work, whatever happens.
+    - Calls may come from several threads at once.
+    - What a call could not finish leaves no record that is found and wrong.
+    - Where a tier makes room by itself, a prompt's tail goes before its head.
+
+    A subclass implements the methods with an underscore. They may raise `TierError`, `OSError`
+    or `TimeoutError`, which become `ERROR` and `TIMEOUT` for the keys that were not answered.
+
+    A subclass calls `super().__init__()`. `name` is for people and metrics; `is_local` says that nobody else writes to it.
+    """
+
+    name: str = "tier"
+    is_local: bool = True
+    evicting: Evicting | None = None
+    """Told of records that are about to make room, while their bytes are there; for a local tier."""
+
+    def __init__(self) -> None:
+        self._outcomes: Counter[str] = Counter()
+
+    def get(self, keys: Keys, buffers: Buffers, timeout_s: float = 1.0) -> list[Outcome]:
+        """Fill a buffer for each key. A buffer whose outcome is not `HIT` holds nothing of use."""
+        check_keys(keys, buffers)
+        outcomes = self._guarded(
+            len(keys), lambda found: self._get(keys, buffers, timeout_s, found)
+        )
+        for index, outcome in enumerate(outcomes):
+            if outcome is Outcome.HIT:
+                outcomes[index] = checked(keys[index], buffers[index])
+                if outcomes[index] is Outcome.CORRUPT:
+                    self._guarded(1, lambda _, key=keys[index]: self._delete([key], timeout_s))
+        self._outcomes.update(outcomes)
+        return outcomes
+
+    def put(self, keys: Keys, records: Buffers, timeout_s: float = 1.0) -> list[Outcome]:
+        """Keep sealed records: `STORED` or `PRESENT`, else why not. The records stay the caller's.
+
+        Raises `RecordError` where a record is not sealed under its key.
+        """
+        check_keys(keys, records)
+        for key, record in zip(keys, records, strict=True):
+            if read_header(record).key != key:
+                raise RecordError(
+                    f"a record of key {read_header(record).key.hex()} put as {key.hex()}"
+                )
+        outcomes = self._guarded(len(keys), lambda done: self._put(keys, records, timeout_s, done))
+        self._outcomes.update(outcomes)
+        return outcomes
+
+    def contains(self, keys: Keys, timeout_s: float = 1.0) -> list[bool]:
+        """Return which keys a `get` would likely find. A hint: nothing is read."""
+        check_keys(keys)
+        found = [False] * len(keys)
+        outcomes = self._guarded(
+            0, lambda _: found.__setitem__(slice(None), self._contains(keys, timeout_s))
+        )
+        self._outcomes.update(outcomes)
+        return found
+
+    def touch(self, keys: Keys) -> None:
+        """Say that a prompt's records were used just now, the head first: all it is made of."""
+
+    def lease(self, keys: Keys, seconds: float) -> None:
+        """Keep these records from making room for so long, as far as the tier decides that."""
+
+    def delete(self, keys: Keys, timeout_s: float = 1.0) -> None:
+        """Forget these keys, whether they are there or not."""
+        check_keys(keys)
+        self._outcomes.update(self._guarded(0, lambda _: self._delete(keys, timeout_s)))
+
+    def scan(self) -> Iterator[Entry]:
+        """List the records, in any order. Raises `TierError` where the tier fails or cannot."""
+        raise NotImplementedError
+
+    def stats(self) -> TierStats:
+        """Return what it holds and what became of calls."""
+        return TierStats(self.name, *self._size(), dict(sorted(self._outcomes.items())))
+
+    def flush(self) -> None:
+        """Return when everything that was put would survive the end of this process, if it can."""
+
+    def check(self) -> None:
+        """Verify the tier's invariants; raises `InvariantError`."""
+
+    def close(self) -> None:
+        """Give back files, sockets and memory. Closing twice does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        records, used, capacity = self._size()
+        return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes>"
+
+    @abstractmethod
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        """Fill buffers and set `found[i]` for each key, `HIT` where all of a record was read."""
+
+    @abstractmethod
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        """Keep records and set `done[i]` for each."""
+
+    @abstractmethod
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
+        """Return which keys are there."""
+
+    @abstractmethod
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
+        """Forget keys."""
+
+    @abstractmethod
+    def _size(self) -> tuple[int, int, int]:
+        """Return records, bytes and capacity in bytes, as in `TierStats`."""
+
+    def _guarded(self, length: int, call: Callable[[list[Outcome]], None]) -> list[Outcome]:
+        """Run a call; what it did not answer for becomes what went wrong."""
+        outcomes = [Outcome.SKIPPED] * length
+        try:
+            call(outcomes)
+        except TimeoutError:
+            failed = Outcome.TIMEOUT
+        except (TierError, OSError):
+            failed = Outcome.ERROR
+        else:
+            return outcomes
+        if not length:
+            return [failed]
+        return [failed if each is Outcome.SKIPPED else each for each in outcomes]
+
+
+def checked(key: bytes, record: memoryview) -> Outcome:
+    """Return `HIT` where a record is whole and carries its key, else `CORRUPT` or `FOREIGN`."""
+    try:
+        header = verify(record)
+    except RecordError as error:
+        return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
+    return Outcome.HIT if header.key == key else Outcome.CORRUPT
+
+
+def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
+    """Raise `ConfigError` for keys of a wrong length or buffers that do not pair with them."""
+    for key in keys:
+        if len(key) != KEY_BYTES:
+            raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}: {bytes(key[:40])!r}")
+    if buffers is not None and len(buffers) != len(keys):
+        raise ConfigError(f"{len(keys)} keys and {len(buffers)} buffers; give one for each")

@@ -1,0 +1,214 @@
+"""The record: how a block's bytes look in every tier, and the key that they are found by.
+
+A record is a header of 128 bytes, the payload, and zeros up to the record's size. All numbers
+are little-endian.
+
+    offset  bytes  field
+         0      8  magic             b"quire-kv"
+         8      2  major             1; a reader refuses any other
+        10      2  minor             0; a higher one may give the reserved bytes a meaning
+        12      2  group             index of the layer group in its model
+        14      2  dtype             see `DTYPES`; 0 where parts have several
+        16      4  token count       tokens whose KV the payload holds; a recurrent state: 0
+        20      4  reserved          0
+        24      8  payload length    bytes
+        32      8  generation        a number that its writer gave to this writing of the key
+        40      8  payload checksum  xxh3-64 of all bytes behind the header
+        48     32  fingerprint       `Namespace.digest`: model, dtype, block size, layout, part
+        80     32  key               `Namespace.key(block hash)`, echoed
+       112      8  reserved          0
+       120      8  header checksum   xxh3-64 of bytes 0 to 119
+
+Records of at least 64 KiB are padded to a multiple of 4,096 bytes, so that they can be written past the page
+cache, smaller ones to 64. Golden files: `tests/golden/records/`.
+
+A key names content: model, layout, and every token from the start of the prompt. So a record that
+carries its own key, and whose checksums hold, is right wherever it was found; nothing else is trusted.
+"""
+
+from __future__ import annotations
+
+import mmap
+from enum import IntEnum
+from hashlib import sha256
+from struct import Struct
+
+import msgspec
+import xxhash
+
+from quire.errors import ConfigError, RecordError
+
+MAGIC = b"quire-kv"
+MAJOR, MINOR = 1, 0
+HEADER_BYTES = 128
+KEY_BYTES = 32
+PAGE_BYTES = 4096
+PAGED_FROM = 1 << 16
+
+_FIELDS = Struct("<8sHHHHII QQQ 32s32s Q".replace(" ", ""))
+_CHECKSUM = Struct("<Q")
+
+
+class DType(IntEnum):
+    """What the numbers of a payload are."""
+
+    MIXED = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    FLOAT8 = 4
+    INT8 = 5
+    INT4 = 6
+    FLOAT64 = 7
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    """What must be equal for a record's bytes to mean the same: no process, no rank, no order of groups.
+
+    `model`       what computed it: a fingerprint of config and weights
+    `dtype`       of the payload, for instance "bfloat16", or a quantization with its parameters
+    `block_size`  tokens per block
+    `layout`      how the payload is laid out, in words
+    `layers`      the layers whose KV it holds, counted over the whole model
+    `heads`       first KV head and the one behind the last; (0, 0) for states
+
+    A model split over several devices stores its heads in groups that the finest split has in
+    common; then any degree finds them.
+    """
+
+    model: str
+    dtype: str
+    block_size: int
+    layout: str
+    layers: tuple[int, ...]
+    heads: tuple[int, int]
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the fields, each by its length: 32 bytes."""
+        parts = (
+            self.model,
+            self.dtype,
+            str(self.block_size),
+            self.layout,
+            ",".join(map(str, self.layers)),
+            "{}-{}".format(*self.heads),
+        )
+        text = b"quire-namespace-1"
+        for part in map(str.encode, parts):
+            text += len(part).to_bytes(8, "little") + part
+        return sha256(text).digest()
+
+    def key(self, block_hash: bytes) -> bytes:
+        """Return the 32-byte key of a block: SHA-256 of the digest and the block's chained hash."""
+        return record_key(self.digest, block_hash)
+
+
+def record_key(namespace_digest: bytes, block_hash: bytes) -> bytes:
+    """Return the key of a block under `Namespace.digest`, which is worth computing once."""
+    return sha256(namespace_digest + block_hash).digest()
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The fields of a record that its writer chooses; see the module."""
+
+    key: bytes
+    fingerprint: bytes
+    payload_bytes: int
+    token_count: int
+    group: int = 0
+    dtype: DType = DType.MIXED
+    generation: int = 0
+
+
+def record_bytes(payload_bytes: int) -> int:
+    """Return the size of a record with such a payload, header and padding included."""
+    size = HEADER_BYTES + payload_bytes
+    unit = PAGE_BYTES if size >= PAGED_FROM else 64
+    return -(-size // unit) * unit
+
+
+def new_buffer(num_bytes: int) -> memoryview:
+    """Return zeros for a record, writable, at the start of a page."""
+    return memoryview(mmap.mmap(-1, max(num_bytes, 1)))[:num_bytes]
+
+
+def payload_of(record: memoryview, payload_bytes: int) -> memoryview:
+    """View the payload of a record buffer, to fill or to read it."""
+    return record[HEADER_BYTES : HEADER_BYTES + payload_bytes]
+
+
+def seal(record: memoryview, header: Header) -> None:
+    """Write the header in front of a payload that is in place; zero the padding.
+
+    Raises `ConfigError` where sizes do not fit.
+    """
+    if len(record) != record_bytes(header.payload_bytes):
+        raise ConfigError(
+            f"a record with a payload of {header.payload_bytes} bytes takes "
+            f"{record_bytes(header.payload_bytes)}; the buffer has {len(record)}"
+        )
+    if len(header.key) != KEY_BYTES or len(header.fingerprint) != KEY_BYTES:
+        raise ConfigError(
+            f"key and fingerprint take {KEY_BYTES} bytes, got {len(header.key)} and "
+            f"{len(header.fingerprint)}"
+        )
+    end = HEADER_BYTES + header.payload_bytes
+    record[end:] = bytes(len(record) - end)
+    _FIELDS.pack_into(
+        record,
+        0,
+        MAGIC,
+        MAJOR,
+        MINOR,
+        header.group,
+        header.dtype,
+        header.token_count,
+        0,
+        header.payload_bytes,
+        header.generation,
+        xxhash.xxh3_64_intdigest(record[HEADER_BYTES:]),
+        header.fingerprint,
+        header.key,
+        0,
+    )
+    _CHECKSUM.pack_into(record, _FIELDS.size, xxhash.xxh3_64_intdigest(record[: _FIELDS.size]))
+
+
+def read_header(record: memoryview | bytes) -> Header:
+    """Return the header of a record, verified on its own. Raises `RecordError`."""
+    if len(record) < HEADER_BYTES:
+        raise RecordError(f"{len(record)} bytes; a record's header alone takes {HEADER_BYTES}")
+    fields = _FIELDS.unpack_from(record)
+    magic, major, _, group, dtype, tokens, _, length, generation, _, fingerprint, key, _ = fields
+    if magic != MAGIC:
+        raise RecordError(f"begins with {magic!r}, not with {MAGIC!r}: no record")
+    (checksum,) = _CHECKSUM.unpack_from(record, _FIELDS.size)
+    if checksum != xxhash.xxh3_64_intdigest(record[: _FIELDS.size]):
+        raise RecordError("the header's checksum does not hold")
+    if major != MAJOR:
+        raise RecordError(
+            f"version {major} of the record format; this reader knows {MAJOR}", is_foreign=True
+        )
+    try:
+        kind = DType(dtype)
+    except ValueError:
+        raise RecordError(f"dtype {dtype}; known: 0 to {max(DType)}") from None
+    return Header(key, fingerprint, length, tokens, group, kind, generation)
+
+
+def verify(record: memoryview | bytes) -> Header:
+    """Return the header of a record whose every byte was checked. Raises `RecordError`."""
+    header = read_header(record)
+    if len(record) != record_bytes(header.payload_bytes):
+        raise RecordError(
+            f"{len(record)} bytes for a payload of {header.payload_bytes}, which takes "
+            f"{record_bytes(header.payload_bytes)}"
+        )
+    if _payload_checksum(record) != xxhash.xxh3_64_intdigest(memoryview(record)[HEADER_BYTES:]):
+        raise RecordError("the payload's checksum does not hold")
+    return header
+
+
+def _payload_checksum(record: memoryview | bytes) -> int:
+    return _CHECKSUM.unpack_from(record, 40)[0]
