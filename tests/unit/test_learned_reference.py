@@ -10,8 +10,7 @@ import os
 import pytest
 
 from quire.sim.replay import replay
-from quire.sim.trace import open_trace
-from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
+from traces import AGENT, CODING_AGENT, CONVERSATION
 
 FULL = bool(os.environ.get("QUIRE_FULL"))
 
@@ -29,31 +28,6 @@ CLOSED_BY_HINTS = 0.80
 """The share that is closed where callers say when a session is over."""
 
 ALWAYS = {(AGENT, share) for share in (1, 5, 10, 25)} | {(CONVERSATION, 50)}
-
-
-class KeptTrace:
-    """A trace read once."""
-
-    def __init__(self, name):
-        trace = open_trace(whole_path(name))
-        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
-        self._requests = list(trace)
-        self.num_unique = 1 + max(int(each.blocks.max(initial=-1)) for each in self._requests)
-
-    def __iter__(self):
-        return iter(self._requests)
-
-
-@pytest.fixture(scope="module")
-def kept():
-    traces = {}
-
-    def read(name):
-        if name not in traces:
-            traces[name] = KeptTrace(name)
-        return traces[name]
-
-    return read
 
 
 def hit(trace, share, policy, hints="none"):

@@ -11,8 +11,7 @@ import pytest
 
 from quire.core.policies import POLICIES
 from quire.sim.replay import replay
-from quire.sim.trace import open_trace
-from traces import AGENT, CONVERSATION, whole_path
+from traces import AGENT, CONVERSATION
 
 FULL = bool(os.environ.get("QUIRE_FULL"))
 SHARES = (1, 5, 10, 25, 50)
@@ -36,31 +35,6 @@ DIGITS = {"lru": 0.005, "fifo": 0.005}
 """Points within which a policy meets its reference; 1 for those not named here."""
 
 ALWAYS = {(CONVERSATION, 10), (AGENT, 1), (AGENT, 10)}
-
-
-class KeptTrace:
-    """A trace read once."""
-
-    def __init__(self, name):
-        trace = open_trace(whole_path(name))
-        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
-        self._requests = list(trace)
-        self.num_unique = 1 + max(int(each.blocks.max(initial=-1)) for each in self._requests)
-
-    def __iter__(self):
-        return iter(self._requests)
-
-
-@pytest.fixture(scope="module")
-def kept():
-    traces = {}
-
-    def read(name):
-        if name not in traces:
-            traces[name] = KeptTrace(name)
-        return traces[name]
-
-    return read
 
 
 def cells():

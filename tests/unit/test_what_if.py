@@ -133,6 +133,20 @@ def test_sessions_part_below_a_long_shared_prompt():
     assert manager.sampler._depth == 100
 
 
+def test_sessions_that_share_nothing():
+    prompts, names = talks(7, num_talks=120, shared=1)
+    prompts = [
+        np.concatenate((blocks[1:2] + names, blocks[1:])).astype(np.int32) for blocks in prompts
+    ]
+    names = 1 + max(int(blocks.max()) for blocks in prompts)
+    dense = {name: at for at, name in enumerate(dict.fromkeys(np.concatenate(prompts).tolist()))}
+    prompts = [np.array([dense[name] for name in blocks.tolist()], np.int32) for blocks in prompts]
+    curve, exact = served(prompts, names // 5).what_if(), exact_curve(prompts)
+    for share in SHARES:
+        capacity = int(names * share)
+        assert curve.at(capacity) == pytest.approx(exact.at(capacity), abs=0.03)
+
+
 def test_one_session_alone_hits_from_its_own_size_on():
     blocks = np.arange(64, dtype=np.int32)
     prompts = [blocks[: 8 * turn] for turn in range(1, 9)]

@@ -121,10 +121,10 @@ class Policy(ABC):
     def opened(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - few policies ask
         """A request found `entry`, the deepest (None: nothing); `touched` follows, entry by entry."""
 
-    def closing(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027
+    def closing(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - most policies ignore it
         """A request ends at `entry`, the deepest it stored or used; `added`, `released` follow."""
 
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027
+    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027 - most policies ignore it
         """The last blocks of a victim are about to go; `referenced` follows if all of them do."""
 
     def seam(self, entry: Entry) -> int:  # noqa: ARG002 - most policies cut nothing

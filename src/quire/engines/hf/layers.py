@@ -51,7 +51,7 @@ class WorkingLayer(CacheLayerMixin):
         key_states: torch.Tensor,
         value_states: torch.Tensor,
         *args: object,  # noqa: ARG002 - the protocol's
-        **kwargs: object,  # noqa: ARG002
+        **kwargs: object,  # noqa: ARG002 - transformers' interface
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append `[rows, kv_heads, n, width]` and return what these n tokens look at, as views.
 
