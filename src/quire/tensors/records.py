@@ -1,0 +1,186 @@
+"""Blocks of a pool as payloads of records, and back."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from quire.errors import ConfigError
+from quire.tensors.layout import KVLayout, StateLayout
+from quire.tensors.payload import ExactForm, ExactKV, ExactStates, Ids, PayloadForm
+from quire.tensors.pool import Pool
+from quire.tensors.slots import BlockIds, block_array, on_device
+from quire.tensors.staging import Staging
+
+CHUNK_BYTES = 16 << 20
+"""So many bytes of payloads are packed, or pinned, at a time."""
+
+
+class BlockCodec:
+    """Between blocks of one layer group's pool and payloads; see `quire.tensors.payload` for the bytes.
+
+    `memory`  the group's `KVLayout` or `StateLayout`
+    `dtype`   None stores the very bits of the pool
+    `heads`   the first KV head and the one behind the last; None: all
+
+    In host memory each byte is copied once. From and to a CUDA device blocks go in chunks through
+    pinned memory, one copy per chunk, the next chunk being packed meanwhile; `decode` then
+    returns when the last copy is queued on the current stream, and the buffers are free.
+
+    One thread at a time. Raises `ConfigError` for heads that are not there.
+    """
+
+    def __init__(
+        self,
+        memory: KVLayout | StateLayout,
+        dtype: str | None = None,
+        heads: tuple[int, int] | None = None,
+    ) -> None:
+        self.memory = memory
+        if isinstance(memory, KVLayout):
+            self.heads = _checked_heads(memory, heads)
+        elif heads is not None:
+            raise ConfigError(f"heads are {heads}, but recurrent states have none; give None")
+        else:
+            self.heads = (0, 0)
+        self._form = _form(memory, dtype, self.heads)
+        self._staging = Staging()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the group."""
+        return len(self._form.layer_bytes)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload of one block."""
+        return sum(self._form.layer_bytes)
+
+    def layer_span(self, layer: int) -> tuple[int, int]:
+        """Return where the group's i-th layer begins and ends in a payload, in bytes."""
+        return self._form.span(self._layers(layer))
+
+    @property
+    def layout_name(self) -> str:
+        """What lies where in a payload, in words: `Namespace.layout`."""
+        memory = self.memory
+        if isinstance(memory, KVLayout):
+            heads = self.heads[1] - self.heads[0]
+            of = f"[{memory.block_size}, {heads}, "
+            text = f"per layer K {of}{memory.k_width}], V {of}{memory.v_width}]"
+        else:
+            tensors = (
+                " + ".join(
+                    f"{tensor.name} {list(tensor.shape)} {_name(tensor.dtype)}" for tensor in layer
+                )
+                for layer in memory.layers
+            )
+            text = f"states {'; '.join(tensors)}"
+        return f"{text}, {sys.byteorder}-endian"
+
+    @property
+    def dtype_name(self) -> str:
+        """What the numbers of a payload are, in words: `Namespace.dtype`."""
+        dtypes = self._dtypes()
+        return dtypes[0] if len(dtypes) == 1 else "mixed"
+
+    @property
+    def dtype_code(self) -> str:
+        """The same as the name of a `quire.tiers.format.DType`."""
+        name = self.dtype_name.upper()
+        return "FLOAT8" if name.startswith("FLOAT8") else name
+
+    def encode(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> None:
+        """Write the payload of each block into its buffer, of exactly `payload_bytes`.
+
+        Raises `ConfigError`, with nothing written, for a pool of another layout, a block outside
+        it, and buffers that do not fit.
+        """
+        ids = self._checked(pool, block_ids, buffers)
+        if any(buffer.readonly for buffer in buffers):
+            raise ConfigError("a buffer to write a payload into is read-only")
+        if isinstance(self._form, ExactForm) and pool.device.type == "cpu":
+            self._form.copy_out(pool, ids, buffers)
+            return
+        self._staging.fetch(
+            (
+                (self._form.pack(pool, on_device(ids[chunk], pool.device)), buffers[chunk])
+                for chunk in _chunks(len(ids), self.payload_bytes)
+            ),
+        )
+
+    def decode(
+        self,
+        buffers: Sequence[memoryview],
+        pool: Pool,
+        block_ids: BlockIds,
+        layer: int | None = None,
+    ) -> None:
+        """Write payloads into blocks; with `layer`, the group's i-th layer of them alone.
+
+        The buffers are whole payloads in either case. Raises `ConfigError` as `encode` does, and
+        for two payloads into one block.
+        """
+        ids = self._checked(pool, block_ids, buffers)
+        if len(set(ids.tolist())) != len(ids):
+            raise ConfigError("two payloads have the same block; it can hold one only")
+        layers = self._layers(layer)
+        form = self._form
+        if isinstance(form, ExactForm) and pool.device.type == "cpu":
+            form.copy_in(buffers, pool, ids, layers)
+            return
+        first, stop = form.span(layers)
+        for chunk in _chunks(len(ids), stop - first):
+            parts = [buffer[first:stop] for buffer in buffers[chunk]]
+            with self._staging.sent(parts, pool.device) as rows:
+                form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
+
+    def _layers(self, layer: int | None) -> range:
+        if layer is None:
+            return range(self.num_layers)
+        if not 0 <= layer < self.num_layers:
+            raise ConfigError(f"layer {layer} is not one of the group's {self.num_layers}")
+        return range(layer, layer + 1)
+
+    def _dtypes(self) -> list[str]:
+        if isinstance(self.memory, KVLayout):
+            return [_name(self.memory.dtype)]
+        return sorted({_name(tensor.dtype) for layer in self.memory.layers for tensor in layer})
+
+    def _checked(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> Ids:
+        if pool.layout != self.memory:
+            raise ConfigError(f"a pool of {pool.layout} and a codec for {self.memory} do not fit")
+        ids = block_array(block_ids, pool.num_blocks)
+        if len(ids) != len(buffers):
+            raise ConfigError(f"{len(ids)} blocks and {len(buffers)} buffers; give one for each")
+        for buffer in buffers:
+            if buffer.nbytes != self.payload_bytes or buffer.itemsize != 1:
+                raise ConfigError(
+                    f"a buffer has {buffer.nbytes} bytes in items of {buffer.itemsize}; a payload "
+                    f"takes {self.payload_bytes}, in items of 1"
+                )
+        return ids
+
+
+def _form(memory: KVLayout | StateLayout, dtype: str | None, heads: tuple[int, int]) -> PayloadForm:
+    if dtype is not None:
+        raise ConfigError(f"dtype {dtype!r} is not known")
+    if isinstance(memory, KVLayout):
+        return ExactKV(memory, heads)
+    return ExactStates(memory)
+
+
+def _checked_heads(memory: KVLayout, heads: tuple[int, int] | None) -> tuple[int, int]:
+    first, stop = heads or (0, memory.kv_heads)
+    if not 0 <= first < stop <= memory.kv_heads:
+        raise ConfigError(f"heads {first} to {stop} are not within the {memory.kv_heads} KV heads")
+    return first, stop
+
+
+def _chunks(count: int, num_bytes: int) -> Iterator[slice]:
+    step = max(1, CHUNK_BYTES // num_bytes)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

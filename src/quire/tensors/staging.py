@@ -1,0 +1,95 @@
+"""Rows of bytes between a device and buffers in host memory, in chunks, through pinned memory."""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+
+class Staging:
+    """Two areas of host memory, used in turn; pinned where the device is CUDA.
+
+    While one area is on its way, the other is filled or emptied. An area is written again only
+    when the copy that read it has ended, whichever stream it was queued on. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._areas: list[torch.Tensor | None] = [None, None]
+        self._events: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def fetch(self, chunks: Iterable[tuple[torch.Tensor, Sequence[memoryview]]]) -> None:
+        """Copy rows, uint8 `[n, bytes]` on any device, each into its buffer of as many bytes."""
+        waiting: tuple[int, torch.Tensor, Sequence[memoryview]] | None = None
+        for rows, buffers in chunks:
+            if rows.device.type == "cpu":
+                _deal(rows, buffers)
+                continue
+            turn, area = self._area(tuple(rows.shape))
+            area.copy_(rows, non_blocking=True)
+            self._mark(turn)
+            if waiting is not None:
+                self._collect(*waiting)
+            waiting = turn, area, buffers
+        if waiting is not None:
+            self._collect(*waiting)
+
+    @contextmanager
+    def sent(self, buffers: Sequence[memoryview], device: torch.device) -> Generator[torch.Tensor]:
+        """Yield the bytes of buffers of one size as rows on a device, uint8 `[n, bytes]`.
+
+        On CUDA they are there for what is queued on the current stream inside the context.
+        """
+        shape = (len(buffers), buffers[0].nbytes)
+        if device.type == "cpu":
+            rows = torch.empty(shape, dtype=torch.uint8)
+            _gather(buffers, rows)
+            yield rows
+            return
+        turn, area = self._area(shape)
+        _gather(buffers, area)
+        rows = area.to(device, non_blocking=True)
+        self._mark(turn)
+        yield rows
+
+    def _area(self, shape: tuple[int, ...]) -> tuple[int, torch.Tensor]:
+        """Return the area whose turn it is, no longer in use, as uint8 of this shape."""
+        self._turn = turn = 1 - self._turn
+        self._wait(turn)
+        area, size = self._areas[turn], shape[0] * shape[1]
+        if area is None or area.numel() < size:
+            self._areas[turn] = area = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return turn, area[:size].view(shape)
+
+    def _mark(self, turn: int) -> None:
+        event = self._events[turn] = torch.cuda.Event()
+        cast("Any", event).record()
+
+    def _wait(self, turn: int) -> None:
+        event = self._events[turn]
+        if event is not None:
+            event.synchronize()
+            self._events[turn] = None
+
+    def _collect(self, turn: int, area: torch.Tensor, buffers: Sequence[memoryview]) -> None:
+        self._wait(turn)
+        _deal(area, buffers)
+
+
+def _deal(rows: torch.Tensor, buffers: Sequence[memoryview]) -> None:
+    size = rows.shape[1]
+    data = _bytes(rows)
+    for index, buffer in enumerate(buffers):
+        buffer[:] = data[index * size : (index + 1) * size]
+
+
+def _gather(buffers: Sequence[memoryview], rows: torch.Tensor) -> None:
+    size = rows.shape[1]
+    data = _bytes(rows)
+    for index, buffer in enumerate(buffers):
+        data[index * size : (index + 1) * size] = buffer
+
+
+def _bytes(rows: torch.Tensor) -> memoryview:
+    return memoryview(cast("Any", rows.flatten().numpy()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
