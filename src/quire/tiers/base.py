@@ -88,6 +88,8 @@ class Tier(ABC):
 
     name: str = "tier"
     is_local: bool = True
+    in_memory: bool = False
+    """Whether its records lie in this process's memory: no call waits for anything but a copy."""
     evicting: Evicting | None = None
     """Told of records that are about to make room, while their bytes are there; for a local tier."""
 
@@ -125,13 +127,17 @@ class Tier(ABC):
 
     def contains(self, keys: Keys, timeout_s: float = 1.0) -> list[bool]:
         """Return which keys a `get` would likely find. A hint: nothing is read."""
+        return self.lookup(keys, timeout_s)[0]
+
+    def lookup(self, keys: Keys, timeout_s: float = 1.0) -> tuple[list[bool], list[Outcome]]:
+        """Return what `contains` does, and what went wrong: nothing, or `TIMEOUT` or `ERROR`."""
         check_keys(keys)
         found = [False] * len(keys)
-        outcomes = self._guarded(
+        failures = self._guarded(
             0, lambda _: found.__setitem__(slice(None), self._contains(keys, timeout_s))
         )
-        self._outcomes.update(outcomes)
-        return found
+        self._outcomes.update(failures)
+        return found, failures
 
     def touch(self, keys: Keys) -> None:
         """Say that a prompt's records were used just now, the head first: all it is made of."""

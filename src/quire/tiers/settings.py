@@ -1,0 +1,116 @@
+"""What a stack of tiers can be told: every setting, its unit and its default."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from quire.config import parse_bytes
+from quire.errors import ConfigError
+
+Write: TypeAlias = Literal["through", "back", "second_use"]
+"""When records are written to a tier.
+
+`through`     as soon as they are computed
+`back`        when the level above lets them go: the device's eviction, or a faster tier's
+`second_use`  as `through`, but not before the block was asked for a second time
+"""
+
+Size: TypeAlias = int | str
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields named `_s` are seconds above 0, `_bytes` sizes as `quire.config` reads them."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name.endswith("_bytes"):
+                msgspec.structs.force_setattr(self, name, parse_bytes(value))
+            elif name.endswith("_s") and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is seconds above 0, got {value}")
+            elif isinstance(value, int) and not 1 <= value <= 1_000_000 and value is not False:
+                raise ConfigError(f"{name} is from 1 to 1,000,000, got {value}")
+
+
+class TierSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for one tier; what is `None` is as the stack has it.
+
+    `threads`          loads that this tier works on at once
+    `latency_s`        what a load takes at least, until measured
+    `bandwidth`        bytes per second that it gives, until measured
+    """
+
+    write: Write | None = None
+    read_only: bool | None = None
+    lookup_timeout_s: float | None = None
+    load_timeout_s: float | None = None
+    store_timeout_s: float | None = None
+    queue_bytes: Size | None = None
+    threads: int | None = None
+    latency_s: float | None = None
+    bandwidth: float | None = None
+
+
+class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a stack writes, reads, waits and gives up.
+
+    `write`               when records are written, see `Write`
+    `read_only`           nothing is written, promoted or demoted
+    `promote`             what a slower tier gave is kept in the fastest one as well
+    `gate`                load only what beats recomputing
+    `lookup_timeout_s`    the longest that `find` waits, for all tiers together
+    `load_timeout_s`      the longest that `load` waits, for all tiers together
+    `store_timeout_s`     the longest that one write of a chunk may take; no request waits for it
+    `close_timeout_s`     the longest that `close` waits for what is still to be written
+    `queue_bytes`         records that wait for one tier; what exceeds it is not stored
+    `chunk_bytes`         the most that one call to a tier loads or stores
+    `threads`             loads that one tier works on at once; each tier has one more for stores
+    `failures`            consecutive calls that time out or fail until a tier is left alone
+    `cool_down_s`         how long it is left alone at first; it doubles up to `max_cool_down_s`
+    `probe_s`             how often a tier that the gate refuses is measured in the background
+    `prefetch_min_tokens` prompts with fewer are not prefetched
+    `prefetch_base_s`, `prefetch_per_1k_tokens_s`
+                          how long mode "timeout" goes on: a base, and more for long prompts
+    `prefetch_complete_s` the longest that mode "complete" waits
+    `lease_s`             how long prefetched records are kept from making room
+    `remembered_keys`     keys whose whereabouts and uses are remembered: 9 bytes each
+    `tiers`               what differs for one tier, by its name
+    """
+
+    write: Write = "through"
+    read_only: bool = False
+    promote: bool = True
+    gate: bool = True
+    lookup_timeout_s: float = 0.1
+    load_timeout_s: float = 5.0
+    store_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
+    queue_bytes: Size = "256MiB"
+    chunk_bytes: Size = "8MiB"
+    threads: int = 2
+    failures: int = 3
+    cool_down_s: float = 1.0
+    max_cool_down_s: float = 60.0
+    probe_s: float = 10.0
+    prefetch_min_tokens: int = 256
+    prefetch_base_s: float = 1.0
+    prefetch_per_1k_tokens_s: float = 0.25
+    prefetch_complete_s: float = 30.0
+    lease_s: float = 30.0
+    remembered_keys: int = 1 << 19
+    tiers: dict[str, TierSettings] = {}
+
+    def of(self, tier: str) -> TierSettings:
+        """Return what holds for the tier of this name, the stack's settings filled in."""
+        own = self.tiers.get(tier, TierSettings())
+        filled = {
+            field: getattr(self, field)
+            for field in TierSettings.__struct_fields__
+            if getattr(own, field) is None and hasattr(self, field)
+        }
+        return msgspec.structs.replace(own, **filled)

@@ -1,0 +1,64 @@
+"""The smallest tier: records in a dict, oldest first out."""
+
+from quire.tiers.base import Entry, Outcome, Tier
+
+
+class DictTier(Tier):
+    """Keeps at most `capacity` records, in the order in which they were last put or touched."""
+
+    in_memory = True
+
+    def __init__(self, name="dict", capacity=1 << 30):
+        super().__init__()
+        self.name, self.capacity = name, capacity
+        self.records = {}
+        self.leased = {}
+
+    def _get(self, keys, buffers, timeout_s, found):
+        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
+            record = self.records.get(key)
+            if record is None:
+                found[index] = Outcome.ABSENT
+            elif len(record) != len(buffer):
+                found[index] = Outcome.FOREIGN
+            else:
+                buffer[:] = record
+                found[index] = Outcome.HIT
+
+    def _put(self, keys, records, timeout_s, done):
+        for index, (key, record) in enumerate(zip(keys, records, strict=True)):
+            if key in self.records:
+                done[index] = Outcome.PRESENT
+                continue
+            while len(self.records) >= self.capacity:
+                self._evict()
+            self.records[key] = bytes(record)
+            done[index] = Outcome.STORED
+
+    def _evict(self):
+        oldest = next(iter(self.records))
+        if self.evicting is not None:
+            self.evicting([oldest], [memoryview(self.records[oldest])])
+        self.records.pop(oldest, None)
+
+    def _contains(self, keys, timeout_s):
+        return [key in self.records for key in keys]
+
+    def _delete(self, keys, timeout_s):
+        for key in keys:
+            self.records.pop(key, None)
+
+    def touch(self, keys):
+        for key in reversed(keys):
+            if key in self.records:
+                self.records[key] = self.records.pop(key)
+
+    def lease(self, keys, seconds):
+        self.leased.update(dict.fromkeys(keys, seconds))
+
+    def scan(self):
+        for age, (key, record) in enumerate(reversed(self.records.items())):
+            yield Entry(key, len(record), age)
+
+    def _size(self):
+        return len(self.records), sum(map(len, self.records.values())), -1
