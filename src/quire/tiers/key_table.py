@@ -1,0 +1,66 @@
+"""Keys as arrays, and the table that finds them: open addressing with linear probing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import ConfigError
+from quire.tiers.format import KEY_BYTES
+
+Slots: TypeAlias = NDArray[np.int64]
+"""Indices of slots."""
+
+KEY_WORDS = KEY_BYTES // 8
+
+
+def filled_table(prefixes: NDArray[np.uint64], slots: Slots, capacity: int) -> NDArray[np.int32]:
+    """Build a table for up to `capacity` slots, at most two thirds full: int32 [2^n], slot + 1 or 0.
+
+    `prefixes` holds the first eight bytes of each slot's key; its low bits are its place. In
+    order of their places, each entry goes there or right behind the one before.
+    """
+    mask = (1 << max(4, (capacity * 3 // 2).bit_length())) - 1
+    table = np.zeros(mask + 1, np.int32)
+    homes = (prefixes & np.uint64(mask)).astype(np.int64)
+    order = np.argsort(homes)
+    count = np.arange(len(slots))
+    places = np.maximum.accumulate(homes[order] - count) + count
+    inside = places <= mask
+    table[places[inside]] = slots[order[inside]] + 1
+    over = slots[order[~inside]]
+    if len(over):  # goes on at the start, behind what is there
+        table[np.flatnonzero(table == 0)[: len(over)]] = over + 1
+    return table
+
+
+def later_duplicates(words: NDArray[np.uint64]) -> Slots:
+    """Return the rows of keys [n, 4] that repeat an earlier row: int64, usually none."""
+    order = np.argsort(words[:, 0], kind="stable")
+    first = words[order, 0]
+    alike = np.flatnonzero(first[1:] == first[:-1])
+    seen: set[bytes] = set()
+    repeated: list[int] = []
+    for row in sorted({int(order[at + side]) for at in alike for side in (0, 1)}):
+        key = words[row].tobytes()
+        if key in seen:
+            repeated.append(row)
+        seen.add(key)
+    return np.array(repeated, np.int64)
+
+
+def as_words(keys: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """View keys as uint64 [n, 4]. Raises `ConfigError` where one has not 32 bytes."""
+    if isinstance(keys, np.ndarray):
+        return np.ascontiguousarray(keys).view(np.uint64).reshape(-1, KEY_WORDS)
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise ConfigError(f"keys have {KEY_BYTES} bytes")
+    return np.frombuffer(b"".join(keys), np.uint64).reshape(-1, KEY_WORDS)
+
+
+def element_view(array: Any) -> memoryview[Any]:
+    """View an array for single elements: a few times faster than indexing the array."""
+    return memoryview(array) if len(array) else memoryview(b"")

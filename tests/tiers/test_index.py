@@ -1,0 +1,344 @@
+"""SlotIndex against a dict."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
+from quire.tiers.index import NOWHERE, Recency, SlotIndex
+
+
+def key_of(number):
+    return sha256(str(number).encode()).digest()
+
+
+def crowded(number):
+    """Keys that all want the last few places of a small table, so that probing wraps around."""
+    place = (0xFFFF_FFFF_FFFF_FFFF - number % 3).to_bytes(8, "little")
+    return place + number.to_bytes(24, "little")
+
+
+def filled(count, num_slots=None):
+    index = SlotIndex(num_slots or count)
+    for number in range(count):
+        index.insert(key_of(number), generation=number)
+    return index
+
+
+def test_a_key_is_found_in_its_slot_until_it_is_removed():
+    index = SlotIndex(4)
+    slot = index.insert(key_of(1), generation=7)
+    assert index.find(key_of(1)) == slot
+    assert index.generation_of(slot) == 7
+    assert index.key_of(slot) == key_of(1)
+    index.remove(slot)
+    assert index.find(key_of(1)) == NOWHERE
+    index.check()
+
+
+def test_a_full_index_refuses_another_key_and_keeps_all():
+    index = filled(3)
+    with pytest.raises(OutOfSlots, match="none of the first 3 slots"):
+        index.insert(key_of(9))
+    assert [index.find(key_of(n)) for n in range(3)] == [0, 1, 2]
+    index.check()
+
+
+def test_misuse_raises_and_changes_nothing():
+    index = filled(2, num_slots=4)
+    before = index.stamps.tolist()
+    with pytest.raises(SlotError, match="has a slot already"):
+        index.insert(key_of(0))
+    with pytest.raises(SlotError, match="slot 3 of 4 holds no record"):
+        index.remove(3)
+    with pytest.raises(SlotError, match="holds no record"):
+        index.lease([3], until=1.0)
+    with pytest.raises(SlotError, match="is not reserved"):
+        index.release(2)
+    with pytest.raises(SlotError, match="is not there to be filled"):
+        index.publish(0, key_of(5))
+    with pytest.raises(ConfigError, match="32 bytes, got 3"):
+        index.publish(index.reserve(), b"abc")
+    with pytest.raises(ConfigError, match="0 to"):
+        SlotIndex(-1)
+    assert index.stamps.tolist() == before
+    index.check()
+
+
+def test_a_reserved_slot_is_found_only_after_it_is_published():
+    index = SlotIndex(2)
+    slot = index.reserve()
+    assert index.find(key_of(1)) == NOWHERE
+    assert (index.num_reserved, index.num_free, len(index)) == (1, 1, 0)
+    index.publish(slot, key_of(1))
+    assert index.find(key_of(1)) == slot
+    index.unpublish(slot)
+    assert (index.num_reserved, index.num_free, len(index)) == (1, 1, 0)
+    index.release(slot)
+    assert index.num_free == 2
+
+
+def test_the_tail_of_a_touched_prompt_goes_before_its_head():
+    index = filled(6)
+    index.touch([0, 1, 2, 3])
+    assert index.victims(6).tolist() == [4, 5, 3, 2, 1, 0]
+    index.touch([4, 5])
+    assert index.victims(3).tolist() == [3, 2, 1]
+
+
+def test_a_block_that_a_prompt_repeats_counts_where_it_comes_first():
+    index = filled(3)
+    index.touch([0, 1, 0, 2])
+    assert index.victims(3).tolist() == [2, 1, 0]
+    index.check()
+
+
+def test_touching_a_slot_that_holds_nothing_does_nothing():
+    index = filled(2, num_slots=4)
+    index.touch([3, 0, 2])
+    assert index.victims(4).tolist() == [1, 0]
+    index.check()
+
+
+def test_a_leased_slot_is_no_victim_until_its_lease_ends():
+    index = filled(3)
+    index.lease([0, 1], until=10.0)
+    index.lease([0], until=5.0)
+    assert index.victims(3, now=9.0).tolist() == [2]
+    assert index.victims(3, now=10.0).tolist() == [0, 1, 2]
+
+
+def test_a_lease_ends_with_the_record():
+    index = filled(1)
+    index.lease([0], until=10.0)
+    index.remove(0)
+    index.insert(key_of(5))
+    assert index.victims(1, now=1.0).tolist() == [0]
+
+
+def test_victims_can_be_limited_to_those_used_before_a_stamp():
+    index = filled(4)
+    assert index.victims(4, before=3).tolist() == [0, 1]
+
+
+def test_indexes_that_share_a_recency_have_comparable_stamps():
+    recency = Recency()
+    first, second = SlotIndex(2, recency), SlotIndex(2, recency)
+    first.insert(key_of(1))
+    second.insert(key_of(2))
+    first.insert(key_of(3))
+    assert (first.stamps.tolist(), second.stamps.tolist()) == ([1, 3], [2, 0])
+
+
+@pytest.mark.parametrize("name", [key_of, crowded])
+def test_a_bulk_load_equals_single_inserts(name):
+    count = 300
+    rng = np.random.default_rng(1)
+    slots = rng.permutation(400)[:count]
+    index = SlotIndex(400)
+    keys = np.frombuffer(b"".join(map(name, range(count))), np.uint8).reshape(count, 32)
+    stamps = rng.permutation(count) + 1
+    index.load(slots, keys, np.arange(count, dtype=np.uint64), stamps)
+    index.check()
+    assert [index.find(name(n)) for n in range(count)] == slots.tolist()
+    assert index.generations_of(slots).tolist() == list(range(count))
+    assert index.victims(5).tolist() == slots[np.argsort(stamps)[:5]].tolist()
+    assert index.insert(name(count)) == min(set(range(400)) - set(slots.tolist()))
+
+
+def test_a_bulk_load_refuses_a_key_or_a_slot_that_comes_twice():
+    keys = np.frombuffer(key_of(1) + key_of(2) + key_of(1), np.uint8).reshape(3, 32)
+    ones = np.ones(3, np.int64)
+    index = SlotIndex(4)
+    with pytest.raises(SlotError, match="comes twice"):
+        index.load(np.arange(3), keys, ones.astype(np.uint64), ones)
+    with pytest.raises(SlotError, match="comes twice"):
+        index.load(np.array([0, 0]), keys[:2], ones[:2].astype(np.uint64), ones[:2])
+    with pytest.raises(SlotError, match="below 4"):
+        index.load(np.array([0, 4]), keys[:2], ones[:2].astype(np.uint64), ones[:2])
+    assert len(index) == 0
+    index.check()
+
+
+def test_find_many_finds_what_find_finds():
+    index = filled(50)
+    wanted = [key_of(n) for n in range(-20, 60)]
+    assert index.find_many(wanted).tolist() == [index.find(key) for key in wanted]
+    assert index.find_many([]).tolist() == []
+
+
+def test_growing_keeps_every_key_and_adds_free_slots():
+    index = filled(10)
+    index.lease([3], until=5.0)
+    index.grow(500)
+    index.check()
+    assert index.num_free == 490
+    assert [index.find(key_of(n)) for n in range(10)] == list(range(10))
+    assert 3 not in index.victims(10, now=1.0).tolist()
+
+
+def test_shrinking_needs_free_slots_at_the_end():
+    index = filled(8, num_slots=10)
+    with pytest.raises(SlotError, match="only 2 of the last 4 slots are free"):
+        index.shrink(6)
+    index.remove(6)
+    index.remove(7)
+    index.shrink(6)
+    index.check()
+    assert (index.num_slots, index.num_free, len(index)) == (6, 0, 6)
+
+
+def test_a_free_slot_below_a_limit_can_be_asked_for():
+    index = filled(8)
+    index.remove(2)
+    index.remove(6)
+    assert index.reserve_below(6) == 2
+    with pytest.raises(OutOfSlots, match="first 6 slots"):
+        index.reserve_below(6)
+    index.check()
+
+
+def test_check_notices_a_lost_table_entry():
+    index = filled(3)
+    index._table[np.flatnonzero(index._table)[0]] = 0
+    with pytest.raises(InvariantError, match="one table entry per published slot"):
+        index.check()
+
+
+def test_ten_million_slots_take_less_than_70_bytes_each():
+    assert SlotIndex(10_000_000).num_bytes / 10_000_000 < 70
+
+
+class Machine(RuleBasedStateMachine):
+    """Every operation on an index and on a dict: key -> [slot, generation, stamp]."""
+
+    names = staticmethod(key_of)
+
+    def __init__(self):
+        super().__init__()
+        self.index = SlotIndex(6)
+        self.records = {}
+        self.stamp = 0
+        self.reserved = []
+        self.leases = {}
+
+    @rule(number=st.integers(0, 40), generation=st.integers(0, 2**64 - 1))
+    def insert(self, number, generation):
+        key = self.names(number)
+        if key in self.records:
+            with pytest.raises(SlotError):
+                self.index.insert(key, generation)
+        elif len(self.records) + len(self.reserved) == self.index.num_slots:
+            with pytest.raises(OutOfSlots):
+                self.index.insert(key, generation)
+        else:
+            self.stamp += 1
+            self.records[key] = [self.index.insert(key, generation), generation, self.stamp]
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.records)
+    def remove(self, data):
+        key = data.draw(st.sampled_from(sorted(self.records)))
+        slot = self.records.pop(key)[0]
+        self.leases.pop(slot, None)
+        self.index.remove(slot)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.records)
+    def touch(self, data):
+        keys = data.draw(st.lists(st.sampled_from(sorted(self.records)), unique=True))
+        self.index.touch([self.records[key][0] for key in keys])
+        self.stamp += len(keys)
+        for at, key in enumerate(keys):
+            self.records[key][2] = self.stamp - at
+
+    @rule(data=st.data(), until=st.integers(1, 9))
+    @precondition(lambda self: self.records)
+    def lease(self, data, until):
+        slot = self.records[data.draw(st.sampled_from(sorted(self.records)))][0]
+        self.index.lease([slot], until)
+        self.leases[slot] = max(until, self.leases.get(slot, 0))
+
+    @rule(count=st.integers(0, 8), now=st.integers(0, 9))
+    def evict(self, count, now):
+        self.leases = {slot: until for slot, until in self.leases.items() if until > now}
+        order = sorted(self.records, key=lambda key: self.records[key][2])
+        oldest = [key for key in order if self.records[key][0] not in self.leases][:count]
+        victims = self.index.victims(count, now).tolist()
+        assert victims == [self.records[key][0] for key in oldest]
+        for key in oldest:
+            self.index.remove(self.records.pop(key)[0])
+
+    @rule()
+    @precondition(lambda self: self.index.num_free)
+    def reserve(self):
+        self.reserved.append(self.index.reserve())
+
+    @rule(number=st.integers(41, 60))
+    @precondition(lambda self: self.reserved)
+    def publish(self, number):
+        key = self.names(number)
+        if key not in self.records:
+            self.stamp += 1
+            slot = self.reserved.pop()
+            self.index.publish(slot, key, 5)
+            self.records[key] = [slot, 5, self.stamp]
+
+    @rule()
+    @precondition(lambda self: self.reserved)
+    def release(self):
+        self.index.release(self.reserved.pop())
+
+    @rule(more=st.integers(0, 20))
+    @precondition(lambda self: self.index.num_slots < 60)
+    def grow(self, more):
+        self.index.grow(self.index.num_slots + more)
+
+    @rule(to=st.integers(0, 60))
+    def shrink(self, to):
+        taken = [slot for slot, *_ in self.records.values()] + self.reserved
+        if to > self.index.num_slots:
+            with pytest.raises(ConfigError):
+                self.index.shrink(to)
+        elif any(slot >= to for slot in taken):
+            with pytest.raises(SlotError):
+                self.index.shrink(to)
+        else:
+            self.index.shrink(to)
+
+    @rule()
+    @precondition(lambda self: not self.reserved)
+    def save_and_load(self):
+        slots = self.index.published()
+        again = SlotIndex(self.index.num_slots)
+        arrays = self.index.keys_of(slots), self.index.generations_of(slots)
+        again.load(slots, *arrays, self.index.stamps[slots])
+        again.recency.now = self.stamp
+        self.index, self.leases = again, {}
+
+    @invariant()
+    def agrees(self):
+        self.index.check()
+        assert len(self.index) == len(self.records)
+        for key, (slot, generation, stamp) in self.records.items():
+            assert self.index.find(key) == slot
+            assert self.index.generation_of(slot) == generation
+            assert self.index.stamps[slot] == stamp
+        for number in range(60):
+            assert (self.index.find(self.names(number)) != NOWHERE) == (
+                self.names(number) in self.records
+            )
+
+
+class CrowdedMachine(Machine):
+    names = staticmethod(crowded)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCrowdedMachine = CrowdedMachine.TestCase
+TestCrowdedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
