@@ -1,0 +1,59 @@
+"""Records that follow from numbers, for tests of tiers: who knows the key knows the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+import numpy as np
+import xxhash
+
+from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
+
+PAYLOADS = (0, 1, 64, 1000, 65_407, 65_408, 65_409, 200_000, 1 << 20, 3_000_005)
+"""Sizes around what matters: nothing, one byte, the step to whole pages, megabytes."""
+
+
+def name_of(number: int) -> bytes:
+    """Return a key of 32 bytes that nobody else uses."""
+    return sha256(b"contract" + number.to_bytes(8, "little")).digest()
+
+
+def names_of(numbers: Iterable[int]) -> list[bytes]:
+    """Return `name_of` each."""
+    return [name_of(number) for number in numbers]
+
+
+def record_of(key: bytes, payload_bytes: int = 1000, generation: int = 0) -> memoryview:
+    """Return a sealed record whose payload follows from its key and generation."""
+    record = new_buffer(record_bytes(payload_bytes))
+    numbers = np.random.default_rng([generation, *key])
+    payload_of(record, payload_bytes)[:] = numbers.bytes(payload_bytes)
+    fingerprint = sha256(b"contract").digest()
+    seal(record, Header(key, fingerprint, payload_bytes, 16, generation=generation))
+    return record
+
+
+def records_of(keys: Sequence[bytes], payload_bytes: int = 1000) -> list[memoryview]:
+    """Return `record_of` each."""
+    return [record_of(key, payload_bytes) for key in keys]
+
+
+def buffers_like(records: Sequence[memoryview]) -> list[memoryview]:
+    """Return an empty buffer for each record."""
+    return [new_buffer(len(record)) for record in records]
+
+
+def later_version(record: memoryview) -> bytes:
+    """Return a record as a later major version of the format would have sealed it."""
+    changed = bytearray(record)
+    changed[8:10] = (2).to_bytes(2, "little")
+    changed[120:128] = xxhash.xxh3_64_intdigest(changed[:120]).to_bytes(8, "little")
+    return bytes(changed)
+
+
+def flipped(record: memoryview, offset: int) -> bytes:
+    """Return a record with the lowest bit of one byte turned."""
+    changed = bytearray(record)
+    changed[offset] ^= 1
+    return bytes(changed)

@@ -1,0 +1,5 @@
+"""The shipped contract shows values where one of its assertions fails."""
+
+import pytest
+
+pytest.register_assert_rewrite("quire.tiers.contract", "quire.tiers.contract_bounded")
