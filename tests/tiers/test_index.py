@@ -112,6 +112,37 @@ def test_a_leased_slot_is_no_victim_until_its_lease_ends():
     assert index.victims(3, now=10.0).tolist() == [0, 1, 2]
 
 
+def test_a_lease_can_be_ended():
+    index = filled(2)
+    index.lease([0], until=10.0)
+    index.end_leases([0, 1])
+    assert index.victims(1).tolist() == [0]
+
+
+def test_a_record_moves_with_all_that_is_known_of_it():
+    index = filled(3, num_slots=5)
+    index.lease([1], until=10.0)
+    to = index.reserve()
+    index.move(1, to)
+    index.check()
+    assert index.find(key_of(1)) == to
+    assert (index.generation_of(to), index.stamps[to], index.reserved().tolist()) == (1, 2, [1])
+    assert index.victims(5, now=1.0).tolist() == [0, 2]
+    assert index.victims(5, now=11.0).tolist() == [0, to, 2]
+
+
+def test_a_prompt_over_two_indexes_falls_in_one_line_of_stamps():
+    recency = Recency()
+    first, second = SlotIndex(2, recency), SlotIndex(2, recency)
+    for number in range(2):
+        first.insert(key_of(number))
+        second.insert(key_of(number + 2))
+    stamps = recency.falling(4)
+    first.touch([1, 0], stamps[[0, 3]])
+    second.touch([0, 1], stamps[[1, 2]])
+    assert (first.stamps.tolist(), second.stamps.tolist()) == ([5, 8], [7, 6])
+
+
 def test_a_lease_ends_with_the_record():
     index = filled(1)
     index.lease([0], until=10.0)

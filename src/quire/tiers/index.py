@@ -31,24 +31,13 @@ from quire.tiers.key_table import (
     filled_table,
     later_duplicates,
 )
+from quire.tiers.recency import Leases, Recency
 
 NOWHERE = -1
 """What `find` returns for a key that is not there: no index of a slot."""
 
 _PREFIX = Struct("=Q")
 _MAX_SLOTS = (1 << 31) - 2
-
-
-class Recency:
-    """A counter of uses, which several indexes may share so that their stamps compare."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def take(self, count: int) -> int:
-        """Take `count` stamps, newer than all before; return the newest."""
-        self.now += count
-        return self.now
 
 
 class SlotIndex:
@@ -68,7 +57,7 @@ class SlotIndex:
         _check_num_slots(num_slots)
         self.recency = recency if recency is not None else Recency()
         self._num_slots = self._num_free = self._num_published = 0
-        self._leases: dict[int, float] = {}
+        self._leases = Leases()
         self._allocate(0)
         self.grow(num_slots)
 
@@ -148,6 +137,12 @@ class SlotIndex:
         """Return a copy of the generations of slots, uint64 [slots]."""
         return self._generations[slots]
 
+    def reserved(self) -> Slots:
+        """Return all slots that are neither free nor published, ascending: int64."""
+        taken = self.stamps == 0
+        taken[self._free[: self._num_free]] = False
+        return np.flatnonzero(taken)
+
     def published(self) -> Slots:
         """Return all slots that hold a record, ascending: int64."""
         return np.flatnonzero(self.stamps)
@@ -199,7 +194,7 @@ class SlotIndex:
         self._check_published(slot)
         self._stamp_view[slot] = 0
         self._num_published -= 1
-        self._leases.pop(slot, None)
+        self._leases.end([slot])
         self._drop_entry(slot)
 
     def release(self, slot: int) -> None:
@@ -209,22 +204,36 @@ class SlotIndex:
         self._free_view[self._num_free] = slot
         self._num_free += 1
 
-    def touch(self, slots: Sequence[int] | Slots) -> None:
-        """Mark published slots as just used, the head of a prompt first: it becomes the newest.
+    def move(self, slot: int, to: int) -> None:
+        """Let a reserved slot hold what another one holds, which stays reserved."""
+        self._check_published(slot)
+        key, stamp = self.key_of(slot), self._stamp_view[slot]
+        self._leases.move(slot, to)
+        self.unpublish(slot)
+        self.publish(to, key, self.generation_of(slot), stamp)
 
-        Slots that hold nothing are left out.
+    def touch(self, slots: Sequence[int] | Slots, stamps: NDArray[np.int64] | None = None) -> None:
+        """Mark slots as just used, the head of a prompt first: it becomes the newest.
+
+        Slots that hold nothing are left out. Where a prompt lies in several indexes, their
+        owner gives the stamps, from `Recency.falling`.
         """
         each = np.asarray(slots, dtype=np.int64)
-        each = each[self._stamps[each] > 0]
-        newest = self.recency.take(len(each))
+        stamps = self.recency.falling(len(each)) if stamps is None else stamps
+        used = self._stamps[each] > 0
         # The last of equal indices is kept, and where a prompt repeats a block the first counts.
-        self._stamps[each[::-1]] = np.arange(newest - len(each) + 1, newest + 1)
+        self._stamps[each[used][::-1]] = stamps[used][::-1]
 
     def lease(self, slots: Sequence[int] | Slots, until: float) -> None:
-        """Keep slots out of `victims` until that time of its clock; a longer lease stays."""
-        for slot in map(int, slots):
+        """Keep published slots out of `victims` until that time of its clock; a longer lease stays."""
+        each = list(map(int, slots))
+        for slot in each:
             self._check_published(slot)
-            self._leases[slot] = max(until, self._leases.get(slot, until))
+        self._leases.extend(each, until)
+
+    def end_leases(self, slots: Sequence[int] | Slots) -> None:
+        """Forget the leases of slots, if there are any."""
+        self._leases.end(map(int, slots))
 
     def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Slots:
         """Return up to `count` slots, used longest ago first: int64.
@@ -234,18 +243,12 @@ class SlotIndex:
         candidates = self.published()
         stamps = self._stamps[candidates]
         allowed = stamps < (before if before is not None else self.recency.now + 1)
-        for slot in self.leased(now):
-            allowed[np.searchsorted(candidates, slot)] = False
+        allowed[np.searchsorted(candidates, self._leases.active(now))] = False
         candidates, stamps = candidates[allowed], stamps[allowed]
         if count < len(candidates):
             oldest = np.argpartition(stamps, count)[:count]
             candidates, stamps = candidates[oldest], stamps[oldest]
         return candidates[np.argsort(stamps)]
-
-    def leased(self, now: float) -> list[int]:
-        """Return the slots leased beyond `now`, and forget the other leases."""
-        self._leases = {slot: until for slot, until in self._leases.items() if until > now}
-        return list(self._leases)
 
     def grow(self, num_slots: int) -> None:
         """Add slots, up to `num_slots` in all."""
@@ -299,11 +302,11 @@ class SlotIndex:
         """
         if self._num_free != self._num_slots:
             raise SlotError(f"{len(self)} slots are published already; load into an empty index")
-        if not len(slots):
-            return
         words = as_words(keys)
         if not len(slots) == len(words) == len(generations) == len(stamps):
             raise ConfigError("slots, keys, generations and stamps must have one length")
+        if not len(slots):
+            return
         if slots.min() < 0 or slots.max() >= self._num_slots or stamps.min() < 1:
             raise SlotError(f"slots must be below {self._num_slots} and stamps above 0")
         taken = np.zeros(self._num_slots, np.bool_)
@@ -336,7 +339,9 @@ class SlotIndex:
             "nothing behind the last slot": not self._stamps[self._num_slots :].any(),
             "no stamp twice": len(np.unique(self._stamps[slots])) == len(slots),
             "no stamp from the future": not (self.stamps > self.recency.now).any(),
-            "leases are of published slots": all(self._stamp_view[slot] for slot in self._leases),
+            "leases are of published slots": all(
+                self._stamp_view[slot] for slot in self._leases.slots()
+            ),
         }
         if broken := [law for law, holds in laws.items() if not holds]:
             raise InvariantError(f"index of {self._num_slots} slots: {', '.join(broken)}")
@@ -351,9 +356,8 @@ class SlotIndex:
         self._generations = np.zeros(capacity, np.uint64)
         self._free = np.zeros(capacity, np.int32)
         if kept:
-            self._words[:kept] = old["_words"][:kept]
-            self._stamps[:kept] = old["_stamps"][:kept]
-            self._generations[:kept] = old["_generations"][:kept]
+            for name in ("_words", "_stamps", "_generations"):
+                getattr(self, name)[:kept] = old[name][:kept]
             self._free[: self._num_free] = old["_free"][: self._num_free]
         self._word_view: memoryview[Any] = memoryview(self._keys).cast("Q")
         self._stamp_view: memoryview[Any] = element_view(self._stamps)
@@ -383,12 +387,9 @@ class SlotIndex:
         table[gap] = 0
 
     def _out_of_slots(self, below: int) -> OutOfSlots:
-        return OutOfSlots(
-            f"none of the first {below} slots is free; remove records first",
-            num_slots=self._num_slots,
-            busy=self._num_slots - self._num_free,
-            pinned=len(self._leases),
-        )
+        message = f"none of the first {below} slots is free; remove records first"
+        busy, pinned = self._num_slots - self._num_free, len(self._leases)
+        return OutOfSlots(message, num_slots=self._num_slots, busy=busy, pinned=pinned)
 
     def _check_published(self, slot: int) -> None:
         if not 0 <= slot < self._num_slots or not self._stamp_view[slot]:
