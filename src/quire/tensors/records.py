@@ -9,25 +9,28 @@ from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout, StateLayout
 from quire.tensors.payload import ExactForm, ExactKV, ExactStates, Ids, PayloadForm
 from quire.tensors.pool import Pool
+from quire.tensors.quant import QuantError, Quantization, QuantizedKV
 from quire.tensors.slots import BlockIds, block_array, on_device
 from quire.tensors.staging import Staging
 
-CHUNK_BYTES = 16 << 20
-"""So many bytes of payloads are packed, or pinned, at a time."""
+CHUNK_BYTES = {"cpu": 1 << 19, "cuda": 16 << 20}
+"""So many bytes of payloads are packed at a time: on a CPU what fits its cache, else what hides a transfer's start."""
 
 
 class BlockCodec:
     """Between blocks of one layer group's pool and payloads; see `quire.tensors.payload` for the bytes.
 
     `memory`  the group's `KVLayout` or `StateLayout`
-    `dtype`   None stores the very bits of the pool
+    `dtype`   None stores the very bits of the pool; "fp8", "int8" and "int4" store K and V in
+              fewer bits, see `quire.tensors.quant`. Recurrent states keep theirs: a state is a sum
+              over all tokens before it, and rounding it would round all of them
     `heads`   the first KV head and the one behind the last; None: all
 
     In host memory each byte is copied once. From and to a CUDA device blocks go in chunks through
     pinned memory, one copy per chunk, the next chunk being packed meanwhile; `decode` then
     returns when the last copy is queued on the current stream, and the buffers are free.
 
-    One thread at a time. Raises `ConfigError` for heads that are not there.
+    One thread at a time. Raises `ConfigError` for heads that are not there, and for an unknown dtype.
     """
 
     def __init__(
@@ -81,14 +84,22 @@ class BlockCodec:
     @property
     def dtype_name(self) -> str:
         """What the numbers of a payload are, in words: `Namespace.dtype`."""
-        dtypes = self._dtypes()
-        return dtypes[0] if len(dtypes) == 1 else "mixed"
+        if isinstance(self._form, QuantizedKV):
+            return f"{self._form.kind} of {self._held_dtype}, K per channel, V per token"
+        return self._held_dtype
 
     @property
     def dtype_code(self) -> str:
         """The same as the name of a `quire.tiers.format.DType`."""
-        name = self.dtype_name.upper()
-        return "FLOAT8" if name.startswith("FLOAT8") else name
+        kind = self._form.kind if isinstance(self._form, QuantizedKV) else self._held_dtype
+        return "FLOAT8" if kind.startswith(("float8", "fp8")) else kind.upper()
+
+    def error(self) -> QuantError:
+        """Return how far stored numbers are from the pool's, as measured by `encode`.
+
+        A sample is one layer of the first block of a batch that is packed at once; layers take turns.
+        """
+        return self._form.error() if isinstance(self._form, QuantizedKV) else QuantError()
 
     def encode(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> None:
         """Write the payload of each block into its buffer, of exactly `payload_bytes`.
@@ -105,7 +116,7 @@ class BlockCodec:
         self._staging.fetch(
             (
                 (self._form.pack(pool, on_device(ids[chunk], pool.device)), buffers[chunk])
-                for chunk in _chunks(len(ids), self.payload_bytes)
+                for chunk in _chunks(pool, self.payload_bytes, len(ids))
             ),
         )
 
@@ -130,7 +141,7 @@ class BlockCodec:
             form.copy_in(buffers, pool, ids, layers)
             return
         first, stop = form.span(layers)
-        for chunk in _chunks(len(ids), stop - first):
+        for chunk in _chunks(pool, stop - first, len(ids)):
             parts = [buffer[first:stop] for buffer in buffers[chunk]]
             with self._staging.sent(parts, pool.device) as rows:
                 form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
@@ -142,10 +153,13 @@ class BlockCodec:
             raise ConfigError(f"layer {layer} is not one of the group's {self.num_layers}")
         return range(layer, layer + 1)
 
-    def _dtypes(self) -> list[str]:
+    @property
+    def _held_dtype(self) -> str:
+        """The dtype of the pool, or "mixed"."""
         if isinstance(self.memory, KVLayout):
-            return [_name(self.memory.dtype)]
-        return sorted({_name(tensor.dtype) for layer in self.memory.layers for tensor in layer})
+            return _name(self.memory.dtype)
+        names = {_name(tensor.dtype) for layer in self.memory.layers for tensor in layer}
+        return names.pop() if len(names) == 1 else "mixed"
 
     def _checked(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> Ids:
         if pool.layout != self.memory:
@@ -163,11 +177,17 @@ class BlockCodec:
 
 
 def _form(memory: KVLayout | StateLayout, dtype: str | None, heads: tuple[int, int]) -> PayloadForm:
-    if dtype is not None:
-        raise ConfigError(f"dtype {dtype!r} is not known")
-    if isinstance(memory, KVLayout):
-        return ExactKV(memory, heads)
-    return ExactStates(memory)
+    kinds = [kind.value for kind in Quantization]
+    if dtype is not None and dtype not in kinds:
+        raise ConfigError(
+            f"dtype {dtype!r} is not one of {', '.join(map(repr, kinds))} or None, which stores "
+            "what the pool holds"
+        )
+    if isinstance(memory, StateLayout):
+        return ExactStates(memory)
+    return (
+        ExactKV(memory, heads) if dtype is None else QuantizedKV(memory, Quantization(dtype), heads)
+    )
 
 
 def _checked_heads(memory: KVLayout, heads: tuple[int, int] | None) -> tuple[int, int]:
@@ -177,8 +197,8 @@ def _checked_heads(memory: KVLayout, heads: tuple[int, int] | None) -> tuple[int
     return first, stop
 
 
-def _chunks(count: int, num_bytes: int) -> Iterator[slice]:
-    step = max(1, CHUNK_BYTES // num_bytes)
+def _chunks(pool: Pool, num_bytes: int, count: int) -> Iterator[slice]:
+    step = max(1, CHUNK_BYTES.get(pool.device.type, 1 << 20) // num_bytes)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
