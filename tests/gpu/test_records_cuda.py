@@ -8,7 +8,7 @@ from quire.tensors.records import BlockCodec
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 
 MEMORY = KVLayout(4, 4, 32, 24, torch.bfloat16, 16)
