@@ -122,7 +122,7 @@ class BoundedContract(TierContract):
         with make_tier(self.small) as tier:
             for payload_bytes in (PAYLOAD, 10_000, 200_000, PAYLOAD):
                 start = 10_000_000 + payload_bytes
-                count = 2 * self.small // payload_bytes
+                count = self.small // payload_bytes
                 for number in range(start, start + count, 2):
                     keys = names_of([number, number + 1])
                     outcomes = tier.put(keys, records_of(keys, payload_bytes), timeout_s=10)

@@ -1,0 +1,205 @@
+"""What a directory of record files holds, and which of them go when it is more than its capacity."""
+
+# A Path per record would cost more than the system call.
+# ruff: noqa: PTH108, PTH116
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from quire.tiers.format import KEY_BYTES
+
+SUFFIX = ".quire"
+WATERMARK = 0.05
+"""Part of the capacity that is made room of in one go, or written between two listings."""
+
+
+def file_of(root: str, key: bytes) -> str:
+    """Return the path of a record: two levels of folders, by the first bytes of its key."""
+    name = key.hex()
+    return f"{root}/{name[:2]}/{name[2:4]}/{name}{SUFFIX}"
+
+
+def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
+    """List modification time in ns, size and key of each record file. Raises `OSError`."""
+    for outer in _folders(root):
+        for inner in _folders(outer.path):
+            for entry in entries(inner.path):
+                key = _key_of(entry.name)
+                if key is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime_ns, status.st_size, key
+
+
+class Room:
+    """Counts the files of a directory against a capacity, and deletes the oldest in time.
+
+    What this process writes and deletes is counted as it happens; what others do is learned by
+    a sweep, in a thread of its own: it lists the directory and deletes what is too much.
+
+        held == bytes of files that this process knows + bytes of files that it is writing
+
+    `clock` gives seconds since the epoch.
+    """
+
+    def __init__(self, root: str, capacity: int, clock: Callable[[], float]) -> None:
+        self.capacity = capacity
+        self._root = root
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._sweeper: threading.Thread | None = None
+        self._sweeps = 0
+        self._meanwhile: dict[bytes, int] = {}
+        self._leases: dict[bytes, float] = {}
+        self._floors: list[int] = []
+        self._since_listed = self._in_flight = 0
+        listed = list(walk(root))
+        self.records, self.held = len(listed), sum(num_bytes for _, num_bytes, _ in listed)
+
+    def reserve(self, num_bytes: int, deadline: float) -> bool:
+        """Take room for a file; return whether there is any. Raises `TimeoutError`."""
+        if num_bytes > self.capacity:
+            return False
+        with self._changed:
+            # A sweep that runs already may have listed too early.
+            enough = self._sweeps + (1 if self._sweeper is None else 2)
+            while self.held + num_bytes > self.capacity:
+                if self._sweeps >= enough:
+                    return False
+                self._start_sweep(num_bytes)
+                if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
+                    raise TimeoutError
+            self.held += num_bytes
+            self._in_flight += num_bytes
+            self._since_listed += num_bytes
+            if self._since_listed > self.capacity * WATERMARK:
+                self._start_sweep(0)
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Return room whose file was not written."""
+        with self._changed:
+            self.held -= num_bytes
+            self._in_flight -= num_bytes
+
+    def written(self, key: bytes, num_bytes: int, before: int | None) -> None:
+        """Count a file whose room was reserved; `before` is the size of the one it replaced."""
+        with self._changed:
+            self._in_flight -= num_bytes
+            self.held -= before or 0
+            self.records += before is None
+            self._meanwhile[key] = num_bytes
+
+    def removed(self, key: bytes, num_bytes: int) -> None:
+        """Count a file that was deleted."""
+        with self._changed:
+            self.held -= num_bytes
+            self.records -= 1
+            self._meanwhile[key] = -1
+
+    def lease(self, keys: list[bytes], seconds: float) -> None:
+        """Keep files from being deleted by this process for so long."""
+        until = self._clock() + seconds
+        with self._changed:
+            for key in keys:
+                self._leases[key] = max(until, self._leases.get(key, until))
+
+    @contextlib.contextmanager
+    def sparing(self, floor_ns: int) -> Generator[None]:
+        """While entered, delete no file used at that time or later: a call that still writes."""
+        self._floors.append(floor_ns)
+        try:
+            yield
+        finally:
+            self._floors.remove(floor_ns)
+
+    def wait(self) -> None:
+        """Return when no sweep is running."""
+        sweeper = self._sweeper
+        if sweeper is not None:
+            sweeper.join()
+
+    def _start_sweep(self, num_bytes: int) -> None:
+        if self._sweeper is None:
+            self._since_listed = 0
+            self._meanwhile = {}
+            self._sweeper = threading.Thread(
+                target=self._sweep, args=(num_bytes,), name="quire-files", daemon=True
+            )
+            self._sweeper.start()
+
+    def _sweep(self, num_bytes: int) -> None:
+        # What cannot be listed or deleted now is a put that finds no room.
+        with contextlib.suppress(OSError):
+            listed = sorted(walk(self._root))
+            with self._changed:
+                victims = self._settle(listed, num_bytes)
+            for stamp_ns, key in victims:
+                self._delete(key, stamp_ns)
+        with self._changed:
+            self._sweeper = None
+            self._sweeps += 1
+            self._changed.notify_all()
+
+    def _settle(
+        self, listed: list[tuple[int, int, bytes]], num_bytes: int
+    ) -> list[tuple[int, bytes]]:
+        """Count what was listed; return time and key of the files to delete, the oldest."""
+        settled = [each for each in listed if each[2] not in self._meanwhile]
+        written = [size for size in self._meanwhile.values() if size >= 0]
+        self.records = len(settled) + len(written)
+        self.held = sum(size for _, size, _ in settled) + sum(written) + self._in_flight
+        if self.held + num_bytes <= self.capacity:
+            return []
+        excess = self.held + max(num_bytes, int(self.capacity * WATERMARK)) - self.capacity
+        now = self._clock()
+        self._leases = {key: until for key, until in self._leases.items() if until > now}
+        floor_ns = min(self._floors, default=None)
+        victims: list[tuple[int, bytes]] = []
+        for stamp_ns, size, key in settled:
+            if excess <= 0 or (floor_ns is not None and stamp_ns >= floor_ns):
+                break
+            if key not in self._leases:
+                victims.append((stamp_ns, key))
+                excess -= size
+        return victims
+
+    def _delete(self, key: bytes, used_until_ns: int) -> None:
+        """Delete a file, unless somebody used it after it was listed."""
+        file = file_of(self._root, key)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(file)
+            if status.st_mtime_ns <= used_until_ns:
+                os.unlink(file)
+                self.removed(key, status.st_size)
+
+
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """List a folder; one that is gone has nothing in it."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _folders(folder: str) -> list[os.DirEntry[str]]:
+    return [
+        entry
+        for entry in entries(folder)
+        if len(entry.name) == 2 and entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def _key_of(name: str) -> bytes | None:
+    if len(name) != 2 * KEY_BYTES + len(SUFFIX) or not name.endswith(SUFFIX):
+        return None
+    try:
+        return bytes.fromhex(name[: 2 * KEY_BYTES])
+    except ValueError:
+        return None

@@ -1,0 +1,29 @@
+"""The tiers of this machine keep to the contract."""
+
+import pytest
+
+from quire.tiers.contract import TierContract
+from quire.tiers.contract_bounded import BoundedContract
+from quire.tiers.files import Files
+
+
+class TestFiles(TierContract):
+    @pytest.fixture
+    def make_tier(self, tmp_path):
+        return lambda capacity=None: Files(tmp_path / "kv", capacity)
+
+    def tamper(self, tier, key, record):
+        name = key.hex()
+        (tier.path / name[:2] / name[2:4] / f"{name}.quire").write_bytes(record)
+
+    def reopen(self, tier):
+        tier.close()
+        return Files(tier.path)
+
+
+class TestFilesWithACapacity(TestFiles, BoundedContract):
+    tells_evictions = False
+
+    @pytest.fixture
+    def make_tier(self, tmp_path):
+        return lambda capacity=None: Files(tmp_path / "kv", capacity or "64MiB")
