@@ -1,0 +1,193 @@
+"""Calls of an object store, many at once, each with a deadline that holds whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quire.errors import ConfigError, TierError
+
+try:
+    import obstore
+    from obstore.store import LocalStore, MemoryStore, from_url
+except ImportError as error:  # pragma: no cover - depends on what is installed
+    raise ConfigError(
+        "object stores need obstore: install quire-kv with the extra 'objects'"
+    ) from error
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Result = TypeVar("Result")
+
+_RETRIES = {
+    "max_retries": 8,
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=50),
+        "max_backoff": timedelta(seconds=1),
+        "base": 2,
+    },
+    "retry_timeout": timedelta(seconds=15),
+}
+"""obstore's own, for requests whose callers wait so long; a caller's deadline ends them earlier."""
+
+_PAGE_TIMEOUT_S = 10.0
+
+
+def open_store(
+    url: str, config: Mapping[str, str] | None, client_options: Mapping[str, Any] | None
+) -> ObjectStore:
+    """Open what a URL names. Raises `ConfigError` for settings that cannot be, `TierError` for the rest."""
+    scheme = url.partition("://")[0]
+    remote: dict[str, Any] = {}
+    if scheme not in ("file", "memory"):
+        options = dict(client_options or {})
+        endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
+        if any(value.startswith("http://") for value in endpoints):
+            options.setdefault("allow_http", True)
+        remote = {"config": config, "client_options": options or None, "retry_config": _RETRIES}
+    elif config or client_options:
+        raise ConfigError(f"{url!r} takes no config or client options: it is not remote")
+    if scheme in ("http", "https"):
+        raise ConfigError(f"{url!r}: a web server takes no records; give s3://, gs:// or az://")
+    try:
+        if scheme == "file":
+            return LocalStore.from_url(url, mkdir=True)
+        return MemoryStore() if scheme == "memory" else from_url(url, **remote)
+    except OSError as error:
+        raise TierError(f"cannot open {url!r}: {reason_of(error)}") from error
+    except Exception as error:
+        # obstore raises its own errors, ValueError and TypeError for what it cannot read.
+        failed = TierError if "LocalFileSystem" in str(error) else ConfigError
+        raise failed(f"cannot open {url!r}: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error of obstore; below it stand its insides."""
+    return (str(error).partition("\n")[0] or type(error).__name__)[:300]
+
+
+class Client:
+    """A store and a thread that waits for it.
+
+    Calls run as coroutines on the thread; what they bring is handed to the caller's thread, which alone touches
+    the caller's buffers: an answer that comes too late is dropped.
+    """
+
+    def __init__(self, store: ObjectStore, concurrency: int) -> None:
+        self._store = store
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(concurrency)
+        self._is_closed = False
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="quire-objects", daemon=True
+        )
+        self._thread.start()
+
+    def gather(
+        self, calls: Sequence[Callable[[], Awaitable[Result]]], deadline: float
+    ) -> Iterator[tuple[int, Result | Exception]]:
+        """Run calls at once; yield (which, what it returned or raised) as they end.
+
+        Raises `TimeoutError` at the deadline, by `time.monotonic`; then the rest is cancelled.
+        """
+        answers: queue.SimpleQueue[tuple[int, Result | Exception]] = queue.SimpleQueue()
+
+        async def one(index: int) -> None:
+            try:
+                async with self._slots:
+                    answer = await calls[index]()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                answers.put((index, error))
+            else:
+                answers.put((index, answer))
+
+        async def run() -> None:
+            await asyncio.gather(*(one(index) for index in range(len(calls))))
+
+        running = self._start(run())
+        try:
+            for _ in calls:
+                try:
+                    yield answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    raise TimeoutError("the object store did not answer in time") from None
+        finally:
+            running.cancel()
+
+    def wait(self, call: Coroutine[Any, Any, Result], deadline: float) -> Result:
+        """Run one coroutine. Raises what it raises, `TimeoutError` at the deadline."""
+        running = self._start(call)
+        try:
+            return running.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            running.cancel()
+            raise
+
+    async def read(self, path: str, start: int, stop: int) -> tuple[int, memoryview]:
+        """Return the object's size and the bytes of a range, fewer where it ends before."""
+        answer = await obstore.get_async(self._store, path, options={"range": (start, stop)})
+        return answer.meta["size"], memoryview(await answer.bytes_async())
+
+    async def size(self, path: str) -> int:
+        """Return the size of an object."""
+        return (await obstore.head_async(self._store, path))["size"]
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Write an object, all of it or nothing."""
+        await obstore.put_async(self._store, path, content, use_multipart=False)
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        """Delete objects, whether they are there or not."""
+        with suppress(FileNotFoundError):
+            await obstore.delete_async(self._store, list(paths))
+
+    async def names(
+        self, prefix: str, offset: str | None, see: Callable[[str, int], object]
+    ) -> None:
+        """Show all (path, size) under a prefix, behind `offset` where it is given."""
+        stream = obstore.list(self._store, prefix, offset=offset, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType] - another overload needs pyarrow
+        pages = stream.__aiter__()
+        with suppress(StopAsyncIteration):
+            while True:
+                for item in await asyncio.wait_for(pages.__anext__(), _PAGE_TIMEOUT_S):
+                    see(item["path"], item["size"])
+
+    def check_open(self) -> None:
+        """Raise `TierError` after `close`."""
+        if self._is_closed:
+            raise TierError("the tier is closed")
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread. Closing twice does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+
+        def stop() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.call_soon(self._loop.stop)
+
+        self._loop.call_soon_threadsafe(stop)
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _start(self, call: Coroutine[Any, Any, Result]) -> Future[Result]:
+        try:
+            self.check_open()
+            return asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:
+            call.close()
+            raise TierError("the tier is closed") from None
+        except TierError:
+            call.close()
+            raise

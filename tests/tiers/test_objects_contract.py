@@ -1,0 +1,62 @@
+"""Object stores keep to the contract of tiers: S3 over HTTP, a local directory, memory."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from objects_help import rewrite, s3_front, s3_tier
+from s3_server import hanging, overloaded
+
+from quire.tiers.contract import TierContract
+from quire.tiers.objects import Objects
+
+
+@pytest.fixture(scope="module")
+def front():
+    yield from s3_front()
+
+
+class ObjectsContract(TierContract):
+    def tamper(self, tier, key, record):
+        rewrite(tier, key, record)
+
+    def reopen(self, tier):
+        store = tier._client._store
+        tier.close()
+        return Objects(store)
+
+
+class TestMemory(ObjectsContract):
+    @pytest.fixture
+    def make_tier(self):
+        return lambda: Objects("memory://")
+
+
+class TestDirectory(ObjectsContract):
+    @pytest.fixture
+    def make_tier(self, tmp_path):
+        self.path = tmp_path / "store"
+        return lambda: Objects(f"file://{self.path}")
+
+    @contextmanager
+    def broken(self, tier):
+        shutil.rmtree(self.path)
+        self.path.write_text("no directory")
+        yield
+
+
+class TestS3(ObjectsContract):
+    @pytest.fixture
+    def make_tier(self, front):
+        self.front = front
+        return lambda: s3_tier(front.url)
+
+    @contextmanager
+    def stalled(self, tier):
+        with self.front.failing(hanging):
+            yield
+
+    @contextmanager
+    def broken(self, tier):
+        with self.front.failing(overloaded):
+            yield
