@@ -1,0 +1,180 @@
+"""Redis servers on loopback, started by the tests that need them and stopped with them."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+
+class RedisServer:
+    """A process of redis-server that keeps nothing on disk; it ends with this process.
+
+    `PORT` in an option becomes its port; with `--tls-port PORT` it has no other.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self._options = [each.replace("PORT", str(self.port)) for each in options]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / f"{self.port}.sock"
+
+    def client(self, **words) -> redis.Redis:
+        """A client of redis-py, by the Unix socket, which needs no TLS."""
+        return redis.Redis(unix_socket_path=str(self.socket_path), protocol=2, **words)
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                *end_with_parent(),
+                binary(),
+                *("--port", "0" if "--tls-port" in self._options else str(self.port)),
+                *("--bind", "127.0.0.1", "--save", ""),
+                *("--unixsocket", str(self.socket_path), "--dir", str(self.folder)),
+                *("--loglevel", "warning", "--logfile", str(self.folder / f"{self.port}.log")),
+                *self._options,
+            ],
+        )
+        wait_until(self._is_up, f"redis-server on port {self.port}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """The process stands still: connections are accepted by the kernel, nothing is answered."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def _is_up(self) -> bool:
+        assert self.process.poll() is None, f"redis-server ended: {self.folder}/{self.port}.log"
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            return False
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def running_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServer]]:
+    """Nodes of a cluster without replicas; the slots are dealt out evenly."""
+    nodes = []
+    try:
+        for number in range(num_nodes):
+            options = ("--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf")
+            timing = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+            # The port of the cluster's own bus; its usual one, the port + 10,000, may be out of range.
+            bus = ("--cluster-port", str(free_port()))
+            nodes.append(RedisServer(folder, *options, *timing, *bus))
+        share = -(-(1 << 14) // num_nodes)
+        for number, node in enumerate(nodes):
+            last = min((number + 1) * share, 1 << 14) - 1
+            with node.client() as client:
+                client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last)
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for node in nodes[1:]:
+            bus = nodes[0]._options[-1]
+            with node.client() as client:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, bus)
+        wait_for_cluster(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+def wait_for_cluster(nodes: list[RedisServer]) -> None:
+    wait_until(lambda: all(_knows_all(node, len(nodes)) for node in nodes), "the cluster")
+
+
+def _knows_all(node: RedisServer, num_nodes: int) -> bool:
+    with node.client() as client:
+        rows = client.execute_command("CLUSTER SLOTS")
+        info = client.execute_command("CLUSTER INFO")
+    is_ok = (
+        b"cluster_state:ok" in info if isinstance(info, bytes) else info["cluster_state"] == "ok"
+    )
+    return is_ok and len(rows) == num_nodes
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate that signs itself, for 127.0.0.1, and its key."""
+    certificate, key = folder / "server.crt", folder / "server.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=quire test", "-keyout", str(key)),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def binary() -> str:
+    path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if path is None:
+        pytest.fail("redis-server is missing: apt-get install redis-server")
+    return path
+
+
+def end_with_parent() -> list[str]:
+    """What to write in front of a command, so that whatever ends the tests ends it as well."""
+    path = shutil.which("setpriv")
+    return [path, "--pdeathsig", "KILL"] if path else []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(is_so, what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
