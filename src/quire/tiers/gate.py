@@ -1,0 +1,184 @@
+"""The cost gate: load only what beats recomputing, by what loads have really cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+import numpy as np
+
+FORGET = 0.95
+"""What an observation still counts when one more has come."""
+
+FORGET_AT_ONCE = 0.3
+"""The same, when two in a row were more than twice, or less than half, of what was expected."""
+
+SURPRISE = 2.0
+UNIT = float(1 << 20)
+CAUTION = 2.0
+"""Standard errors that are added to an estimate before it is believed."""
+
+MOST_POINTS = 256
+
+
+class Estimate:
+    """What loading n bytes takes, as latency + n / bandwidth, from what loads took.
+
+    Least squares on relative errors, older loads forgotten step by step, both numbers kept from
+    falling below 0. A change is noticed when two loads in a row are off by more than a factor of
+    `SURPRISE` in the same direction; then what was known is nearly all forgotten.
+
+    The first loads weigh against a guess: `latency_s` and `bandwidth`, in bytes per second.
+    Not thread-safe; its owner locks.
+    """
+
+    def __init__(self, latency_s: float, bandwidth: float) -> None:
+        self.num_observed = 0
+        self.latency_s = latency_s
+        self._slope = UNIT / bandwidth
+        # Sums over loads of weight * (1, x, x^2, y, x y), with x in MiB and y in seconds.
+        self._sums = np.zeros(5)
+        self._variance = 0.25**2
+        self._surprises = 0
+        for num_bytes in (UNIT / 16, UNIT * 64):
+            self._add(num_bytes / UNIT, self._expected(num_bytes / UNIT))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second, without the latency."""
+        return UNIT / self._slope if self._slope else math.inf
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Learn from a load that took `seconds`, from asking to having all of it."""
+        x, y = num_bytes / UNIT, max(seconds, 1e-9)
+        expected = self._expected(x)
+        ratio = y / expected
+        towards = 1 if ratio > SURPRISE else -1 if ratio < 1 / SURPRISE else 0
+        is_change = towards != 0 and towards * self._surprises > 0
+        self._surprises = self._surprises + towards if is_change else towards
+        keep = FORGET_AT_ONCE if is_change else FORGET
+        self.num_observed += 1
+        # One stray load, a pause of the machine, counts as an expected one that took some times as long.
+        y = min(y, (16.0 if is_change else 4.0) * expected)
+        self._sums *= keep
+        error = min(abs(y / expected - 1), 1.0)
+        self._variance += (1 - min(keep, 0.9)) * (error**2 - self._variance)
+        self._add(x, y)
+        self._solve()
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return what a load will take, on average."""
+        return self._expected(num_bytes / UNIT) if num_bytes else 0.0
+
+    def careful_seconds(self, num_bytes: float) -> float:
+        """Return what it will hardly exceed on average: the estimate and its uncertainty."""
+        if not num_bytes:
+            return 0.0
+        x = num_bytes / UNIT
+        weight, weight_x = self._sums[0], self._sums[1]
+        centre = float(weight_x / weight)
+        # More bytes never take less, and no more than in proportion: so far as that, what is known of
+        # the sizes that were loaded holds for any other.
+        bound = self._with_error(centre) * max(1.0, x / centre)
+        return max(self._expected(x), min(self._with_error(x), bound))
+
+    def _with_error(self, x: float) -> float:
+        n, sx, sxx = map(float, self._sums[:3])
+        determinant = max(n * sxx - sx * sx, 1e-12 * n * sxx, 1e-300)
+        variance = self._variance * (sxx - 2 * x * sx + x * x * n) / determinant
+        return self._expected(x) + CAUTION * math.sqrt(max(variance, 0.0))
+
+    def _expected(self, x: float) -> float:
+        return max(self.latency_s + self._slope * x, 1e-9)
+
+    def _add(self, x: float, y: float) -> None:
+        weight = 1 / self._expected(x) ** 2
+        self._sums += weight * np.array([1, x, x * x, y, x * y])
+
+    def _solve(self) -> None:
+        n, sx, sxx, sy, sxy = map(float, self._sums)
+        determinant = n * sxx - sx * sx
+        if determinant <= 1e-9 * n * sxx:  # one size only: no more than in proportion
+            self.latency_s, self._slope = 0.0, sxy / sxx
+            return
+        slope = (n * sxy - sx * sy) / determinant
+        latency = (sy - slope * sx) / n
+        if slope < 0:
+            slope, latency = 0.0, sy / n
+        elif latency < 0:
+            slope, latency = sxy / sxx, 0.0
+        self.latency_s, self._slope = latency, slope
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """How many leading keys to load of those found, and from which tiers none is, though they have some."""
+
+    num_keys: int
+    num_found: int
+    refused: tuple[int, ...]
+
+
+class CostGate:
+    """Chooses n so that loading n keys and computing the rest takes least.
+
+    Loads from several tiers are taken to add up: they share the machine that copies and checks.
+    An estimate enters with its uncertainty, so that a tie goes to computing.
+    """
+
+    def __init__(
+        self,
+        estimates: Sequence[Estimate],
+        limit_s: float,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.estimates = tuple(estimates)
+        self._lock = lock or nullcontext()
+        self.limit_s = limit_s
+        """No load that is expected to take longer."""
+
+    def choose(
+        self,
+        found: Sequence[int],
+        sizes: Sequence[int],
+        recompute_s: Callable[[int], float],
+        step: int = 1,
+    ) -> Choice:
+        """Return how many of the keys to load; see `TierStack.choose`."""
+        where = np.asarray(found, np.int64)
+        holes = np.flatnonzero(where < 0)
+        whole = int(holes[0]) if len(holes) else len(where)
+        whole -= whole % step
+        if not whole:
+            return Choice(0, 0, ())
+        points = _points(where[:whole], step)
+        size = np.asarray(sizes, np.float64)[:whole]
+        levels = [int(level) for level in np.unique(where[:whole])]
+        load_s = np.zeros(len(points))
+        for level in levels:
+            behind = np.concatenate(([0.0], np.cumsum(np.where(where[:whole] == level, size, 0.0))))
+            careful = self.estimates[level].careful_seconds
+            with self._lock:
+                load_s += [careful(float(num_bytes)) for num_bytes in behind[points]]
+        load_s[load_s > self.limit_s] = np.inf
+        total_s = load_s + [recompute_s(int(point)) for point in points]
+        best = int(np.argmin(total_s))
+        num_keys = int(points[best])
+        used = np.unique(where[:num_keys])
+        return Choice(num_keys, whole, tuple(level for level in levels if level not in used))
+
+
+def _points(where: np.ndarray[tuple[int], np.dtype[np.int64]], step: int) -> list[int]:
+    """Return the lengths to compare: where tiers change, and some between, multiples of `step`.
+
+    Within a run of one tier the load is linear and recomputing, whose cost per token grows with the
+    prefix, is concave; so the least lies at an end, and the points between are for engines whose cost is not.
+    """
+    whole = len(where)
+    ends = np.concatenate(([0], np.flatnonzero(np.diff(where)) + 1, [whole]))
+    between = np.linspace(0, whole, 17)
+    points = np.unique(np.concatenate((ends, between)).astype(np.int64) // step * step)
+    if len(points) > MOST_POINTS:
+        points = points[np.linspace(0, len(points) - 1, MOST_POINTS).astype(np.int64)]
+    return [int(point) for point in points]

@@ -1,0 +1,228 @@
+"""Lanes: each tier's calls run in threads of its own, so that a tier that hangs holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+Clock: TypeAlias = Callable[[], float]
+"""Seconds, from any start."""
+
+Work: TypeAlias = Callable[[], None]
+
+
+class Signal(ABC):
+    """Something to wait for. Once set it stays so until `clear`."""
+
+    @abstractmethod
+    def set(self) -> None:
+        """Wake all that wait."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Make later waits wait again."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether it was set, at once or within so long."""
+
+
+class Lanes(ABC):
+    """Where a stack's time and threads come from."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds, from any start."""
+
+    @abstractmethod
+    def signal(self) -> Signal:
+        """Return a new signal, not set."""
+
+    @abstractmethod
+    def lock(self) -> AbstractContextManager[object]:
+        """Return a new lock. Nobody waits or calls a tier while it is held."""
+
+    @abstractmethod
+    def spawn(self, name: str, work: Work) -> None:
+        """Run `work` beside the caller."""
+
+
+class _Event(Signal):
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._event.wait(timeout_s)
+
+
+class ThreadLanes(Lanes):
+    """Daemon threads: one that hangs in a tier does not keep the process from ending."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        return self._clock()
+
+    def signal(self) -> Signal:
+        return _Event()
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.Lock()
+
+    def spawn(self, name: str, work: Work) -> None:
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+
+class Deadline:
+    """A point in time that stays so many seconds away at most, whatever the clock does.
+
+    A clock that jumps forward ends it early. One that jumps back moves it as well, as soon as
+    it is looked at.
+    """
+
+    def __init__(self, lanes: Lanes, seconds: float) -> None:
+        self._lanes = lanes
+        self._seen = lanes.now()
+        self._end = self._seen + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, 0 if none."""
+        now = self._lanes.now()
+        if now < self._seen:
+            self._end -= self._seen - now
+        self._seen = now
+        return max(0.0, self._end - now)
+
+    @property
+    def passed(self) -> bool:
+        """Whether none are left."""
+        return not self.left_s
+
+
+class Job:
+    """One call of a tier that waits for its turn. Neither function raises."""
+
+    __slots__ = ("drop", "run")
+
+    def __init__(self, run: Work, drop: Work) -> None:
+        self.run = run
+        self.drop = drop
+        """Called instead of `run` where the lane closes first."""
+
+
+class Lane:
+    """Jobs of one tier and the threads that run them, at most `num_threads`.
+
+    Each owner's jobs run in order, and owners take turns: one with a thousand jobs does not
+    hold up another with one. A job that hangs occupies one thread of this lane.
+    """
+
+    def __init__(self, lanes: Lanes, name: str, num_threads: int, when_closed: Work) -> None:
+        self.name = name
+        self.num_threads = num_threads
+        self._lanes = lanes
+        self._when_closed = when_closed
+        self._lock = lanes.lock()
+        self._turns: deque[tuple[object, deque[Job]]] = deque()
+        self._idle: list[Signal] = []
+        self._num_alive = 0
+        self._is_closed = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that have not begun."""
+        with self._lock:
+            return sum(len(jobs) for _, jobs in self._turns)
+
+    @property
+    def num_alive(self) -> int:
+        """Threads, idle ones included."""
+        with self._lock:
+            return self._num_alive
+
+    def submit(self, owner: object, job: Job) -> None:
+        """Run a job when it is its owner's turn; a closed lane drops it."""
+        wake: Signal | None = None
+        spawn = False
+        with self._lock:
+            refused = self._is_closed
+            if not refused:
+                for other, jobs in self._turns:
+                    if other is owner:
+                        jobs.append(job)
+                        break
+                else:
+                    self._turns.append((owner, deque((job,))))
+                if self._idle:
+                    wake = self._idle.pop()
+                elif self._num_alive < self.num_threads:
+                    self._num_alive += 1
+                    spawn = True
+        if refused:
+            job.drop()
+        elif wake is not None:
+            wake.set()
+        elif spawn:
+            self._lanes.spawn(f"quire {self.name}", self._work)
+
+    def close(self) -> None:
+        """Drop what waits, and end each thread when its job ends. Twice does nothing.
+
+        `when_closed` is called once, by the last thread to end.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            dropped = [job for _, jobs in self._turns for job in jobs]
+            self._turns.clear()
+            idle, self._idle = self._idle, []
+            none_alive = not self._num_alive
+        # In a thread of its own where no other is left: what it closes may hang.
+        for job in dropped:
+            job.drop()
+        for signal in idle:
+            signal.set()
+        if none_alive:
+            self._lanes.spawn(f"quire {self.name}", self._when_closed)
+
+    def _work(self) -> None:
+        signal = self._lanes.signal()
+        while True:
+            with self._lock:
+                job = self._next()
+                if job is None and self._is_closed:
+                    self._num_alive -= 1
+                    is_last = not self._num_alive
+                    break
+                if job is None:
+                    signal.clear()
+                    self._idle.append(signal)
+            if job is None:
+                signal.wait()
+            else:
+                job.run()
+        if is_last:
+            self._when_closed()
+
+    def _next(self) -> Job | None:
+        if not self._turns:
+            return None
+        owner, jobs = self._turns.popleft()
+        job = jobs.popleft()
+        if jobs:
+            self._turns.append((owner, jobs))
+        return job
