@@ -1,10 +1,12 @@
 """The tiers of this machine keep to the contract."""
 
+import numpy as np
 import pytest
 
 from quire.tiers.contract import TierContract
 from quire.tiers.contract_bounded import BoundedContract
 from quire.tiers.files import Files
+from quire.tiers.host import Host
 
 
 class TestFiles(TierContract):
@@ -27,3 +29,15 @@ class TestFilesWithACapacity(TestFiles, BoundedContract):
     @pytest.fixture
     def make_tier(self, tmp_path):
         return lambda capacity=None: Files(tmp_path / "kv", capacity or "64MiB")
+
+
+class TestHost(BoundedContract):
+    @pytest.fixture
+    def make_tier(self):
+        return lambda capacity=None: Host(capacity or "64MiB")
+
+    def tamper(self, tier, key, record):
+        shelf, slot = tier._arena.find(key)
+        if len(record) != shelf.size:
+            pytest.skip("a slot has the size of its record: nothing shorter or longer lies there")
+        shelf.view(slot)[:] = np.frombuffer(record, np.uint8)
