@@ -1,0 +1,102 @@
+"""The names beside a tier's records: written, read, and of no harm where they are damaged."""
+
+import json
+
+import pytest
+from prefixes_help import FULL, STATES, book_of, hashes_of
+
+from quire import Scope
+from quire.core.hashing import root_digest
+from quire.errors import TierError
+from quire.tiers.names import FILE_NAME, NameBook, NamesFile, write_names
+
+ROOT = root_digest(Scope())
+BLOCKS = hashes_of(range(400))
+
+
+def test_what_is_written_is_read(tmp_path):
+    names = NamesFile(tmp_path)
+    assert names.add([FULL, STATES], (ROOT, "everyone"), (ROOT, BLOCKS[:3]))
+    assert names.add([FULL], (ROOT, "everyone"), (BLOCKS[2], BLOCKS[3:]))
+    book = NameBook.read(tmp_path)
+    assert list(book.namespaces.values()) == [FULL, STATES]
+    assert book.scopes == {ROOT: "everyone"}
+    assert book.parents == dict(zip(BLOCKS, [ROOT, *BLOCKS], strict=False))
+    lines = (tmp_path / FILE_NAME).read_text().splitlines()
+    assert sum("namespace" in line or "scope" in line for line in lines) == 3
+
+
+def test_keys_are_those_of_the_namespaces():
+    book = book_of([FULL, STATES], [(range(8), None)])
+    first, second = hashes_of(range(8))
+    assert book.keys() == {
+        FULL.key(first): (FULL.digest, first),
+        FULL.key(second): (FULL.digest, second),
+        STATES.key(first): (STATES.digest, first),
+        STATES.key(second): (STATES.digest, second),
+    }
+
+
+def test_a_book_says_itself_in_lines(tmp_path):
+    book = book_of([FULL], [(range(400), None), ([*range(200), 7, 7, 7, 7], Scope(salt="b"))])
+    write_names(book, tmp_path)
+    again = NameBook.read(tmp_path)
+    assert (again.parents, again.scopes) == (book.parents, book.scopes)
+    assert again.num_bad_lines == 0
+
+
+def test_lines_that_say_nothing_are_counted_and_the_rest_is_read(tmp_path):
+    names = NamesFile(tmp_path)
+    names.add([FULL], None, (ROOT, BLOCKS[:1]))
+    path = tmp_path / FILE_NAME
+    good = path.read_bytes()
+    bad = [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"root": "AA=="}',
+        b'{"root": 3, "scope": "x"}',
+        b'{"parent": "AA==", "blocks": ""}',
+        b'{"parent": "a", "blocks": "b"}',
+        b'{"namespace": {"model": 3}}',
+        json.dumps({"namespace": []}).encode(),
+        good.splitlines()[0][:40],
+    ]
+    path.write_bytes(b"\n".join([*bad, good]))
+    book = NameBook.read(tmp_path)
+    assert book.num_bad_lines == len(bad)
+    assert list(book.namespaces.values()) == [FULL]
+    assert book.parents == {BLOCKS[0]: ROOT}
+
+
+def test_a_directory_without_names_has_an_empty_book(tmp_path):
+    assert NameBook.read(tmp_path).parents == {}
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path):
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(TierError, match="cannot read"):
+        NameBook.read(tmp_path)
+
+
+def test_what_cannot_be_written_is_left_out_and_no_error(tmp_path):
+    names = NamesFile(tmp_path / "gone")
+    assert not names.add([FULL])
+    (tmp_path / "gone").mkdir()
+    assert names.add([FULL])
+    assert list(NameBook.read(tmp_path / "gone").namespaces.values()) == [FULL]
+
+
+def test_a_file_of_names_stops_growing_at_its_limit(tmp_path):
+    names = NamesFile(tmp_path, limit_bytes=600)
+    assert names.add(blocks=(ROOT, BLOCKS[:10]))
+    assert not names.add(blocks=(ROOT, BLOCKS[10:20]))
+    assert (tmp_path / FILE_NAME).stat().st_size <= 600
+    assert len(NameBook.read(tmp_path).parents) == 10
+
+
+def test_a_book_that_cannot_be_written_leaves_the_old_file(tmp_path):
+    with pytest.raises(TierError, match="cannot write"):
+        write_names(NameBook(), tmp_path / "gone")
