@@ -67,7 +67,7 @@ class Arena:
         slots = self.capacity // size
         fewest = min(slots, max(FEWEST_CHUNKS, -(-self.capacity // CHUNK_BYTES)))
         # Among a few numbers of chunks there is one that leaves next to nothing over.
-        count = min(range(fewest, min(2 * fewest, slots) + 1), key=lambda n: (slots % n, n))
+        count = min(range(fewest, min(4 * fewest, slots) + 1), key=lambda n: (slots % n, n))
         self.chunk_bytes = slots // count * size
         if self.chunk_bytes >= 1 << 20:
             self.chunk_bytes -= self.chunk_bytes % PAGE_BYTES

@@ -62,7 +62,7 @@ class Host(Tier):
         self._lock = threading.Lock()
         self._closed = False
         self._filling: set[bytes] = set()
-        self._floors: list[int] = []
+        self._calls: list[frozenset[bytes]] = []
         self._unpin = pin(self._arena.memory.data) if pin is not None else None
 
     def touch(self, keys: Keys) -> None:
@@ -194,17 +194,16 @@ class Host(Tier):
 
     @contextlib.contextmanager
     def _sparing(self, keys: Keys) -> Generator[None]:
-        """While entered, nothing that was used since makes room: a prompt's head stays for its tail."""
+        """While entered, none of these makes room: a prompt's head stays for its tail."""
+        spared = frozenset(keys)
         with self._lock:
-            floor = self._arena.recency.now + 1
-            self._floors.append(floor)
-            self._arena.use(keys)
+            self._calls.append(spared)
         try:
             yield
         finally:
             with self._lock:
                 self._arena.use(keys)
-                self._floors.remove(floor)
+                self._calls.remove(spared)
 
     # making room; the lock is held, and given up while `evicting` is told
 
@@ -227,24 +226,34 @@ class Host(Tier):
 
     def _evict_for(self, shelf: Shelf) -> bool:
         """Evict from the shelf whose oldest record is the oldest of all; return whether any went."""
-        now, before = self._clock(), min(self._floors)
         aged: list[tuple[int, int]] = []
         for size, each in self._arena.shelves.items():
             # Another one with a free chunk's worth of slots could not give it up: it is being filled.
             if each is shelf or each.index.num_free < each.per_chunk:
-                oldest = each.index.victims(1, now, before)
-                if len(oldest):
-                    aged.append((int(each.index.stamps[oldest[0]]), size))
+                aged += [(int(each.index.stamps[slot]), size) for slot in self._victims(each, 1)]
         if not aged:
             return False
         donor = self._arena.shelves[min(aged)[1]]
         fewest = 1 if donor is shelf else donor.per_chunk - donor.index.num_free
         return self._evict(donor, max(fewest, donor.index.num_slots // WATERMARK)) > 0
 
+    def _victims(self, shelf: Shelf, count: int) -> list[int]:
+        """Return up to `count` slots, used longest ago first, without what calls in progress store."""
+        index = shelf.index
+        spared = sum(map(len, self._calls))
+        victims: list[int] = []
+        for slot in index.victims(count + spared, self._clock()).tolist():
+            if len(victims) == count:
+                break
+            key = index.key_of(slot)
+            if not any(key in call for call in self._calls):
+                victims.append(slot)
+        return victims
+
     def _evict(self, shelf: Shelf, count: int) -> int:
         """Let the oldest records of a shelf go; return how many went."""
         index = shelf.index
-        slots = index.victims(count, self._clock(), min(self._floors, default=None)).tolist()
+        slots = self._victims(shelf, count)
         if self.evicting is None:
             for slot in slots:
                 index.remove(slot)
@@ -267,12 +276,8 @@ class Host(Tier):
         arena = self._arena
         if size <= arena.chunk_bytes:
             return
-        now, before = self._clock(), min(self._floors, default=None)
         shelves = list(arena.shelves.values())
-        if all(
-            len(each.index.victims(len(each.index), now, before)) == len(each.index)
-            for each in shelves
-        ):
+        if all(len(self._victims(each, len(each.index))) == len(each.index) for each in shelves):
             for each in shelves:
                 self._evict(each, len(each.index))
             # Where another call still fills a slot, this record finds no room and the next may.

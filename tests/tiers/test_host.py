@@ -1,0 +1,359 @@
+"""What only the host tier has to keep to: its memory, its sizes, its hook, its lock."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from quire.errors import ConfigError, InvariantError, TierError
+from quire.tiers.base import Outcome
+from quire.tiers.format import PAGE_BYTES, new_buffer, record_bytes, verify
+from quire.tiers.host import Host
+from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+
+HIT, STORED, FULL, PRESENT = Outcome.HIT, Outcome.STORED, Outcome.FULL, Outcome.PRESENT
+SIZE = record_bytes(1000)
+
+
+def fill(tier, numbers, payload_bytes=1000):
+    """Put records one by one, as separate prompts; return their keys."""
+    keys = names_of(numbers)
+    for key in keys:
+        assert tier.put([key], [record_of(key, payload_bytes)]) == [STORED]
+    return keys
+
+
+@pytest.mark.parametrize("capacity", ["1 lightyear", 0, -1, True, None])
+def test_a_capacity_that_is_no_size_is_refused(capacity):
+    with pytest.raises(ConfigError):
+        Host(capacity)
+
+
+def test_more_memory_than_there_can_be_is_refused():
+    with pytest.raises(TierError, match="give it less"):
+        Host(1 << 60)
+
+
+@pytest.mark.parametrize("payload_bytes", [1000, 60_000, 200_000, 1 << 20])
+def test_records_of_one_size_fill_the_capacity_to_the_last_slot(payload_bytes):
+    size = record_bytes(payload_bytes)
+    for capacity in (64 * size, 37 * size + size // 2):
+        with Host(capacity) as tier:
+            fill(tier, range(capacity // size), payload_bytes)
+            assert tier.stats().num_records == capacity // size
+
+
+def test_records_of_whole_pages_lie_at_the_start_of_pages_beside_small_ones():
+    with Host("64MiB") as tier:
+        fill(tier, range(10))
+        fill(tier, range(10, 20), 100_000)
+        seen = []
+
+        def evicting(keys, records):
+            seen.extend(
+                np.frombuffer(record, np.uint8).ctypes.data
+                for record in records
+                if len(record) >= 65536
+            )
+
+        tier.evicting = evicting
+        fill(tier, range(100, 900), 200_000)
+        assert len(seen) >= 10
+        assert not any(address % PAGE_BYTES for address in seen)
+
+
+def test_a_twentieth_goes_in_one_go_the_oldest_first():
+    told = []
+    with Host(100 * SIZE) as tier:
+        tier.evicting = lambda keys, _: told.append(keys)
+        keys = fill(tier, range(100))
+        fill(tier, [100])
+        assert told == [keys[:5]]
+        fill(tier, range(101, 105))
+        assert len(told) == 1
+        fill(tier, [105])
+        assert told[1] == keys[5:10]
+
+
+def test_what_is_read_is_not_used_and_what_is_touched_is():
+    with Host(100 * SIZE) as tier:
+        keys = fill(tier, range(100))
+        tier.touch(keys[:2])
+        tier.get(keys[2:4], buffers_like(records_of(keys[2:4])))
+        fill(tier, [200])
+        assert tier.contains(keys[:8]) == [True, True, *[False] * 5, True]
+        assert [entry.key for entry in tier.scan()][:3] == [name_of(200), keys[0], keys[1]]
+
+
+def test_the_head_of_a_prompt_that_is_there_does_not_go_for_its_tail():
+    with Host(20 * SIZE) as tier:
+        head = fill(tier, range(3))
+        fill(tier, range(10, 27))
+        tail = names_of(range(100, 110))
+        outcomes = tier.put([*head, *tail], records_of([*head, *tail]))
+        assert outcomes == [PRESENT] * 3 + [STORED] * 10
+        assert tier.contains([*head, *tail]) == [True] * 13
+
+
+def test_parts_of_a_block_of_several_sizes_keep_their_order():
+    sizes = [1000, 3000, 5000]
+    with Host("4MiB") as tier:
+        blocks = names_of(range(30))
+        parts = [record_of(key, sizes[i % 3]) for i, key in enumerate(blocks)]
+        tier.put(blocks, parts)
+        fill(tier, [50])
+        assert [entry.key for entry in tier.scan()] == [name_of(50), *blocks]
+        tier.touch(blocks[::-1])
+        assert [entry.key for entry in tier.scan()] == [*blocks[::-1], name_of(50)]
+
+
+def test_the_size_with_the_oldest_records_gives_room_and_keeps_its_newest():
+    with Host(1 << 20) as tier:
+        small = fill(tier, range(800))
+        tier.touch(small[::-1])
+        held = sum(tier.contains(small))
+        large = fill(tier, range(10_000, 10_020), 20_000)
+        assert all(tier.contains(large))
+        there = tier.contains(small)
+        assert 0 < sum(there) < held
+        assert there == sorted(there), "the oldest went"
+        kept = [key for key, found in zip(small, there, strict=True) if found]
+        assert tier.get(kept, buffers_like(records_of(kept))) == [HIT] * len(kept)
+        tier.check()
+
+
+def test_room_that_one_size_no_longer_takes_goes_to_another_and_nothing_is_evicted():
+    told = []
+    with Host(1 << 20) as tier:
+        tier.evicting = lambda keys, _: told.extend(keys)
+        small = fill(tier, range(700))
+        tier.delete(small[::2])
+        fill(tier, range(10_000, 10_016), 20_000)
+        assert told == []
+        left = small[1::2]
+        buffers = buffers_like(records_of(left))
+        assert tier.get(left, buffers) == [HIT] * len(left)
+        assert buffers == records_of(left)
+
+
+def test_a_lease_moves_with_its_record():
+    now = [0.0]
+    with Host(1 << 20, clock=lambda: now[0]) as tier:
+        small = fill(tier, range(900))
+        tier.lease(small[100:], 10.0)
+        fill(tier, range(10_000, 10_003), 20_000)
+        assert all(tier.contains(small[120:]))
+        now[0] = 11.0
+        fill(tier, range(20_000, 20_100), 20_000)
+        assert not any(tier.contains(small))
+
+
+def test_a_record_larger_than_any_before_makes_everything_go_once():
+    told = []
+    with Host("4MiB") as tier:
+        tier.evicting = lambda keys, _: told.extend(keys)
+        small = fill(tier, range(30))
+        large = fill(tier, [100], 3 << 20)
+        assert sorted(told) == sorted(small)
+        assert tier.contains([*small, *large]) == [False] * 30 + [True]
+        fill(tier, range(200, 210))
+        assert not any(tier.contains(large)), "three quarters of the memory are one chunk"
+        fill(tier, [101], 3 << 20)
+
+
+def test_a_call_of_small_and_large_records_stores_both():
+    keys = names_of(range(8))
+    records = [record_of(key, 300_000 if i % 2 else 1000) for i, key in enumerate(keys)]
+    with Host("4MiB") as tier:
+        fill(tier, range(100, 110))
+        assert tier.put(keys, records) == [STORED] * 8
+
+
+def test_leased_records_do_not_go_for_a_larger_one():
+    with Host("4MiB") as tier:
+        (key,) = fill(tier, [1])
+        tier.lease([key], 60.0)
+        assert tier.put([name_of(2)], [record_of(name_of(2), 3 << 20)]) == [FULL]
+        assert tier.contains([key]) == [True]
+
+
+def test_memory_is_pinned_once_whole_and_unpinned_once():
+    calls = []
+
+    def pin(memory):
+        calls.append(memory.nbytes)
+        return lambda: calls.append("unpinned")
+
+    tier = Host("1MiB", pin=pin)
+    fill(tier, range(3))
+    tier.close()
+    tier.close()
+    assert calls == [1 << 20, "unpinned"]
+
+
+def test_the_lock_is_free_while_the_hook_runs():
+    with Host(20 * SIZE) as tier:
+        keys = fill(tier, range(20))
+        told = []
+
+        def evicting(gone, records):
+            tier.evicting = None
+            others = threading.Thread(target=lambda: told.append(tier.contains(keys)))
+            others.start()
+            others.join(5)
+            told.append(tier.put([name_of(77)], [record_of(name_of(77))]))
+
+        tier.evicting = evicting
+        assert tier.put([name_of(50)], [record_of(name_of(50))]) == [STORED]
+        assert told == [[False] + [True] * 19, [STORED]]
+        assert tier.contains([name_of(50), name_of(77)]) == [True, True]
+        tier.check()
+
+
+def test_bytes_shown_to_the_hook_are_not_overwritten_while_it_looks():
+    shown = {}
+    with Host(20 * SIZE) as tier:
+        fill(tier, range(20))
+        looking, go_on = threading.Event(), threading.Event()
+
+        def evicting(keys, records):
+            if not looking.is_set():
+                looking.set()
+                go_on.wait(10)
+                shown.update({k: verify(r).key for k, r in zip(keys, records, strict=True)})
+
+        tier.evicting = evicting
+        writer = threading.Thread(target=fill, args=(tier, [50]))
+        writer.start()
+        assert looking.wait(10)
+        fill(tier, range(60, 90))
+        go_on.set()
+        writer.join(10)
+        assert shown == {name_of(0): name_of(0)}
+        tier.check()
+
+
+def test_a_hook_that_raises_loses_no_room():
+    with Host(20 * SIZE) as tier:
+        fill(tier, range(20))
+
+        def evicting(keys, records):
+            raise ZeroDivisionError
+
+        tier.evicting = evicting
+        with pytest.raises(ZeroDivisionError):
+            tier.put([name_of(50)], [record_of(name_of(50))])
+        tier.evicting = None
+        tier.check()
+        fill(tier, range(50, 70))
+        assert tier.stats().num_records == 20
+
+
+def test_a_hook_that_takes_too_long_costs_the_time_of_the_call():
+    now = [0.0]
+    with Host(20 * SIZE, clock=lambda: now[0]) as tier:
+        fill(tier, range(20))
+
+        def evicting(keys, records):
+            now[0] += 5.0
+
+        tier.evicting = evicting
+        keys = names_of(range(50, 54))
+        assert tier.put(keys, records_of(keys), timeout_s=1.0) == [STORED] + [Outcome.TIMEOUT] * 3
+
+
+def test_a_record_that_goes_while_it_is_copied_is_not_given(monkeypatch):
+    """Between finding and copying, its slot is given to another record."""
+    with Host(20 * SIZE) as tier:
+        fill(tier, range(20))
+        copy = np.copyto
+
+        def slow_copy(target, source):
+            monkeypatch.setattr(np, "copyto", copy)
+            fill(tier, range(100, 140))
+            copy(target, source)
+
+        monkeypatch.setattr(np, "copyto", slow_copy)
+        buffer = new_buffer(SIZE)
+        assert tier.get([name_of(0)], [buffer]) == [Outcome.ABSENT]
+        assert "corrupt" not in tier.stats().outcomes
+
+
+def test_threads_that_write_evict_read_and_delete_never_see_wrong_bytes():
+    wrong, evicted = [], []
+    sizes = (1000, 3000, 20_000)
+    expected = {key: record_of(key, sizes[key[0] % 3]) for key in names_of(range(200))}
+    keys = list(expected)
+
+    def evicting(gone, records):
+        evicted.extend(gone)
+        wrong.extend(k for k, r in zip(gone, records, strict=True) if r != expected[k])
+
+    def work(seed):
+        numbers = np.random.default_rng(seed)
+        for _ in range(150):
+            some = [keys[i] for i in numbers.choice(len(keys), 5, replace=False)]
+            records = [expected[key] for key in some]
+            buffers = buffers_like(records)
+            try:
+                tier.put(some, records, timeout_s=10)
+                got = tier.get(some, buffers, timeout_s=10)
+                wrong.extend(o for o in got if o not in (HIT, Outcome.ABSENT))
+                wrong.extend(
+                    key
+                    for key, outcome, buffer in zip(some, got, buffers, strict=True)
+                    if outcome is HIT and buffer != expected[key]
+                )
+                tier.touch(some[:3])
+                tier.lease(some[:1], 0.001)
+                tier.delete(some[4:])
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test fails by it
+                wrong.append(error)
+
+    with Host(600_000) as tier:
+        tier.evicting = evicting
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        tier.check()
+        assert wrong == []
+        assert len(evicted) > 100
+        assert "corrupt" not in tier.stats().outcomes
+
+
+def test_a_copy_of_a_mebibyte_costs_what_memory_costs():
+    """CPU time; twice a plain copy of the same bytes, and the checksum, is far from any loop."""
+    keys = names_of(range(16))
+    records = records_of(keys, (1 << 20) - 128)
+    buffers = buffers_like(records)
+    target = np.zeros((16, 1 << 20), np.uint8)
+
+    def cost(call):
+        times = []
+        for _ in range(5):
+            began = time.process_time()
+            call()
+            times.append(time.process_time() - began)
+        return min(times)
+
+    def plain():
+        for row, record in zip(target, records, strict=True):
+            row[:] = np.frombuffer(record, np.uint8)
+            verify(record)
+
+    with Host("64MiB") as tier:
+        tier.put(keys, records)
+        assert cost(lambda: tier.get(keys, buffers)) < 2 * cost(plain) + 0.002
+
+
+def test_check_finds_a_chunk_that_is_lost():
+    with Host("1MiB") as tier:
+        fill(tier, range(3))
+        chunk = tier._arena.free_chunks.pop()
+        with pytest.raises(InvariantError, match="chunks"):
+            tier.check()
+        tier._arena.free_chunks.append(chunk)
