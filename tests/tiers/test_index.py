@@ -42,7 +42,7 @@ def test_a_key_is_found_in_its_slot_until_it_is_removed():
 
 def test_a_full_index_refuses_another_key_and_keeps_all():
     index = filled(3)
-    with pytest.raises(OutOfSlots, match="none of the first 3 slots"):
+    with pytest.raises(OutOfSlots, match="none of 3 slots"):
         index.insert(key_of(9))
     assert [index.find(key_of(n)) for n in range(3)] == [0, 1, 2]
     index.check()
@@ -223,13 +223,13 @@ def test_shrinking_needs_free_slots_at_the_end():
     assert (index.num_slots, index.num_free, len(index)) == (6, 0, 6)
 
 
-def test_a_free_slot_below_a_limit_can_be_asked_for():
+def test_free_slots_of_a_range_can_be_asked_for():
     index = filled(8)
-    index.remove(2)
-    index.remove(6)
-    assert index.reserve_below(6) == 2
-    with pytest.raises(OutOfSlots, match="first 6 slots"):
-        index.reserve_below(6)
+    for slot in (2, 4, 6):
+        index.remove(slot)
+    assert index.reserve_within(3, 6, 5).tolist() == [4]
+    assert index.reserve_within(0, 8, 1).tolist() in ([2], [6])
+    assert (index.num_free, index.num_reserved) == (1, 2)
     index.check()
 
 

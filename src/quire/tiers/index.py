@@ -163,7 +163,12 @@ class SlotIndex:
     def reserve(self) -> int:
         """Take a free slot, to fill it before it can be found. Raises `OutOfSlots`."""
         if not self._num_free:
-            raise self._out_of_slots(self._num_slots)
+            raise OutOfSlots(
+                f"none of {self._num_slots} slots is free; remove records first",
+                num_slots=self._num_slots,
+                busy=self._num_slots,
+                pinned=len(self._leases),
+            )
         self._num_free -= 1
         return self._free_view[self._num_free]
 
@@ -279,14 +284,14 @@ class SlotIndex:
         if num_slots < len(self._stamps) // 2:
             self._allocate(num_slots)
 
-    def reserve_below(self, num_slots: int) -> int:
-        """Take a free slot below `num_slots`. Raises `OutOfSlots`."""
-        below = np.flatnonzero(self._free[: self._num_free] < num_slots)
-        if len(below):
-            swap = [int(below[-1]), self._num_free - 1]
-            self._free[swap] = self._free[swap[::-1]]
-            return self.reserve()
-        raise self._out_of_slots(num_slots)
+    def reserve_within(self, first: int, stop: int, count: int) -> Slots:
+        """Take up to `count` free slots from `first` on and before `stop`: int64."""
+        free = self._free[: self._num_free]
+        at = np.flatnonzero((free >= first) & (free < stop))[:count]
+        taken, kept = free[at].astype(np.int64), np.delete(free, at)
+        self._num_free = len(kept)
+        self._free[: len(kept)] = kept
+        return taken
 
     def load(
         self,
@@ -385,11 +390,6 @@ class SlotIndex:
                 table[gap] = entry
                 gap = place
         table[gap] = 0
-
-    def _out_of_slots(self, below: int) -> OutOfSlots:
-        message = f"none of the first {below} slots is free; remove records first"
-        busy, pinned = self._num_slots - self._num_free, len(self._leases)
-        return OutOfSlots(message, num_slots=self._num_slots, busy=busy, pinned=pinned)
 
     def _check_published(self, slot: int) -> None:
         if not 0 <= slot < self._num_slots or not self._stamp_view[slot]:

@@ -1,0 +1,357 @@
+"""The disk tier: records in slabs of recycled slots, found again after a restart.
+
+A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it.
+
+    lock                  locked by the process that writes, which leaves its number there
+    slab-<bytes>.quire    slots of that many bytes, one behind the other (`slab.py`)
+    log-<number>.quire    which record lies in which slot (`disk_lines.py`)
+
+Nothing is synced for a record: after the end of a process, however sudden, all that was `STORED`
+is there; after a loss of power most of it, and all of it that was there at the last `flush`.
+Every record is verified when it is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from struct import Struct
+
+from quire.config import parse_bytes
+from quire.errors import InvariantError, OutOfSlots, RecordError, TierError
+from quire.tiers.background import Background
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.disk_files import (
+    DirectoryLock,
+    DiskFiles,
+    is_full,
+    opened_directory,
+    takes_direct,
+)
+from quire.tiers.disk_lines import SIZE_UNIT
+from quire.tiers.disk_log import DiskLog, read_logs, remove_logs
+from quire.tiers.disk_opening import (
+    Recovered,
+    fill_indexes,
+    open_flags,
+    open_slabs,
+    remove_empty,
+    slab_path,
+)
+from quire.tiers.disk_records import DiskRecords, Written
+from quire.tiers.disk_room import Clock, DiskRoom
+from quire.tiers.recency import Recency
+from quire.tiers.slab import Slab
+
+_TAG = Struct("<Q")
+_TAG_AT = 120
+_COMMIT_BYTES = 4 << 20
+"""Records are found after so many bytes of a call were written, or at its end."""
+
+_CLOSE_S = 60.0
+
+
+class Disk(Tier):
+    """Records in a directory of a local file system.
+
+    `capacity`      bytes of all slabs together ("200GiB"); the logs add about 130 bytes per record
+    `direct`        past the page cache: True, False, or None: where a probe says that it works;
+                    only slabs of records that are multiples of 4,096 bytes
+    `ahead`         how much of each slab is written before it is needed, in the background; at
+                    most a sixteenth of the capacity
+    `compact_lines` lines of the log that are kept, at least, before it is written anew; from
+                    then on as many as there are records
+
+    Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
+    be used or a later version wrote it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        capacity: int | str,
+        *,
+        direct: bool | None = None,
+        ahead: int | str = "128MiB",
+        compact_lines: int = 1 << 16,
+        clock: Clock = time.monotonic,
+        files: DiskFiles | None = None,
+        name: str = "disk",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        num_bytes = parse_bytes(capacity)
+        self._directory = opened_directory(path)
+        self._clock = clock
+        self._files = files if files is not None else DiskFiles()
+        self._compact_at = self._compact_lines = compact_lines
+        self._calls = 0
+        self._is_closed = False
+        ahead_bytes = min(parse_bytes(ahead), num_bytes // 16)
+        try:
+            self._lock = DirectoryLock(self._directory)
+            try:
+                self._open(num_bytes, ahead_bytes, direct)
+            except BaseException:
+                self._lock.release()
+                raise
+        except OSError as error:
+            raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
+        self._background = Background(self._chore, f"quire-{name}")
+
+    def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
+        works = direct is not False and takes_direct(self._directory)
+        if direct and not works:
+            raise TierError(f"{self._directory} takes no O_DIRECT; leave `direct` out, or False")
+        self._flags = open_flags(direct=works)
+        recency = Recency()
+        contents = read_logs(self._directory)
+        slabs = open_slabs(self._directory, self._files, recency, self._flags)
+        self.recovered: Recovered = fill_indexes(slabs, contents)
+        remove_empty(slabs, self._files)
+        first = min(contents.numbers, default=contents.next_number)
+        remove_logs(self._files, self._directory, first)
+        log = DiskLog(self._files, self._directory, contents.next_number)
+        self._records = DiskRecords(slabs, log, recency)
+        self._records.num_lines = len(contents.lines) - self.recovered.num_records
+        self._room = DiskRoom(self._records, capacity, ahead, self._clock)
+        self._room.fit()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether slabs of whole pages are read and written past the page cache."""
+        return self._flags != open_flags(direct=False)
+
+    def touch(self, keys: Keys) -> None:
+        with suppress(TierError), self._call():
+            self._records.touch(keys)
+
+    def lease(self, keys: Keys, seconds: float) -> None:
+        """Keep records from making room for so long; a longer lease stays, and 0 ends it."""
+        with suppress(TierError), self._call():
+            if seconds > 0:
+                self._records.lease(keys, self._clock() + seconds)
+            else:
+                self._records.end_leases(keys)
+
+    def scan(self) -> Iterator[Entry]:
+        with self._call():
+            return self._records.entries()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until slabs are written ahead and logs compacted; return whether they are."""
+        self._background.wake()
+        return self._background.settle(timeout_s)
+
+    def flush(self) -> None:
+        """Return when all records would survive a loss of power. Raises `TierError`."""
+        try:
+            with self._call():
+                self._records.sync()
+        except OSError as error:
+            raise TierError(f"{self._directory} cannot be synced: {error}") from error
+
+    def check(self) -> None:
+        with self._call():
+            self._records.check()
+            if self._room.used > self._room.capacity:
+                raise InvariantError(
+                    f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
+                )
+
+    def close(self) -> None:
+        with self._records.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._background.stop()
+        give_up = time.monotonic() + _CLOSE_S
+        while self._calls and time.monotonic() < give_up:
+            time.sleep(0.001)
+        if self._records.num_lines or self._records.num_touches:
+            with suppress(OSError):  # then the logs stay that are there
+                self._records.write_whole()
+        self._records.close()
+        self._lock.release()
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        until = self._clock() + timeout_s
+        with self._call():
+            for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
+                if self._clock() > until:
+                    raise TimeoutError
+                found[index] = self._read(key, buffer)
+
+    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
+        place = self._records.pinned(key)
+        if place is None:
+            return Outcome.ABSENT
+        try:
+            if place.slab.record_bytes != len(buffer):
+                return Outcome.FOREIGN
+            is_whole = place.slab.read(place.slot, buffer)
+        except OSError:
+            return Outcome.ERROR
+        finally:
+            self._records.unpin(place)
+        if is_whole and tag_of(buffer) == place.tag:
+            return Outcome.HIT
+        if is_whole and checked(key, buffer) is Outcome.FOREIGN:
+            return Outcome.FOREIGN
+        self._records.drop([place])
+        return Outcome.CORRUPT
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        if odd := [len(record) for record in records if len(record) % SIZE_UNIT]:
+            raise RecordError(f"records are multiples of {SIZE_UNIT} bytes, got {odd[0]}")
+        until = self._clock() + timeout_s
+        with self._call():
+            with self._records.lock:
+                stamps = self._records.recency.falling(len(keys))
+                self._records.restamp(keys, stamps)
+            batch = _Batch(self._records, done)
+            is_refused = False
+            try:
+                for index, (key, record) in enumerate(zip(keys, records, strict=True)):
+                    if self._clock() > until:
+                        raise TimeoutError
+                    if key in batch.keys:
+                        batch.commit()
+                    if self._records.contains([key])[0]:
+                        done[index] = Outcome.PRESENT
+                        continue
+                    written = None
+                    if not is_refused:
+                        written = self._write(
+                            key, record, (int(stamps[index]), int(stamps[-1])), until
+                        )
+                    if written is None:
+                        # What follows is behind it in the prompt: of no use without it.
+                        is_refused = True
+                        done[index] = Outcome.FULL
+                    else:
+                        batch.add(index, written)
+            finally:
+                batch.commit()
+        self._wake(map(len, records))
+
+    def _write(
+        self, key: bytes, record: memoryview, stamps: tuple[int, int], until: float
+    ) -> Written | None:
+        """Fill a slot; None where there is no room. `stamps`: the record's, the call's oldest."""
+        size = len(record)
+        if size > self._room.capacity:
+            return None
+        slab = self._slab(size)
+        try:
+            slot = self._room.reserve(slab, stamps[1], until, self.evicting)
+        except OutOfSlots:
+            return None
+        try:
+            slab.write(slot, record)
+        except OSError as error:
+            with self._records.lock:
+                slab.index.release(slot)
+            if is_full(error):
+                return None
+            raise
+        return Written(slab, slot, key, tag_of(record), stamps[0])
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+        with self._call():
+            return self._records.contains(keys)
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - one short write
+        with self._call():
+            self._records.drop_keys(keys)
+        self._wake(())
+
+    def _size(self) -> tuple[int, int, int]:
+        with self._records.lock:
+            return len(self._records), self._records.num_bytes, self._room.capacity
+
+    def _slab(self, record_bytes: int) -> Slab:
+        """Return the slab of a record size, made if need be."""
+        slabs = self._records.slabs
+        if record_bytes not in slabs:
+            with self._room.lock:
+                if record_bytes not in slabs:
+                    path = slab_path(self._directory, record_bytes)
+                    recency = self._records.recency
+                    slabs[record_bytes] = Slab(
+                        self._files, path, record_bytes, recency, self._flags
+                    )
+        return slabs[record_bytes]
+
+    @contextmanager
+    def _call(self) -> Generator[None]:
+        """A call in progress, which `close` waits for. Raises `TierError` where it is too late."""
+        with self._records.lock:
+            if self._is_closed:
+                raise TierError(f"{self._directory} was closed")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._records.lock:
+                self._calls -= 1
+
+    def _wake(self, sizes: Iterable[int]) -> None:
+        """See to it that slabs of these record sizes are ahead, and the log short."""
+        slabs = self._records.slabs
+        wanted = {size for size in sizes if size in slabs and self._room.is_behind(slabs[size])}
+        self._room.wanted |= wanted
+        if wanted or self._is_log_long():
+            self._background.wake()
+
+    def _is_log_long(self) -> bool:
+        limit = max(self._compact_at, len(self._records))
+        return max(self._records.num_lines, self._records.num_touches) > limit
+
+    def _chore(self) -> bool:
+        if self._is_log_long():
+            try:
+                self._records.write_whole()
+            except OSError:  # not soon again, as it costs as much as there are records
+                self._compact_at = 2 * self._records.num_lines + self._compact_lines
+            else:
+                self._compact_at = self._compact_lines
+        return self._room.prewrite()
+
+
+class _Batch:
+    """Records of a call that were written and are not found yet."""
+
+    def __init__(self, records: DiskRecords, done: list[Outcome]) -> None:
+        self.keys: set[bytes] = set()
+        self._records = records
+        self._done = done
+        self._written: list[tuple[int, Written]] = []
+        self._num_bytes = 0
+
+    def add(self, index: int, written: Written) -> None:
+        self._written.append((index, written))
+        self.keys.add(written.key)
+        self._num_bytes += written.slab.record_bytes
+        if self._num_bytes >= _COMMIT_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Let them be found, and say what became of each."""
+        batch, self._written, self._num_bytes = self._written, [], 0
+        self.keys.clear()
+        try:
+            late = self._records.commit([written for _, written in batch])
+        except OSError as error:
+            for index, _ in batch:
+                self._done[index] = Outcome.FULL if is_full(error) else Outcome.ERROR
+            return
+        for (index, _), is_late in zip(batch, late, strict=True):
+            self._done[index] = Outcome.PRESENT if is_late else Outcome.STORED
+
+
+def tag_of(record: memoryview) -> int:
+    """Return a record's header checksum: it covers key, generation and payload checksum."""
+    return _TAG.unpack_from(record, _TAG_AT)[0]

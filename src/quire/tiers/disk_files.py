@@ -1,0 +1,148 @@
+"""The calls to the operating system that the disk tier makes, in one place so that tests can fail each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from pathlib import Path
+
+from quire.errors import TierBusy, TierError
+from quire.tiers.format import PAGE_BYTES
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that the disk, or a quota, is full."""
+    return error.errno in _FULL
+
+
+class DiskFiles:
+    """Reads and writes, whole or with an error. Without a state of its own, so threads share one."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file; new ones are readable by their owner only: KV holds prompts."""
+        return os.open(path, flags, 0o600)
+
+    def close(self, descriptor: int) -> None:
+        """Close a file."""
+        os.close(descriptor)
+
+    def read_at(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Fill a buffer; return the bytes read, fewer where the file ends."""
+        done = os.preadv(descriptor, [buffer], offset)
+        while 0 < done < len(buffer):
+            more = os.preadv(descriptor, [buffer[done:]], offset + done)
+            if not more:
+                break
+            done += more
+        return done
+
+    def write_at(self, descriptor: int, data: memoryview, offset: int) -> None:
+        """Write all of the data."""
+        done = os.pwrite(descriptor, data, offset)
+        while done < len(data):
+            done += os.pwrite(descriptor, data[done:], offset + done)
+
+    def allocate(self, descriptor: int, offset: int, num_bytes: int) -> None:
+        """Reserve disk space, so that a later write cannot find the disk full."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, offset, num_bytes)
+        else:
+            os.ftruncate(descriptor, offset + num_bytes)
+
+    def truncate(self, descriptor: int, num_bytes: int) -> None:
+        """Cut a file."""
+        os.ftruncate(descriptor, num_bytes)
+
+    def sync(self, descriptor: int) -> None:
+        """Return when the file's content would survive a loss of power."""
+        os.fdatasync(descriptor)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Rename a file, over one that is there."""
+        path.replace(to)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        path.unlink(missing_ok=True)
+
+
+class AlignedBuffers(threading.local):
+    """A page-aligned buffer for each thread, for what O_DIRECT cannot take as it lies."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(b"")
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return a buffer of this size, valid until this thread takes another."""
+        if len(self._buffer) < num_bytes:
+            self._buffer = memoryview(mmap.mmap(-1, num_bytes))
+        return self._buffer[:num_bytes]
+
+
+class DirectoryLock:
+    """A directory that one process writes to: held until `release`, or until the process is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise TierBusy(
+                f"{directory} is open for writing in process {owner or 'unknown'}; give each "
+                "process its own directory, share a Files tier, or open this one with DiskReader"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._descriptor)
+
+
+def takes_direct(directory: Path) -> bool:
+    """Return whether files here can be opened past the page cache, by trying it."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    path = directory / f"probe-{os.getpid()}"
+    page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+    page[:] = os.urandom(PAGE_BYTES)
+    back = memoryview(mmap.mmap(-1, PAGE_BYTES))
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+    except OSError:
+        return False
+    try:
+        return (
+            os.pwrite(descriptor, page, 0) == PAGE_BYTES
+            and os.preadv(descriptor, [back], 0) == PAGE_BYTES
+            and back == page
+        )
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def opened_directory(path: str | Path) -> Path:
+    """Make a directory if need be. Raises `TierError` where it cannot be one to write in."""
+    directory = Path(path)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TierError(f"{directory} cannot be a tier's directory: {error}") from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise TierError(f"{directory} is not readable and writable for this user")
+    return directory

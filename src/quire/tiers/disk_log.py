@@ -1,0 +1,213 @@
+"""The disk tier's logs in its directory: read, appended to, and written anew when they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import RecordError, TierError
+from quire.tiers.disk_files import DiskFiles
+from quire.tiers.disk_lines import (
+    LINE,
+    LINE_BYTES,
+    SIZE_UNIT,
+    Line,
+    LogHead,
+    decode_head,
+    decode_lines,
+    encode_frame,
+    encode_head,
+    encode_lines,
+)
+from quire.tiers.key_table import later_duplicates
+
+_NAME = re.compile(r"log-(\d{8,})\.quire")
+_ATTEMPTS = 20
+
+
+class LogContents(msgspec.Struct, frozen=True):
+    """What the logs of a directory say.
+
+    `lines`       all lines that count, an array of `LINE` in order
+    `numbers`     of the logs that they come from
+    `next_number` above that of every log there
+    `lost_lines`  lines that do not hold
+    `lost_logs`   files whose head does not hold
+    """
+
+    lines: NDArray[Any]
+    numbers: tuple[int, ...]
+    next_number: int
+    lost_lines: int
+    lost_logs: int
+
+
+def log_path(directory: Path, number: int) -> Path:
+    """Return where the log of a number lies."""
+    return directory / f"log-{number:08d}.quire"
+
+
+def read_logs(directory: Path) -> LogContents:
+    """Read the logs of a directory, which another process may be writing to.
+
+    Raises `TierError` where one is of a later version or cannot be read.
+    """
+    for _ in range(_ATTEMPTS):
+        # A log that is gone by now was replaced by a whole one: then look again.
+        with contextlib.suppress(FileNotFoundError):
+            return _read_logs(directory)
+    raise TierError(f"the logs of {directory} change faster than they are read; try again")
+
+
+def _read_logs(directory: Path) -> LogContents:
+    numbers = sorted(
+        int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))
+    )
+    kept: list[NDArray[Any]] = []
+    used: list[int] = []
+    lost_lines = lost_logs = 0
+    for number in reversed(numbers):
+        path = log_path(directory, number)
+        data = path.read_bytes()
+        try:
+            head = decode_head(data[:LINE_BYTES])
+        except RecordError as error:
+            if error.is_foreign:
+                raise TierError(
+                    f"{path}: {error}; use another directory, or the quire that wrote this one"
+                ) from error
+            lost_logs += bool(data)  # an empty one was begun and never used
+            continue
+        lines, lost = decode_lines(data[LINE_BYTES:], head.number)
+        kept.append(lines)
+        used.append(number)
+        lost_lines += lost
+        if head.is_whole:
+            break
+    lines = np.concatenate(kept[::-1]) if kept else np.zeros(0, LINE)
+    return LogContents(lines, tuple(used[::-1]), max(numbers, default=0) + 1, lost_lines, lost_logs)
+
+
+def records_in(lines: NDArray[Any], num_slots: Mapping[int, int]) -> dict[int, NDArray[Any]]:
+    """Return the records that lines leave, by record size: arrays of `LINE`.
+
+    `num_slots` holds the slots that each slab really has; what lies beyond is left out.
+    """
+    left: list[NDArray[Any]] = []
+    for record_bytes, count in num_slots.items():
+        about = np.flatnonzero(
+            (lines["size"] == record_bytes // SIZE_UNIT) & (lines["slot"] < count)
+        )
+        last = np.full(count, -1, np.int64)
+        last[lines["slot"][about]] = about  # of equal indices, the last is kept
+        last = last[last >= 0]
+        left.append(last[lines["stamp"][last] > 0])
+    rows = np.sort(np.concatenate(left)) if left else np.zeros(0, np.int64)
+    newest_first = lines[rows[::-1]]
+    words = np.ascontiguousarray(newest_first["key"]).view(np.uint64)
+    newest_first = np.delete(newest_first, later_duplicates(words))
+    return {
+        record_bytes: newest_first[newest_first["size"] == record_bytes // SIZE_UNIT]
+        for record_bytes in num_slots
+    }
+
+
+class DiskLog:
+    """The log that is written to. Not thread-safe, but `write_whole` may run beside `append`."""
+
+    def __init__(self, files: DiskFiles, directory: Path, number: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._descriptor = self._length = -1
+        self._start(number)
+
+    @property
+    def number(self) -> int:
+        """Of the log that lines are appended to."""
+        return self._number
+
+    def append(self, lines: Sequence[Line]) -> None:
+        """Write lines behind the others. Raises `OSError`, and then none of them is there."""
+        if self._length < 0:  # an earlier failure left no clean end
+            self._start(self._number + 1)
+        data = encode_lines(lines, self._number)
+        try:
+            self._files.write_at(self._descriptor, memoryview(data), self._length)
+        except OSError:
+            self._cut()
+            raise
+        self._length += len(data)
+
+    def begin_whole(self) -> int:
+        """Go on in a new log; return a number for a whole one that says all before it."""
+        whole = self._number + 1
+        self._start(whole + 1)
+        return whole
+
+    def write_whole(self, number: int, chunks: Iterable[NDArray[Any]]) -> None:
+        """Write all records as a log of their own, and drop the logs before it. Raises `OSError`."""
+        path = log_path(self._directory, number)
+        draft = path.with_suffix(".draft")
+        descriptor = self._files.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            at = 0
+            head = encode_head(LogHead(number, is_whole=True))
+            for data in chain([head], (encode_frame(lines, number) for lines in chunks)):
+                self._files.write_at(descriptor, memoryview(data), at)
+                at += len(data)
+            # The logs before it go, so it must be there even after a loss of power.
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.rename(draft, path)
+        remove_logs(self._files, self._directory, number)
+
+    def sync(self) -> None:
+        """Return when what was appended would survive a loss of power."""
+        self._files.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; one without lines goes."""
+        if self._descriptor < 0:
+            return
+        self._files.close(self._descriptor)
+        self._descriptor = -1
+        if self._length == LINE_BYTES:
+            self._files.unlink(log_path(self._directory, self._number))
+
+    def _start(self, number: int) -> None:
+        """Begin a log. On failure the one before it stays in use."""
+        path = log_path(self._directory, number)
+        descriptor = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            head = encode_head(LogHead(number, is_whole=False))
+            self._files.write_at(descriptor, memoryview(head), 0)
+        except OSError:
+            self._files.close(descriptor)
+            raise
+        self.close()
+        self._descriptor, self._number, self._length = descriptor, number, LINE_BYTES
+
+    def _cut(self) -> None:
+        """Drop what a failed write left behind the last whole line."""
+        try:
+            self._files.truncate(self._descriptor, self._length)
+        except OSError:
+            self._length = -1
+
+
+def remove_logs(files: DiskFiles, directory: Path, before: int) -> None:
+    """Remove the logs of lower numbers and all drafts."""
+    for path in sorted(directory.glob("log-*")):
+        match = _NAME.fullmatch(path.name)
+        if path.suffix == ".draft" or (match and int(match[1]) < before):
+            files.unlink(path)

@@ -1,0 +1,60 @@
+"""The disk tier: the contract on a real directory, and what only a disk does."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from quire.tiers.contract_bounded import BoundedContract
+from quire.tiers.disk import Disk
+
+
+class DiskContract(BoundedContract):
+    direct = None
+
+    @pytest.fixture
+    def make_tier(self, tmp_path):
+        made = []
+
+        def make(capacity=None):
+            path = tmp_path / str(len(made))
+            made.append(path)
+            tier = Disk(path, capacity or "64MiB", direct=self.direct)
+            tier.opened = (path, capacity or "64MiB")
+            return tier
+
+        return make
+
+    def reopen(self, tier):
+        path, capacity = tier.opened
+        tier.close()
+        return Disk(path, capacity, direct=self.direct)
+
+    def tamper(self, tier, key, record):
+        tier.settle(10)  # else zeros are written behind the end that is cut here
+        place = tier._records.find(key)
+        size = place.slab.record_bytes
+        path = tier.opened[0] / f"slab-{size}.quire"
+        with path.open("r+b") as file:
+            file.seek(place.slot * size)
+            # A slot has one length: it holds the end of longer bytes, and the file ends in shorter ones.
+            file.write(record[-size:])
+            if len(record) < size:
+                file.truncate()
+
+    @contextmanager
+    def broken(self, tier):
+        def fails(*_):
+            raise OSError(5, "Input/output error")
+
+        files = tier._files
+        files.read_at = files.write_at = files.allocate = files.truncate = fails
+        yield
+        del files.read_at, files.write_at, files.allocate, files.truncate
+
+
+class TestDiskDirect(DiskContract):
+    """Where the file system takes O_DIRECT; else buffered, as the probe decides."""
+
+
+class TestDiskBuffered(DiskContract):
+    direct = False
