@@ -42,6 +42,7 @@ class Host(Tier):
     """
 
     name = "host"
+    in_memory = True
 
     def __init__(
         self,
