@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 class RedisServer:
@@ -35,6 +37,7 @@ class RedisServer:
 
     def client(self, **words) -> redis.Redis:
         """A client of redis-py, by the Unix socket, which needs no TLS."""
+        words["retry"] = Retry(NoBackoff(), 0)
         return redis.Redis(unix_socket_path=str(self.socket_path), protocol=2, **words)
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ ASK_FIRST_BYTES = 128 << 10
 
 OPEN_TIMEOUT_S = 5.0
 TOUCH_TIMEOUT_S = 0.25
-SCAN_COUNT = 512
+SCAN_COUNT = b"512"
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -30,11 +30,13 @@ class ServerInfo(msgspec.Struct, frozen=True):
     `used_bytes`, `max_bytes`  of its memory; `max_bytes` is -1 where it has no limit
     `policy`                   what it does when they meet: for instance "noeviction", "allkeys-lru"
     `evicted`                  keys that made room since it started
+    `mode`                     "standalone" or "cluster"
     `role`                     "master", or "slave" for a replica, which takes no records
     """
 
     name: str
     version: str
+    mode: str
     role: str
     num_keys: int
     used_bytes: int
@@ -137,16 +139,21 @@ class Redis(Tier):
             raise TierError(f"{where} cannot be reached: {error}") from None
         name = self._prefix + b"0" * (2 * KEY_BYTES)
         (answer,) = self._routes.ask([name], [_exists(name)], deadline)
-        if isinstance(answer, (Failure, Lost)):
+        if isinstance(answer, (Failure, Lost)) and not _is_moved(answer):
             reason = answer.text if isinstance(answer, Failure) else answer.reason
-            if reason.startswith("MOVED"):
-                reason += "; it is a cluster's node: write redis+cluster:// or rediss+cluster://"
             raise TierError(f"{where} refuses to look for a key: {reason}")
         try:
-            limits = [info.max_bytes for info in self.servers()]
+            servers = self.servers()
         except TierError:
             # A user that may not ask for INFO: the limit stays unknown.
-            return
+            servers = []
+        if _is_moved(answer) or (
+            not self._server.is_cluster and any(each.mode == "cluster" for each in servers)
+        ):
+            raise TierError(
+                f"{where} is a node of a cluster: write redis+cluster:// or rediss+cluster://"
+            )
+        limits = [each.max_bytes for each in servers]
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
 
@@ -259,19 +266,20 @@ class Redis(Tier):
 
     def _scan_one(self, endpoint: Endpoint) -> Iterator[list[bytes]]:
         """Yield the keys that one server has, in parts; some may come twice."""
-        import redis as redis_py  # noqa: PLC0415 - an extra
-
         pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
         shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
-        cursor: int | None = None
-        try:
-            with self._server.control(endpoint) as client:
-                while cursor != 0:
-                    cursor, names = client.scan(cursor or 0, match=pattern, count=SCAN_COUNT)
-                    matches = map(shape.fullmatch, names)
+        cursor = b""
+        while cursor != b"0":
+            words = command(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", SCAN_COUNT)
+            match self._ask_at(endpoint, Request((words,), (list,))):
+                case [bytes(cursor), [*names]] if cursor:
+                    matches = [shape.fullmatch(name) for name in names if isinstance(name, bytes)]
                     yield [bytes.fromhex(match[1].decode()) for match in matches if match]
-        except redis_py.RedisError as error:
-            raise TierError(f"{endpoint} cannot be listed: {error}") from None
+                case answer:
+                    raise TierError(f"{endpoint} cannot be listed: it answered {answer!r:.80}")
+
+    def _ask_at(self, endpoint: Endpoint, request: Request) -> Answer:
+        return self._routes.ask_at(endpoint, request, time.monotonic() + OPEN_TIMEOUT_S)
 
     def _sizes(self, keys: Keys) -> list[int]:
         """Return the bytes of each record; 0 for what is none."""
@@ -284,22 +292,26 @@ class Redis(Tier):
         return [answer if isinstance(answer, int) else 0 for answer in answers]
 
     def _info(self, endpoint: Endpoint) -> ServerInfo:
-        import redis as redis_py  # noqa: PLC0415 - an extra
-
-        try:
-            with self._server.control(endpoint) as client:
-                info = client.info()
-        except redis_py.RedisError as error:
-            raise TierError(f"{endpoint} gives no INFO: {error}") from None
+        answer = self._ask_at(endpoint, _INFO)
+        if not isinstance(answer, bytes):
+            raise TierError(f"{endpoint} gives no INFO, but {answer!r:.80}")
+        lines = answer.decode("latin-1").splitlines()
+        words = dict(line.split(":", 1) for line in lines if ":" in line)
+        keys = dict(
+            part.split("=", 1)
+            for part in words.get(f"db{self._server.db}", "keys=0").split(",")
+            if "=" in part
+        )
         return ServerInfo(
             str(endpoint),
-            str(info.get("redis_version", "")),
-            str(info.get("role", "")),
-            int(info.get(f"db{self._server.db}", {}).get("keys", 0)),
-            int(info.get("used_memory", -1)),
-            int(info.get("maxmemory", 0)) or -1,
-            str(info.get("maxmemory_policy", "")),
-            int(info.get("evicted_keys", -1)),
+            words.get("redis_version", ""),
+            words.get("redis_mode", ""),
+            words.get("role", ""),
+            _number(keys, "keys"),
+            _number(words, "used_memory"),
+            _number(words, "maxmemory") or -1,
+            words.get("maxmemory_policy", ""),
+            _number(words, "evicted_keys"),
         )
 
     def _failed(self, answer: Answer) -> Outcome | None:
@@ -321,6 +333,7 @@ class Redis(Tier):
                 raise TierError(self.last_failure)
 
 
+_INFO = Request((command(b"INFO"),), (bytes,))
 _GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
 
 
@@ -328,8 +341,18 @@ def _exists(name: bytes) -> Request:
     return Request((b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name),), (int,))
 
 
+def _number(words: dict[str, str], name: str) -> int:
+    """Return a number of INFO; -1 for none."""
+    word = words.get(name, "")
+    return int(word) if word.isdecimal() and len(word) < 20 else -1
+
+
 def _unlink(name: bytes) -> Request:
     return Request((command(b"UNLINK", name),), (int,))
+
+
+def _is_moved(answer: Answer) -> bool:
+    return isinstance(answer, Failure) and answer.text.startswith("MOVED ")
 
 
 def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:

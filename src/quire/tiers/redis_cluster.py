@@ -40,6 +40,10 @@ class Routes(Protocol):
         """Return the servers that hold keys."""
         ...
 
+    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+        """Return the answer of one of these servers."""
+        ...
+
     def check(self) -> None:
         """Verify the connections of all nodes."""
         ...
@@ -68,6 +72,10 @@ class Single:
     def endpoints(self) -> list[Endpoint]:
         return [self._endpoint]
 
+    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+        del endpoint
+        return self._node.ask([request], deadline)[0]
+
     def check(self) -> None:
         self._node.check()
 
@@ -94,9 +102,8 @@ class Cluster:
         self._refreshed = float("-inf")
 
     def open(self, deadline: float) -> None:
-        node = self._node(self._server.endpoint)
-        node.open(deadline)
-        (answer,) = node.ask([_SLOTS], deadline)
+        self._node(self._server.endpoint).open(deadline)
+        answer = self.ask_at(self._server.endpoint, _SLOTS, deadline)
         if isinstance(answer, Lost):
             raise TierError(f"no map of slots from {self._server.endpoint}: {answer.reason}")
         if isinstance(answer, Failure):
@@ -145,6 +152,9 @@ class Cluster:
 
     def endpoints(self) -> list[Endpoint]:
         return list(dict.fromkeys(self._owners))
+
+    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+        return self._ask_node(endpoint, [0], [request], set(), deadline)[0]
 
     def check(self) -> None:
         for node in list(self._nodes.values()):
@@ -198,7 +208,7 @@ class Cluster:
                 now = time.monotonic()
                 # Half of the time, so that a node that hangs leaves the rest to the call itself.
                 share = now + (deadline - now) / (2 * left)
-                (answer,) = self._ask_node(endpoint, [0], [_SLOTS], set(), share)
+                answer = self.ask_at(endpoint, _SLOTS, share)
                 if isinstance(answer, list):
                     self._learn(answer, endpoint)
                     return

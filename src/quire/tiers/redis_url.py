@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, Self, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,7 +16,6 @@ from quire.tiers.resp import Failure, Link, Reply, Request, command
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-CONTROL_TIMEOUT_S = 2.0
 
 SOCKET_BYTES = 1 << 20
 """Asked of the kernel for each direction: the default lets a loopback server stall after every 128 KiB."""
@@ -33,21 +32,11 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.path or f"{self.host}:{self.port}"
 
 
-class Control(Protocol):
-    """What is used of `redis.Redis`, as it answers with bytes."""
-
-    def scan(self, cursor: int, *, match: bytes, count: int) -> tuple[int, list[bytes]]: ...
-    def info(self) -> dict[str, Any]: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
 class Server(msgspec.Struct, frozen=True):
     """A server or a cluster, as a URL says it.
 
     `endpoint`    of the server, or of any node of a cluster
     `tls`         what secures and checks the connection; None for plain TCP
-    `tls_options` the same for redis-py
     """
 
     endpoint: Endpoint
@@ -56,14 +45,17 @@ class Server(msgspec.Struct, frozen=True):
     password: str | None
     db: int
     tls: ssl.SSLContext | None
-    tls_options: dict[str, Any]
 
     def connect(self, endpoint: Endpoint, deadline: float) -> Link:
         """Return a new connection, secured and logged in.
 
         Raises `TimeoutError`, `OSError`, and `TierError` where the server refuses the login.
         """
-        connected = _open(endpoint, deadline)
+        try:
+            connected = _open(endpoint, deadline)
+        except ValueError as error:
+            # A cluster may say anything; names that cannot be ones are refused by the resolver's encoding.
+            raise TierError(f"{endpoint!r:.200} is no address: {error}") from None
         try:
             if self.tls is not None:
                 connected.settimeout(_remaining(deadline))
@@ -74,31 +66,6 @@ class Server(msgspec.Struct, frozen=True):
             connected.close()
             raise
         return link
-
-    def control(self, endpoint: Endpoint) -> Control:
-        """Return a client of redis-py for what is rare: INFO, SCAN."""
-        import redis as redis_py  # noqa: PLC0415 - an extra
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-        from redis.retry import Retry  # noqa: PLC0415
-
-        where: dict[str, Any] = (
-            {"unix_socket_path": endpoint.path}
-            if endpoint.path
-            else {"host": endpoint.host, "port": endpoint.port}
-        )
-        client = redis_py.Redis(
-            **where,
-            db=self.db,
-            username=self.username,
-            password=self.password,
-            protocol=2,
-            ssl=self.tls is not None,
-            **self.tls_options,
-            socket_timeout=CONTROL_TIMEOUT_S,
-            socket_connect_timeout=CONTROL_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-        return cast("Control", client)
 
     def _log_in(self, link: Link, endpoint: Endpoint, deadline: float) -> None:
         steps: list[tuple[str, tuple[bytes, ...]]] = []
@@ -161,7 +128,7 @@ def parse_server(url: str) -> Server:
                 f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
             )
     tls = _tls(words) if scheme.startswith("rediss") else None
-    return Server(endpoint, is_cluster, username, password, db, tls, words)
+    return Server(endpoint, is_cluster, username, password, db, tls)
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext:
@@ -178,7 +145,6 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext:
         context.check_hostname = False
     if requirement == "none":
         context.verify_mode = ssl.CERT_NONE
-        options["ssl_check_hostname"] = False
     return context
 
 

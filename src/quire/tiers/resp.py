@@ -20,13 +20,12 @@ from quire.tiers.wire import Wire
 LINE_BYTES = 4096
 """Room for what is read ahead: the longest line that a reply may have."""
 
-CONTROL_BYTES = 1 << 20
-"""The longest value that is taken without a buffer of the caller's."""
+CONTROL_BYTES = 8 << 20
+"""The most that a reply takes of memory that is not the caller's: its values, and 64 bytes for each item."""
 
 DRAIN_BYTES = 8 << 20
 """How much of a value that does not fit is read and thrown away; beyond, a new connection is cheaper."""
 
-MAX_ITEMS = 1 << 16
 MAX_DEPTH = 8
 
 WINDOW_BYTES = 4 << 20
@@ -90,6 +89,7 @@ class Link:
         self._view = memoryview(self._ahead)
         self._start: int = 0
         self._end: int = 0
+        self._left = CONTROL_BYTES
         self.is_spent = False
 
     @property
@@ -135,6 +135,8 @@ class Link:
         """Return the next reply; a value goes into the buffer, as far as that reaches."""
         if into is not None and self._begins_with(b"$%d\r\n" % len(into), deadline):
             return self._value(len(into), into, deadline)
+        if not depth:
+            self._left = CONTROL_BYTES
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]
         if kind == b"$":
@@ -161,16 +163,21 @@ class Link:
     def _items(self, length: int | None, deadline: float, depth: int) -> Reply:
         if length is None:
             return None
-        if length > MAX_ITEMS or depth > MAX_DEPTH:
-            raise Rubbish(f"an array of {length} items at depth {depth}")
+        if depth > MAX_DEPTH:
+            raise Rubbish(f"arrays in arrays, {depth} deep")
+        self._take(64 * length)
         return [self.read(None, deadline, depth + 1) for _ in range(length)]
 
     def _short_value(self, length: int, deadline: float) -> bytes:
-        if length > CONTROL_BYTES:
-            raise Rubbish(f"a value of {length} bytes where {CONTROL_BYTES} are the most")
+        self._take(length)
         value = bytearray(length)
         self._value(length, memoryview(value), deadline)
         return bytes(value)
+
+    def _take(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise Rubbish(f"{num_bytes} bytes more, where a reply takes {CONTROL_BYTES} at most")
 
     def _value(self, length: int, into: memoryview, deadline: float) -> Value:
         fits = min(length, len(into))

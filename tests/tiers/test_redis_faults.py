@@ -1,0 +1,438 @@
+"""A real Redis that forgets, evicts, hangs, restarts, refuses: each is an outcome, and no byte is wrong."""
+
+import os
+import threading
+import time
+from itertools import count
+
+import pytest
+from servers import make_certificate, running, wait_until
+
+from quire.errors import ConfigError, TierError
+from quire.tiers.base import Entry, Outcome
+from quire.tiers.format import new_buffer
+from quire.tiers.redis import Redis
+from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+
+HIT, ABSENT, CORRUPT, FULL = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.FULL
+STORED, PRESENT, ERROR, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.ERROR, Outcome.TIMEOUT
+PREFIXES = count()
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def open_tier(server):
+    tiers = []
+
+    def open_one(**words):
+        prefix = words.pop("prefix", f"faults-{next(PREFIXES)}:")
+        tiers.append(Redis(words.pop("url", server.url), prefix=prefix, **words))
+        return tiers[-1]
+
+    yield open_one
+    for tier in tiers:
+        tier.check()
+        tier.close()
+
+
+@pytest.fixture
+def tier(open_tier):
+    return open_tier()
+
+
+def get(tier, keys, payload_bytes=1000, timeout_s=5.0):
+    """Outcomes; a hit that is not the record of its key fails here."""
+    records = records_of(keys, payload_bytes)
+    buffers = buffers_like(records)
+    outcomes = tier.get(keys, buffers, timeout_s)
+    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
+        assert outcome is not HIT or buffer == record
+    return outcomes
+
+
+# memory
+
+
+def test_what_the_server_evicted_is_absent_and_what_it_kept_is_right(tmp_path):
+    limit = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")
+    with running(tmp_path, *limit) as server, Redis(server.url) as tier:
+        keys = names_of(range(150))
+        for key in keys:
+            assert tier.put([key], [record_of(key, 100_000)]) == [STORED]
+        there = tier.contains(keys)
+        outcomes = get(tier, keys, 100_000)
+        assert set(outcomes) == {HIT, ABSENT}
+        assert outcomes[-1] is HIT
+        assert 20 < outcomes.count(HIT) < 80
+        # Answers on their way take memory as well, so reading may evict.
+        assert all(there[i] for i, outcome in enumerate(outcomes) if outcome is HIT)
+        assert tier.stats().capacity_bytes == 8 * MIB
+        (info,) = tier.servers()
+        assert (info.policy, info.max_bytes) == ("allkeys-lru", 8 * MIB)
+        assert info.evicted >= outcomes.count(ABSENT)
+
+
+def test_a_server_that_is_full_and_may_not_evict_says_full(tmp_path):
+    limit = ("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
+    with running(tmp_path, *limit) as server, Redis(server.url) as tier:
+        keys = names_of(range(100))
+        outcomes = tier.put(keys, records_of(keys, 100_000))
+        stored = outcomes.count(STORED)
+        assert outcomes == [STORED] * stored + [FULL] * (100 - stored)
+        assert 40 < stored < 90
+        assert get(tier, keys, 100_000) == [HIT] * stored + [ABSENT] * (100 - stored)
+        tier.delete(keys[:5])
+        assert tier.put(keys[-1:], records_of(keys[-1:], 100_000)) == [STORED]
+
+
+# time
+
+
+def test_a_record_ends_with_its_time_to_live(open_tier):
+    tier = open_tier(ttl_s=0.15)
+    keys = names_of(range(2))
+    tier.put(keys, [record_of(keys[0]), record_of(keys[1], MIB)])
+    assert tier.contains(keys) == [True, True]
+    time.sleep(0.2)
+    assert get(tier, keys[:1]) == [ABSENT]
+    assert tier.contains(keys) == [False, False]
+
+
+@pytest.mark.parametrize("payload_bytes", [1000, MIB])
+@pytest.mark.parametrize("renew", ["touch", "put"])
+def test_a_use_and_another_put_renew_the_time_to_live(server, open_tier, renew, payload_bytes):
+    tier = open_tier(ttl_s=60)
+    key = name_of(1)
+    tier.put([key], [record_of(key, payload_bytes)])
+    with server.client() as client:
+        client.pexpire(tier._names([key])[0], 5000)
+        if renew == "touch":
+            tier.touch([key, name_of(2)])
+        else:
+            assert tier.put([key], [record_of(key, payload_bytes)]) == [PRESENT]
+        assert client.pttl(tier._names([key])[0]) > 50_000
+
+
+def test_without_a_time_to_live_a_record_stays(server, tier):
+    tier.put([name_of(1)], [record_of(name_of(1))])
+    tier.touch([name_of(1)])
+    with server.client() as client:
+        assert client.pttl(tier._names([name_of(1)])[0]) == -1
+
+
+# traffic
+
+
+@pytest.mark.parametrize("words", [{}, {"ttl_s": 60}])
+def test_a_large_record_that_is_there_is_not_sent_again(server, open_tier, words):
+    tier = open_tier(**words)
+    keys = names_of(range(8))
+    records = records_of(keys, MIB)
+    tier.put(keys, records)
+    before = received(server)
+    assert tier.put(keys, records) == [PRESENT] * 8
+    assert received(server) - before < 10_000
+
+
+def received(server):
+    with server.client() as client:
+        return client.info("stats")["total_net_input_bytes"]
+
+
+def test_many_records_go_over_one_connection_without_either_side_waiting_for_the_other(open_tier):
+    tier = open_tier(connections=1)
+    keys = names_of(range(40))
+    assert tier.put(keys, records_of(keys, MIB), timeout_s=20) == [STORED] * 40
+    assert get(tier, keys, MIB, timeout_s=20) == [HIT] * 40
+    many = names_of(range(1000, 4000))
+    assert tier.put(many, records_of(many, 100), timeout_s=20) == [STORED] * 3000
+    assert get(tier, many, 100, timeout_s=20) == [HIT] * 3000
+    assert tier.contains(many, timeout_s=20) == [True] * 3000
+    assert tier._routes._node._num_open == 1
+
+
+# connections
+
+
+def test_a_server_that_restarts_empty_is_absent_and_takes_records_again(server, tier):
+    keys = names_of(range(3))
+    tier.put(keys, records_of(keys))
+    server.restart()
+    assert get(tier, keys) == [ABSENT] * 3
+    assert tier.put(keys, records_of(keys)) == [STORED] * 3
+    assert get(tier, keys) == [HIT] * 3
+
+
+def test_a_server_that_is_gone_is_an_error_with_a_reason_until_it_is_back(server, tier):
+    keys = names_of(range(2))
+    with server.gone():
+        assert tier.put(keys, records_of(keys)) == [ERROR] * 2
+        assert "refused" in tier.last_failure
+        assert get(tier, keys) == [ERROR] * 2
+        tier.touch(keys)
+        with pytest.raises(TierError, match="refused"):
+            list(tier.scan())
+    assert tier.put(keys, records_of(keys)) == [STORED] * 2
+
+
+def test_a_late_answer_is_never_taken_for_the_answer_to_a_later_question(server, open_tier):
+    tier = open_tier(connections=1)
+    keys = names_of(range(6))
+    tier.put(keys, records_of(keys))
+    with server.hanging():
+        for key in keys[:3]:
+            assert get(tier, [key], timeout_s=0.03) == [TIMEOUT]
+        assert tier._routes._node._num_open == 0
+    assert get(tier, keys[3:]) == [HIT] * 3
+    assert get(tier, keys) == [HIT] * 6
+
+
+def test_a_server_that_hangs_in_the_middle_of_a_record_costs_the_timeout(server, tier):
+    keys = names_of(range(30))
+    with server.hanging():
+        began = time.monotonic()
+        outcomes = tier.put(keys, records_of(keys, MIB), timeout_s=0.3)
+        took = time.monotonic() - began
+    assert outcomes == [TIMEOUT] * 30
+    assert 0.25 < took < 1.0
+
+
+def test_threads_wait_in_turn_for_few_connections(open_tier):
+    tier = open_tier(connections=2)
+    keys = names_of(range(16))
+    tier.put(keys, records_of(keys, 50_000))
+    wrong = []
+
+    def work(number):
+        for _ in range(8):
+            wrong.extend(each for each in get(tier, keys[number:], 50_000) if each is not HIT)
+
+    run_in_threads(work, 12)
+    assert wrong == []
+    assert tier._routes._node._num_open <= 2
+
+
+def test_a_thread_waits_for_a_connection_no_longer_than_its_timeout(server, open_tier):
+    tier = open_tier(connections=1)
+    with server.hanging():
+        slow = threading.Thread(target=get, args=(tier, [name_of(1)], 1000, 0.6))
+        slow.start()
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert get(tier, [name_of(2)], timeout_s=0.1) == [TIMEOUT]
+        assert time.monotonic() - began < 0.4
+        slow.join()
+
+
+def test_a_server_killed_under_traffic_gives_misses_and_no_wrong_byte(server, tier):
+    keys = names_of(range(20))
+    seen, errors = set(), []
+    done = threading.Event()
+
+    def work(number):
+        while not done.is_set():
+            try:
+                seen.update(tier.put(keys[number:], records_of(keys[number:], 30_000)))
+                seen.update(get(tier, keys, 30_000))
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(0.1)
+        server.restart()
+    time.sleep(0.1)
+    done.set()
+    for thread in threads:
+        thread.join(20)
+    assert errors == []
+    assert {HIT, ERROR} <= seen <= {HIT, STORED, PRESENT, ABSENT, ERROR}
+
+
+def test_a_forked_process_takes_no_answers_of_its_parent(tier):
+    keys = names_of(range(10))
+    tier.put(keys, records_of(keys))
+    child = os.fork()
+    if child == 0:
+        fine = all(get(tier, keys) == [HIT] * 10 for _ in range(50))
+        os._exit(0 if fine else 1)
+    outcomes = [get(tier, keys) for _ in range(50)]
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert outcomes == [[HIT] * 10] * 50
+
+
+# values that are none
+
+
+def test_a_value_of_another_type_is_corrupt_and_dropped(server, tier):
+    key = name_of(1)
+    with server.client() as client:
+        client.rpush(tier._names([key])[0], "a", "b")
+    assert list(tier.scan()) == []
+    assert get(tier, [key, name_of(2)]) == [CORRUPT, ABSENT]
+    assert get(tier, [key]) == [ABSENT]
+    assert tier.put([key], [record_of(key)]) == [STORED]
+
+
+@pytest.mark.parametrize("num_bytes", [100_000, 40 * MIB])
+def test_a_value_that_is_far_too_long_is_dropped_and_its_neighbours_are_found(
+    server, tier, num_bytes
+):
+    keys = names_of(range(5))
+    tier.put(keys, records_of(keys))
+    with server.client() as client:
+        client.set(tier._names(keys)[2], bytes(num_bytes))
+    assert get(tier, keys) == [HIT, HIT, CORRUPT, HIT, HIT]
+    assert tier.contains(keys) == [True, True, False, True, True]
+
+
+def test_a_buffer_shorter_than_a_header_reads_nothing_and_drops_nothing(tier):
+    key = name_of(1)
+    tier.put([key], [record_of(key)])
+    assert tier.get([key], [new_buffer(64)]) == [Outcome.FOREIGN]
+    assert get(tier, [key]) == [HIT]
+
+
+# whose keys
+
+
+def test_prefixes_do_not_see_each_other(open_tier):
+    first, second = open_tier(prefix="a[b]*?:"), open_tier(prefix="a[b]*??:")
+    first.put([name_of(1)], [record_of(name_of(1))])
+    second.put([name_of(2)], [record_of(name_of(2), 5000)])
+    assert get(first, names_of([1, 2])) == [HIT, ABSENT]
+    assert list(first.scan()) == [Entry(name_of(1), len(record_of(name_of(1))))]
+    assert list(second.scan()) == [Entry(name_of(2), len(record_of(name_of(2), 5000)))]
+
+
+def test_keys_of_others_are_not_listed(server, tier):
+    with server.client() as client:
+        for name in (b"other", tier._prefix + b"z" * 64, tier._prefix + b"a" * 63):
+            client.set(name, b"1")
+    tier.put([name_of(1)], [record_of(name_of(1))])
+    assert [entry.key for entry in tier.scan()] == [name_of(1)]
+
+
+def test_a_thousand_records_are_listed_once_each(tier):
+    keys = names_of(range(1500))
+    tier.put(keys, records_of(keys, 10))
+    assert sorted(entry.key for entry in tier.scan()) == sorted(keys)
+
+
+# refusals
+
+
+def test_a_replica_is_read_and_takes_nothing(server, tmp_path):
+    key, other = names_of(range(2))
+    with server.client() as client:
+        client.config_set("repl-diskless-sync-delay", 0)
+    with (
+        running(tmp_path, "--replicaof", f"127.0.0.1 {server.port}") as replica,
+        Redis(server.url, prefix="replica:") as tier,
+        Redis(replica.url, prefix="replica:") as far,
+    ):
+        tier.put([key], [record_of(key)])
+        wait_until(lambda: far.contains([key])[0], "the replica")
+        assert get(far, [key]) == [HIT]
+        assert far.put([other], [record_of(other)]) == [ERROR]
+        assert far.last_failure.startswith("READONLY")
+        assert far.servers()[0].role == "slave"
+
+
+def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_path):
+    user = "--user quire on >right ~quire:* +get +exists +unlink"
+    with running(tmp_path, "--requirepass", "secret", *user.split()) as server:
+        at = f"127.0.0.1:{server.port}"
+        for url, reason in {
+            f"redis://{at}": "NOAUTH",
+            f"redis://:wrong@{at}": "refuses the password: WRONGPASS",
+            f"redis://quire:wrong@{at}": "refuses user 'quire': WRONGPASS",
+            f"redis://:secret@{at}/99": "refuses database 99: ERR DB index is out of range",
+        }.items():
+            with pytest.raises(TierError, match=reason) as caught:
+                Redis(url)
+            assert "secret" not in str(caught.value)
+            assert "wrong" not in str(caught.value)
+        with Redis(f"redis://:secret@{at}") as tier:
+            assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
+        with Redis(f"redis://quire:right@{at}") as tier:
+            assert get(tier, [name_of(1)]) == [HIT]
+            assert tier.put([name_of(2)], [record_of(name_of(2))]) == [ERROR]
+            assert tier.last_failure.startswith("NOPERM")
+            with pytest.raises(TierError, match="NOPERM"):
+                list(tier.scan())
+        with pytest.raises(TierError, match="NOPERM"):
+            Redis(f"redis://quire:right@{at}", prefix="other:")
+
+
+def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
+    with (
+        server.gone(),
+        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be reached"),
+    ):
+        Redis(server.url)
+    with pytest.raises(TierError, match=r"nobody\.sock cannot be reached"):
+        Redis(f"unix://{tmp_path}/nobody.sock")
+
+
+def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
+    certificate, key = map(str, make_certificate(tmp_path))
+    files = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no")
+    with running(tmp_path, "--tls-port", "PORT", *files) as server:
+        url = server.url.replace("redis://", "rediss://")
+        with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
+            Redis(url)
+        with pytest.raises(TierError, match=r"refuses to look for a key"):
+            Redis(server.url)
+        with Redis(f"{url}?ssl_cert_reqs=none") as tier:
+            assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1", "begins with one of redis, rediss"),
+        ("127.0.0.1:6379", "begins with one of"),
+        ("redis://127.0.0.1:port", "cannot be read"),
+        ("redis://127.0.0.1:99999", "cannot be read"),
+        ("redis://127.0.0.1/zero", "is a database number, not 'zero'"),
+        ("redis://127.0.0.1?db=-1", "database -1"),
+        ("redis+cluster://127.0.0.1/1", "database 1: it is 0 in a cluster"),
+        ("redis://name@127.0.0.1", "user 'name' without a password"),
+        ("redis://127.0.0.1?socket_timeout=3", "unknown option 'socket_timeout'"),
+        ("redis://127.0.0.1?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'"),
+        ("rediss://127.0.0.1?ssl_ca_certs=/nowhere", "certificates that cannot be read"),
+        ("rediss://127.0.0.1?ssl_cert_reqs=perhaps", "'required' or 'none', not 'perhaps'"),
+        ("unix://", "names a socket"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_without_its_password(url, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Redis(url)
+
+
+@pytest.mark.parametrize(
+    "words", [{"ttl_s": 0}, {"ttl_s": -1.0}, {"ttl_s": float("nan")}, {"connections": 0}]
+)
+def test_settings_that_cannot_work_are_refused(words):
+    with pytest.raises(ConfigError, match=r"ttl_s is from|connections are from"):
+        Redis("redis://127.0.0.1:1", **words)
+
+
+def run_in_threads(work, num_threads):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
