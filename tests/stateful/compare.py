@@ -90,7 +90,12 @@ class Comparison:
             return raised
         if self.dropped_blocks() != dropped:
             self.intact = False
+        self.check_evicted(self.manager.take_evicted())
         return result
+
+    def check_evicted(self, evicted):
+        """What made room is still there under its name: tests of these settings override it."""
+        assert evicted == []
 
     def must_raise(self, error_type, function, *args, **kwargs):
         error = self.call(function, *args, may_raise=error_type, **kwargs)

@@ -9,7 +9,7 @@ from hybrid_model import (
 )
 from model import Identities, Published
 
-from quire.core import CacheManager, LayerGroup
+from quire.core import CacheManager, LayerGroup, Scope, block_hashes
 
 
 class HybridComparison(Comparison):
@@ -33,6 +33,7 @@ class HybridComparison(Comparison):
             events=settings.events,
             debug=settings.debug,
             clock=lambda: self.now,
+            evictions=True,
         )
         self.names = Identities()
         self.memory = [
@@ -73,6 +74,19 @@ class HybridComparison(Comparison):
         return 0
 
     # -- memory ----------------------------------------------------------------------------
+
+    def check_evicted(self, evicted):
+        """The bytes of what made room are in place, and are those that its digest names."""
+        size = self.settings.block_size
+        named = [(each.group, each.block) for each in evicted]
+        assert len(set(named)) == len(named)
+        for each in evicted:
+            content = self.memory[each.group].blocks[each.block]
+            assert None not in content, "a block without content made room"
+            parts, tokens = self.names.tokens(content[-1])
+            scope = Scope(*parts)
+            assert len(tokens) % size == 0
+            assert block_hashes(tokens, size, scope)[-1] == each.digest
 
     def take_copies(self):
         """Do what is planned, note new snapshots, then poison all that nobody may read."""

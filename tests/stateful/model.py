@@ -21,6 +21,14 @@ class Identities:
     def _name(self, key):
         return self._names.setdefault(key, len(self._names))
 
+    def tokens(self, name):
+        """Return the scope's parts and the tokens of the prefix that an identity names."""
+        keys, tokens = list(self._names), []
+        while len(key := keys[name]) == 3:
+            name, token, _ = key
+            tokens.append(token)
+        return key[1:], tokens[::-1]
+
     def root(self, scope):
         parts = (scope.salt, scope.lora, scope.model) if scope else (None, None, None)
         return self._name(("scope", *parts))

@@ -215,6 +215,17 @@ class HybridMachine(RuleBasedStateMachine):
             self.world.close(live)
         self.count()
 
+    @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), commit=st.booleans())
+    def restore(self, recipe, blocks, extra, commit):
+        """A prefix comes back from elsewhere; then it is read by a request."""
+        tokens, scope = self.build(recipe)
+        self.world.restore(tokens, scope, blocks, extra, commit)
+        live = self.world.open([*tokens, 0], scope) if len(self.world.live) < 5 else None
+        if live is not None:
+            self.world.prefill(live, [0])
+            self.world.close(live)
+        self.count()
+
     @precondition(has_idle)
     @rule(choice=index, action=st.sampled_from(ACTIONS), num_tokens=small, filler=filler)
     def act(self, choice, action, num_tokens, filler):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from quire.core.tokens import IntArray
 from quire.errors import InvariantError, OutOfBlocks
+
+GAP = -1
+"""Stands in a list of blocks where there is none."""
+
+
+def without_gaps(ids: memoryview[int]) -> memoryview[int]:
+    """Return the blocks of a list that are there."""
+    return memoryview(array("i", [block for block in ids if block != GAP])) if GAP in ids else ids
 
 
 class BlockPool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy, CopyPlan
 from quire.core.room import Room
 from quire.core.sequence import Rows, Sequence
-from quire.core.windows import GAP
 from quire.errors import CheckpointError
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from quire.core.blocks import GAP
 from quire.core.hints import PENDING
 from quire.core.node import Node
 from quire.core.sparse import sparse_at
-from quire.core.windows import GAP
 from quire.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def _check_locks(manager: CacheManager) -> None:
         if seq.state == "open":
             locks.update(id(node) for node in seq.node.path())
             stands.update((group.index, id(seq.node)) for group in manager.rows.standing(seq))
+    for anchor in manager.anchors.values():
+        locks.update(id(node) for node in anchor.path())
+        stands.update((group.index, id(anchor)) for group in manager.tree.sparse)
     for pin in manager.pins.held.values():
         path = [id(node) for node in pin.node.path()]
         stands.update((group.index, id(pin.node)) for group in manager.tree.sparse)

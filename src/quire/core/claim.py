@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy, CopyPlan
 from quire.core.lookup import Found
 from quire.core.radix import PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.tokens import TOKEN_BYTES, Key
-from quire.core.windows import GAP
 from quire.errors import InvariantError
 
 MakeRoom = Callable[[list[int]], None]

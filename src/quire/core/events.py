@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from quire.core.hashing import chain, root_digest
+from quire.core.digests import Digests
 from quire.core.node import Node
-from quire.core.scope import MediaTable, Scope
+from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES
 
 RemovalReason: TypeAlias = Literal["evicted", "invalidated", "truncated"]
@@ -58,9 +58,9 @@ class EventLog:
     makes none, so that with such groups a consumer knows where at best to look for a prefix.
     """
 
-    def __init__(self, block_bytes: int, media: MediaTable) -> None:
+    def __init__(self, block_bytes: int, digests: Digests) -> None:
         self._block_bytes = block_bytes
-        self._media = media
+        self._digests = digests
         self._events: deque[Event] = deque()
         self.num_dropped = 0
 
@@ -69,7 +69,7 @@ class EventLog:
 
     def stored(self, node: Node, scope: Scope, num_blocks: int) -> None:
         """The last `num_blocks` of this node became findable."""
-        digests = self.digests(node, scope)
+        digests = self._digests.of(node)
         first = len(digests) - num_blocks
         parent = digests[first - 1] if first else self._parent(node)
         tokens = bytes(node.key[first * self._block_bytes :])
@@ -92,23 +92,9 @@ class EventLog:
         self._events.clear()
         return events
 
-    def digests(self, node: Node, scope: Scope) -> list[bytes]:
-        """Return the digests of a node's blocks, computing those that are missing.
-
-        The nodes above were published before, so their digests are there.
-        """
-        known = node.hashes
-        if known is None:
-            known = node.hashes = []
-        done = len(known) * self._block_bytes
-        if done < len(node.key):
-            before = known[-1] if known else self._parent(node) or root_digest(scope)
-            known += chain(before, node.key[done:], self._block_bytes, self._media)
-        return known
-
     def _parent(self, node: Node) -> bytes | None:
-        above = node.parent
-        return above.hashes[-1] if above is not None and above.hashes else None
+        above = node.above
+        return self._digests.of(above)[-1] if above is not None else None
 
     def _add(self, event: Event) -> None:
         if len(self._events) >= MAX_EVENTS:

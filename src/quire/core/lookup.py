@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.core.blocks import GAP
 from quire.core.node import Match, Node
 from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key
-from quire.core.windows import GAP
 
 MAX_SCOPES_ASKED = 16
 """So many other scopes are asked when a prompt is not found, before a miss counts as cold."""

@@ -11,7 +11,7 @@ from quire.core.eviction import Clock
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.memory import Usage, compact, resize, usage
 from quire.core.policies import PolicyFactory
-from quire.core.requests import Requests
+from quire.core.restore import Restores
 from quire.core.sequence import Observer, Sequence
 from quire.core.store import Settings
 from quire.core.terms import Term, nothing_more
@@ -20,7 +20,7 @@ from quire.core.whatif import WhatIf
 from quire.errors import ConfigError
 
 
-class CacheManager(Requests):
+class CacheManager(Restores):
     """The control plane of a KV cache: which blocks hold which tokens, and who may share them.
 
     `num_blocks`  blocks of a single full-attention layer group; or give `groups`
@@ -29,6 +29,7 @@ class CacheManager(Requests):
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
     `events`      record what is stored and removed, for `take_events`
+    `evictions`   record which blocks made room, for `take_evicted`
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `observer`    told of every request, for instance `quire.observe.Recorder`
@@ -48,6 +49,7 @@ class CacheManager(Requests):
         sub_block: bool = True,
         pin_budget: float = 0.5,
         events: bool = False,
+        evictions: bool = False,
         debug: bool = False,
         clock: Clock | None = None,
         curve: bool = False,
@@ -65,6 +67,7 @@ class CacheManager(Requests):
                 sub_block=sub_block,
                 pin_budget=pin_budget,
                 events=events,
+                evictions=evictions,
                 debug=debug,
                 clock=clock,
                 curve=curve,

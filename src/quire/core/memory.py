@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_count
 from quire.core.sparse import sparse_at
 from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
-from quire.core.windows import GAP
 from quire.errors import ConfigError, CopyError
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence as Items
 from typing import NoReturn
 
+from quire.core.blocks import GAP, without_gaps
 from quire.core.checkpoints import Checkpoints
 from quire.core.events import EventLog
 from quire.core.node import NO_CHILDREN, Node
@@ -13,7 +14,6 @@ from quire.core.radix import PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
-from quire.core.windows import GAP
 from quire.errors import CommitError, CopyError
 
 NO_IDS = memoryview(array("i"))
@@ -106,24 +106,34 @@ class Publisher:
             num_blocks -= step
         self._publish_run(seq, key, num_blocks)
 
+    def restore(self, seq: Sequence, key: Key, num_blocks: int) -> None:
+        """Enter blocks that were not computed here; what the table leaves out becomes a gap."""
+        rows, row = self._rows, seq.row
+        start = seq.node.end
+        key, left = self._follow(seq, key, num_blocks)
+        rows.computed[row] = (start + num_blocks) * rows.block_size
+        seq.known = b""
+        seq.known_start = rows.computed[row]
+        self.counters.restored_blocks += left
+        if not left:
+            return
+        parent = seq.node
+        node = self._add(seq, key, self._own_blocks(seq, left))
+        node.session = parent.session
+        for window in rows.windows:
+            window.find_gaps(node)
+        if self._events is not None:
+            self._events.stored(node, seq.scope, left)
+
     def _publish_run(self, seq: Sequence, key: Key, num_blocks: int) -> None:
-        tree, rows, row = self._tree, self._rows, seq.row
-        node = seq.node
-        while node.children is not NO_CHILDREN:
-            edge = node.children.get(key[: tree.block_bytes].tobytes())
-            if edge is None:
-                break
-            found = tree.match(node, key, len(key))
-            key = key[found.num_bytes :]
-            self._rebase(seq, tree.cut(found))
-            num_blocks -= found.num_bytes // tree.block_bytes
-            node = seq.node
-            if not num_blocks:
-                return
-        start, stop = node.end, node.end + num_blocks
-        ids = [rows.slots(g, row, start, stop) for g in range(len(rows.flat))]
-        for state in rows.states:
-            ids[state.index] = NO_IDS
+        tree = self._tree
+        key, left = self._follow(seq, key, num_blocks)
+        self.counters.deduplicated_blocks += num_blocks - left
+        if not left:
+            return
+        node, num_blocks = seq.node, left
+        start = node.end
+        ids = self._own_blocks(seq, num_blocks)
         priority, keep_for, goes_on = seq.priority, seq.keep_for, True
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
@@ -139,21 +149,46 @@ class Publisher:
         ):
             tree.extend(node, key, ids)
         else:
-            blocks = tuple(array("i", each.tobytes()) for each in ids)
-            new = seq.node = tree.add(node, key, blocks, priority)
-            new.session, new.spent_from = seq.session, seq.outlook
-            tree.stand(new, rows.windows)
-            tree.leave(node, rows.windows)
-            node = new
+            node = self._add(seq, key, ids)
         node.writer = seq if seq.terms is None else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
 
+    def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[Key, int]:
+        """Take over the tree's blocks as far as it has these tokens; return what is left of them."""
+        tree, node = self._tree, seq.node
+        while num_blocks and node.children is not NO_CHILDREN:
+            if key[: tree.block_bytes].tobytes() not in node.children:
+                break
+            found = tree.match(node, key, len(key))
+            key = key[found.num_bytes :]
+            self._rebase(seq, tree.cut(found))
+            num_blocks -= found.num_bytes // tree.block_bytes
+            node = seq.node
+        return key, num_blocks
+
+    def _own_blocks(self, seq: Sequence, num_blocks: int) -> list[memoryview[int]]:
+        """View the sequence's next `num_blocks` blocks in every group; none of states."""
+        rows, start = self._rows, seq.node.end
+        ids = [rows.slots(g, seq.row, start, start + num_blocks) for g in range(len(rows.flat))]
+        for state in rows.states:
+            ids[state.index] = NO_IDS
+        return ids
+
+    def _add(self, seq: Sequence, key: Key, ids: list[memoryview[int]]) -> Node:
+        """Make these blocks a node of their own, on which the sequence stands."""
+        tree, windows, node = self._tree, self._rows.windows, seq.node
+        blocks = tuple(array("i", each.tobytes()) for each in ids)
+        new = seq.node = tree.add(node, key, blocks, seq.priority_at(node.end))
+        new.session, new.spent_from = seq.session, seq.outlook
+        tree.stand(new, windows)
+        tree.leave(node, windows)
+        return new
+
     def _rebase(self, seq: Sequence, node: Node) -> None:
         """Use the tree's blocks down to `node` in place of the sequence's own, and free those."""
         tree, rows, row = self._tree, self._rows, seq.row
-        start = seq.node.end
         each = node
         while each is not seq.node:
             assert each.parent is not None
@@ -163,7 +198,7 @@ class Publisher:
             each.priority = max(each.priority, seq.priority_at(each.start))
             for g, pool in tree.full:
                 slots = rows.slots(g, row, each.start, each.end)
-                pool.free(slots)
+                pool.free(without_gaps(slots))
                 slots[:] = memoryview(each.blocks[g])
             for window in rows.windows:
                 window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -173,7 +208,6 @@ class Publisher:
         tree.stand(node, rows.windows)
         tree.leave(seq.node, rows.windows)
         seq.node = node
-        self.counters.deduplicated_blocks += node.end - start
 
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""

@@ -6,12 +6,12 @@ from array import array
 from operator import index
 from typing import SupportsIndex
 
+from quire.core.blocks import GAP
 from quire.core.events import EventLog
 from quire.core.node import Node
 from quire.core.radix import PrefixTree
 from quire.core.sequence import Rows, Sequence
 from quire.core.tokens import TOKEN_BYTES
-from quire.core.windows import GAP
 from quire.errors import TruncateError
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 
 from quire.core.blocks import BlockPool
 from quire.core.events import EventLog, RemovalReason
+from quire.core.evictions import EvictionLog
 from quire.core.node import Node
 from quire.core.radix import PrefixTree
 from quire.core.sparse import SparseGroup
@@ -28,6 +29,7 @@ class Room:
         self._tree = tree
         self._counters = counters
         self._events = events
+        self.log: EvictionLog | None = None
 
     def make(self, needed: Items[int], release_expired: Callable[[], None]) -> None:
         """Make so many blocks free in each group; raise `OutOfBlocks` and change nothing."""
@@ -112,7 +114,19 @@ class Room:
     def _drop(self, node: Node, num_blocks: int, reason: RemovalReason) -> None:
         if self._events is not None:
             self._events.removed(node, num_blocks, reason)
+        if self.log is not None and reason == "evicted":
+            self._note(self.log, node, num_blocks)
         self._tree.drop_tail(node, num_blocks)
+
+    def _note(self, log: EvictionLog, node: Node, num_blocks: int) -> None:
+        """Tell of the last blocks of a leaf, in every group, the first one first."""
+        first = node.end - num_blocks
+        ends = range(first + 1, node.end + 1)
+        for group, _ in self._tree.full:
+            log.add(group, node, ends, node.blocks[group][first - node.start :])
+        for group in self._tree.sparse:
+            held = [pair for pair in group.held(node) if pair[0] > first]
+            log.add(group.index, node, [end for end, _ in held], [block for _, block in held])
 
     def _drop_spent(self, node: Node) -> None:
         """Drop a leaf in which no hit can end any more, and what that exposes of the same."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from quire.core.blocks import GAP
 from quire.core.groups import check_group
 from quire.core.hints import NO_HINT, PENDING, Hint, Session
 from quire.core.node import Node
@@ -18,7 +19,7 @@ from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
 from quire.core.terms import Terms
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, array_of
-from quire.core.windows import GAP, WindowGroup
+from quire.core.windows import WindowGroup
 
 
 class Sequence(msgspec.Struct, gc=False, eq=False):

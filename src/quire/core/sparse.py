@@ -21,6 +21,7 @@ import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
+from quire.core.evictions import EvictionLog
 
 if TYPE_CHECKING:
     from quire.core.node import Node
@@ -76,6 +77,7 @@ class SparseGroup(ABC):
         self.place = site.place
         self.pool = site.pool
         self._evictor = site.evictor
+        self.log: EvictionLog | None = None
         self._passing: Order = OrderedDict()
         self._kept: dict[tuple[bool, int], Order] = {}
         self._next_expiry = NEVER

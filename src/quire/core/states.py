@@ -129,8 +129,7 @@ class StateGroup(SparseGroup):
     def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
         assert isinstance(part, StatePart)
         gone = sorted(part.passing - {node.end})[:num_blocks]
-        for at in gone:
-            self._free(part, at)
+        self._evict(node, part, gone)
         part.listed = len(part.passing - {node.end}) > 0
         return len(gone)
 
@@ -138,8 +137,7 @@ class StateGroup(SparseGroup):
         assert isinstance(part, StatePart)
         kept = node.end if part.guards else -1
         gone = [at for at in sorted(part.snapshots) if at != kept][:num_blocks]
-        for at in gone:
-            self._free(part, at)
+        self._evict(node, part, gone)
         return len(gone)
 
     def is_spent(self, node: Node) -> bool:
@@ -150,6 +148,12 @@ class StateGroup(SparseGroup):
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())
+
+    def _evict(self, node: Node, part: StatePart, gone: list[int]) -> None:
+        if self.log is not None:
+            self.log.add(self.index, node, gone, [part.snapshots[at] for at in gone])
+        for at in gone:
+            self._free(part, at)
 
     def _free(self, part: StatePart, at: int) -> None:
         block = part.snapshots.pop(at)

@@ -32,6 +32,7 @@ class Stats(msgspec.Struct, frozen=True):
     computed_tokens: int
     recomputed_tokens: int
     published_blocks: int
+    restored_blocks: int
     deduplicated_blocks: int
     evicted_blocks: int
     invalidated_blocks: int
@@ -66,6 +67,7 @@ class Counters:
         "prompt_tokens",
         "published_blocks",
         "recomputed_tokens",
+        "restored_blocks",
     )
 
     def __init__(self) -> None:
@@ -76,6 +78,7 @@ class Counters:
         self.computed_tokens = 0
         self.recomputed_tokens = 0
         self.published_blocks = 0
+        self.restored_blocks = 0
         self.deduplicated_blocks = 0
         self.evicted_blocks = 0
         self.invalidated_blocks = 0

@@ -8,8 +8,10 @@ import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
+from quire.core.digests import Digests
 from quire.core.events import Event, EventLog
 from quire.core.eviction import Clock, Evictor
+from quire.core.evictions import EvictedBlock, EvictionLog
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -56,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True):
     clock: Clock | None
     curve: bool = False
     observer: Observer | None = None
+    evictions: bool = False
 
     def __post_init__(self) -> None:
         check_groups(self.groups)
@@ -96,8 +99,12 @@ class BlockStore:
         self.media = MediaTable()
         self.counters = Counters()
         self.sampler = CurveSampler(self.block_size, self.counters) if settings.curve else None
-        self.event_log = EventLog(self.tree.block_bytes, self.media) if settings.events else None
+        self.digests = Digests(self.tree, self.media)
+        self.event_log = EventLog(self.tree.block_bytes, self.digests) if settings.events else None
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
+        self.eviction_log = EvictionLog(self.groups, self.digests) if settings.evictions else None
+        for teller in (self.room, *sparse):
+            teller.log = self.eviction_log
         self.pins = PinBoard(self.tree, settings.pin_budget, self.clock)
         self.lookup = Lookup(self.tree, self.block_size, sub_block=settings.sub_block)
         self.sessions = Sessions(evictor)
@@ -222,6 +229,7 @@ class BlockStore:
         dropped = sum(self.room.invalidate_below(root) for root in self.tree.roots.values())
         for group in self.tree.sparse:
             self.room.evict_sparse(group, group.pool.num_cached)
+        self.take_evicted()
         if self.event_log is not None and not any(r.children for r in self.tree.roots.values()):
             self.event_log.cleared()
         return dropped
@@ -241,6 +249,14 @@ class BlockStore:
         The oldest are dropped, and counted in `num_dropped_events`, beyond 10,000.
         """
         return self.event_log.take() if self.event_log is not None else []
+
+    def take_evicted(self) -> list[EvictedBlock]:
+        """Return the blocks that made room since the last call; empty unless made with `evictions`.
+
+        Their bytes are in place until something is written: call it after each operation that may
+        evict, before its copies are done. What `evict` and `clear` drop is not among them.
+        """
+        return self.eviction_log.take() if self.eviction_log is not None else []
 
     @property
     def num_dropped_events(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.core.blocks import GAP, without_gaps
 from quire.core.groups import ChunkedAttention, SlidingWindow
 from quire.core.sparse import Part, Site, SparseGroup
 from quire.core.tokens import INT32, IntArray
@@ -17,8 +18,6 @@ from quire.core.tokens import INT32, IntArray
 if TYPE_CHECKING:
     from quire.core.node import Node
 
-GAP = -1
-"""Stands in a node's blocks where this group has dropped one."""
 
 INTERVAL_WINDOWS = 4
 """Without an interval of its own, a window is kept at every multiple of so many windows."""
@@ -153,6 +152,15 @@ class WindowGroup(SparseGroup):
         self.pool.num_cached += num_blocks
         self.settle(node, part)
 
+    def find_gaps(self, node: Node) -> None:
+        """Of a node that was just added some blocks were never there."""
+        part = self._part(node)
+        num_gaps = node.blocks[self.index].count(GAP)
+        part.num_held -= num_gaps
+        self.pool.num_cached -= num_gaps
+        self._recount(node, part)
+        self._enter(node, part)
+
     def extended_by_one(self, node: Node) -> None:
         """`extended` by one block, quickly where a whole window or the whole leaf is guarded."""
         part = self._part(node)
@@ -254,20 +262,20 @@ class WindowGroup(SparseGroup):
         ids = node.blocks[self.index]
         length = node.end - node.start
         if part.num_held == length:
-            self.pool.free(own)
+            self.pool.free(without_gaps(own))
             own[:] = memoryview(ids)
             return
         mine = np.array(own, dtype=INT32)
         merged = self._array(node).copy()
         gaps = merged == GAP
         merged[gaps] = mine[gaps]
-        spare = mine[~gaps]
+        spare = mine[~gaps & (mine != GAP)]
         if len(spare):
             self.pool.free(memoryview(array("i", spare.tolist())))
-        num_healed = length - part.num_held
+        num_healed = int((merged != GAP).sum()) - part.num_held
         ids[:] = array("i", merged.tolist())
         own[:] = memoryview(ids)
-        part.num_held = length
+        part.num_held += num_healed
         part.swept = node.start
         self.pool.num_cached += num_healed
         self._recount(node, part)
@@ -349,6 +357,8 @@ class WindowGroup(SparseGroup):
         ids = node.blocks[self.index]
         low, high = first - node.start, end - node.start
         run = ids[low:high]
+        if self.log is not None:
+            self.log.add(self.index, node, range(first + 1, end + 1), run)
         if GAP in run:
             run = array("i", [block for block in run if block >= 0])
         if run:

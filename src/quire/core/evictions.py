@@ -1,0 +1,54 @@
+"""Which blocks made room: for a data plane that brings their bytes elsewhere first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.core.blocks import BlockPool
+from quire.core.digests import Digests
+
+if TYPE_CHECKING:
+    from quire.core.node import Node
+
+
+class EvictedBlock(msgspec.Struct, frozen=True, gc=False):
+    """A block of a layer group that was cached and is to be overwritten.
+
+    `digest` names the tokens up to its end, as `block_hashes` does. A block of a recurrent group is the
+    state after them.
+    """
+
+    group: int
+    block: int
+    digest: bytes
+
+
+class EvictionLog:
+    """Blocks that were evicted since the last `take`, each under the last name it had.
+
+    So it is never longer than the pools: a block that was given out and evicted again stands
+    in it once. Blocks that wait for a planned copy hold nothing yet and are left out.
+    """
+
+    def __init__(self, pools: tuple[BlockPool, ...], digests: Digests) -> None:
+        self._pools = pools
+        self._digests = digests
+        self._named: dict[tuple[int, int], bytes] = {}
+
+    def add(self, group: int, node: Node, ends: Items[int], ids: Items[int]) -> None:
+        """Blocks of a node that end at these boundaries are about to be freed."""
+        digests, start = self._digests.of(node), node.start + 1
+        waiting = self._pools[group].waiting
+        for end, block in zip(ends, ids, strict=True):
+            self._named.pop((group, block), None)
+            if block >= 0 and block not in waiting:
+                self._named[group, block] = digests[end - start]
+
+    def take(self) -> list[EvictedBlock]:
+        """Return the blocks in the order of their eviction, and start anew."""
+        taken = [EvictedBlock(*where, digest) for where, digest in self._named.items()]
+        self._named.clear()
+        return taken

@@ -1,0 +1,220 @@
+"""Prefixes whose bytes come from elsewhere: what is given out, and what is found afterwards."""
+
+import numpy as np
+import pytest
+from core_help import found, prefill, rejected, run, serve, state
+from hybrid_help import conserved, make, serve_in_pieces
+
+from quire.core import (
+    ChunkedAttention,
+    FullAttention,
+    MediaItem,
+    Recurrent,
+    Scope,
+    SlidingWindow,
+    block_hashes,
+)
+from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
+
+FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
+
+
+def bring(manager, tokens, scope=None, **extra):
+    """Restore all that a hit of `tokens` lacks; return what was brought."""
+    here = manager.residency([*tokens, 0], scope, **extra)
+    end = len(tokens) // manager.block_size
+    brought = {}
+    for group in range(len(manager.groups)):
+        held = set(np.flatnonzero(here.held[group]).tolist())
+        brought[group] = [at for at in manager.required(group, end) if at not in held]
+    with manager.restore(tokens, brought, scope, **extra) as restore:
+        for group, places in brought.items():
+            assert len(restore.blocks[group]) == len(places)
+        restore.commit()
+    return brought
+
+
+def test_a_restored_prefix_is_found_and_counts_as_no_request():
+    manager = make(("full", 20, FULL))
+    assert bring(manager, run(0, 16)) == {0: [0, 1, 2, 3]}
+    assert found(manager, run(0, 16)) == 16
+    assert manager.stats.num_requests == 0
+    assert manager.stats.restored_blocks == 4
+    assert manager.stats.computed_tokens == manager.stats.published_blocks == 0
+    assert not manager.sequences
+    assert conserved(manager)
+
+
+def test_nothing_is_found_before_the_commit_and_without_one_all_goes_back():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 4, STATE))
+    brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
+    with manager.restore(run(0, 16), brought):
+        assert found(manager, run(0, 16)) == 0
+        assert [pool.num_active for pool in manager.groups] == [4, 2, 1]
+        manager.check()
+    assert [pool.num_free for pool in manager.groups] == [20, 20, 4]
+    assert conserved(manager)
+
+
+def test_blocks_that_were_not_brought_are_gaps_that_no_lookup_passes():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING))
+    assert bring(manager, run(0, 24)) == {0: [0, 1, 2, 3, 4, 5], 1: [4, 5]}
+    assert found(manager, run(0, 24)) == 24
+    for shorter in (20, 16, 12, 8):
+        assert found(manager, run(0, shorter)) == 0, "the window before this length is not there"
+    assert manager.groups[1].num_cached == 2
+
+
+def test_a_state_is_there_at_its_own_boundary_only():
+    manager = make(("full", 20, FULL), ("state", 4, STATE))
+    assert bring(manager, run(0, 24)) == {0: [0, 1, 2, 3, 4, 5], 1: [5]}
+    assert [found(manager, run(0, length)) for length in (24, 20, 4)] == [24, 0, 0]
+
+
+def test_only_what_the_sparse_groups_lost_comes_back_where_the_full_one_has_all():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 9, STATE))
+    branches = [np.append(run(0, 24), run(start, 9)) for start in (1000, 2000)]
+    for branch in branches:
+        serve_in_pieces(manager, branch)
+    assert found(manager, run(0, 24)) == 24
+    for _ in branches:  # the part that was used last is evicted last
+        serve_in_pieces(manager, branches[0])
+    for group in (1, 2):
+        while manager.required(group, 6)[-1] in np.flatnonzero(held(manager, group)):
+            assert manager.reclaim(1, group=group) == 1
+    here = manager.residency([*run(0, 24), 0])
+    assert (here.matched, here.accepted) == (6, 0)
+    brought = bring(manager, run(0, 24))
+    assert brought[0] == []
+    assert brought[2] == [5]
+    assert brought[1]
+    assert found(manager, run(0, 24)) == 24
+    assert manager.stats.restored_blocks == 0
+    assert conserved(manager)
+
+
+def held(manager, group):
+    return manager.residency([*run(0, 24), 0]).held[group]
+
+
+def test_the_path_that_is_there_is_not_evicted_to_make_room_for_the_rest():
+    manager = make(("full", 7, FULL))
+    serve(manager, run(0, 17))
+    serve(manager, run(1000, 9))
+    assert bring(manager, run(0, 24)) == {0: [4, 5]}
+    assert found(manager, run(0, 24)) == 24
+    assert found(manager, run(1000, 8)) == 4
+
+
+def test_what_does_not_fit_is_refused_and_room_says_so_before():
+    manager = make(("full", 6, FULL))
+    seq = prefill(manager, run(1000, 8))
+    serve(manager, run(0, 8))
+    assert manager.residency(run(0, 25)).room == (2,)
+    with rejected(manager, OutOfBlocks, "restoring 6 blocks"):
+        manager.restore(run(0, 24), {0: [2, 3, 4, 5]})
+    assert bring(manager, run(0, 16)) == {0: [2, 3]}
+    manager.close(seq)
+
+
+def test_a_hit_that_would_lack_something_is_refused():
+    manager = make(("full", 20, FULL), ("sinks", 20, SlidingWindow(8, 4)), ("state", 4, STATE))
+    whole = {0: [0, 1, 2, 3, 4], 1: [0, 3, 4], 2: [4]}
+    for group, places in ((0, [1, 2, 3, 4]), (1, [3, 4]), (1, [0, 4]), (2, [])):
+        with rejected(manager, ConfigError, "neither here nor brought"):
+            manager.restore(run(0, 20), {**whole, group: places})
+    for group, places in ((0, [0, 1, 2, 4, 3]), (1, [0, 3, 4, 5]), (0, [0, 0, 1, 2, 3, 4])):
+        with rejected(manager, ConfigError, "rise"):
+            manager.restore(run(0, 20), {**whole, group: places})
+    with rejected(manager, ConfigError, "only the state at the end"):
+        manager.restore(run(0, 20), {**whole, 2: [3, 4]})
+    with rejected(manager, ConfigError, "layer group 3"):
+        manager.restore(run(0, 20), {**whole, 3: [4]})
+    with rejected(manager, ConfigError, "whole blocks"):
+        manager.restore(run(0, 21), whole)
+    with manager.restore(run(0, 20), whole) as restore:
+        restore.commit()
+        with pytest.raises(SequenceError):
+            restore.commit()
+    with pytest.raises(SequenceError):
+        restore.commit()
+    with rejected(manager, ConfigError, "finds 5 blocks already"):
+        manager.restore(run(0, 20), {})
+
+
+def test_it_waits_until_planned_copies_are_done():
+    manager = make(("full", 20, FULL))
+    serve(manager, run(0, 16))
+    seq = manager.open([*range(6), 99])
+    with rejected(manager, CopyError, "take_copies"):
+        manager.restore(run(1000, 8), {0: [0, 1]})
+    manager.take_copies()
+    manager.close(seq)
+    assert bring(manager, run(1000, 8)) == {0: [0, 1]}
+
+
+def test_scopes_and_media_keep_restored_prefixes_apart():
+    manager = make(("full", 20, FULL))
+    item = MediaItem(b"a" * 16, 2, 3)
+    bring(manager, run(0, 8), Scope(salt="a"))
+    bring(manager, run(0, 8), media=[item])
+    assert found(manager, run(0, 8)) == 0
+    assert found(manager, run(0, 8), Scope(salt="b")) == 0
+    assert found(manager, run(0, 8), Scope(salt="a")) == 8
+    assert found(manager, run(0, 8), media=[item]) == 8
+    assert found(manager, run(0, 8), media=[MediaItem(b"b" * 16, 2, 3)]) == 0
+
+
+def test_what_another_request_computed_meanwhile_is_kept_once():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
+    brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
+    with manager.restore(run(0, 16), brought) as restore:
+        serve_in_pieces(manager, run(0, 17))
+        restore.commit()
+        manager.check()
+    assert found(manager, run(0, 16)) == 16
+    assert manager.groups[0].num_cached == 4
+    assert conserved(manager)
+
+
+def test_digests_are_those_of_the_prompt_whatever_is_cached_of_it():
+    manager = make(("full", 20, FULL))
+    tokens, scope = run(0, 30), Scope(salt="x")
+    expected = block_hashes(tokens, 4, scope)
+    assert manager.residency(tokens, scope).digests == expected
+    serve(manager, run(0, 14), scope)
+    serve(manager, np.append(run(0, 9), run(1000, 9)), scope)
+    before = state(manager)
+    assert manager.residency(tokens, scope).digests == expected
+    assert state(manager) == before
+    item = MediaItem(b"a" * 16, 2, 3)
+    digests = manager.residency(tokens, scope, media=[item]).digests
+    assert digests == block_hashes(tokens, 4, scope, (item,))
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING, ChunkedAttention(12), STATE])
+def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
+    manager = make(("full", 8, FULL), ("other", 9, kind), evictions=True)
+    serve_in_pieces(manager, run(0, 25))
+    assert manager.take_evicted() == []
+    serve_in_pieces(manager, run(1000, 25))
+    told = manager.take_evicted()
+    names = block_hashes(run(0, 24), 4)
+    full = [each.digest for each in told if each.group == 0]
+    assert len(full) >= 5
+    assert set(full) <= set(names)
+    other = {each.digest for each in told if each.group == 1}
+    assert other <= set(names) | set(block_hashes(run(1000, 24), 4))
+    assert other, "the other group made room as well, with its leaf"
+    assert manager.take_evicted() == []
+    manager.evict()
+    manager.clear()
+    assert manager.take_evicted() == [], "what callers drop has not made room"
+
+
+def test_a_manager_that_was_not_asked_remembers_no_evictions():
+    manager = make(("full", 4, FULL))
+    serve(manager, run(0, 16))
+    serve(manager, run(1000, 16))
+    assert manager.stats.evicted_blocks
+    assert manager.take_evicted() == []
