@@ -1,0 +1,316 @@
+"""Tiers from what people write: a line of text, or a table of a TOML file.
+
+    host:8GiB
+    disk:/var/kv?capacity=200GiB
+    files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB
+    redis://user:password@host:6379/0          rediss:// redis+cluster:// rediss+cluster:// unix://
+    s3://bucket/prefix?region=eu-central-1     gs:// az:// file:// memory://
+    mooncake://127.0.0.1:50051?memory=4GiB
+
+What follows `?` are options by name. The same as a table, where values may be of any type:
+
+    [[tiers]]
+    kind = "disk"
+    path = "/var/kv"
+    capacity = "200GiB"
+
+A package adds a kind by an entry point of that name in the group `quire.tiers`: a class or a function
+that is called with what stands behind the colon and the options by name, and returns a `Tier`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from quire.errors import ConfigError
+from quire.tiers.base import Tier
+
+Spec: TypeAlias = str | Mapping[str, object]
+"""A line of text or a table, as in the module."""
+
+GROUP = "quire.tiers"
+
+_SCHEMES = {
+    **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "unix"), "redis"),
+    **dict.fromkeys(("s3", "gs", "az", "file", "memory"), "objects"),
+}
+_IN_REDIS_URL = (
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+    "db",
+)
+_SECRET = re.compile(r"//[^/@]*@")
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """A kind of tier: the option that stands behind the colon, all options by type, what opens it."""
+
+    where: str
+    options: dict[str, Any]
+    open: Callable[..., Tier]
+    example: str
+    needed: tuple[str, ...] = ()
+    other: str = ""
+    """The option that takes what is not in `options`, as a mapping."""
+
+
+def open_tier(spec: Spec) -> Tier:
+    """Open the tier that a line or a table names.
+
+    Raises `ConfigError` for a kind that nobody offers, unknown or missing options and values that
+    cannot be; `TierError` where the tier cannot be opened. Messages show no passwords.
+    """
+    kind, options = _parse_line(spec) if isinstance(spec, str) else _parse_table(spec)
+    name = options.pop("name", None)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigError(f"the name of a tier is text, not {name!r}")
+    known = _kinds().get(kind)
+    tier = _open_known(kind, known, options) if known else _open_offered(kind, options)
+    if name is not None:
+        tier.name = name
+    return tier
+
+
+def open_tiers(specs: Sequence[Spec | Tier]) -> list[Tier]:
+    """Open several tiers, the fastest first; tiers that are open already are taken as they are.
+
+    Where one cannot be opened, those opened here are closed, and its error is raised.
+    """
+    with ExitStack() as opened:
+        tiers = [
+            spec if isinstance(spec, Tier) else opened.enter_context(open_tier(spec))
+            for spec in specs
+        ]
+        opened.pop_all()
+    return tiers
+
+
+def _parse_line(line: str) -> tuple[str, dict[str, Any]]:
+    """Return kind and options of a line."""
+    head, colon, rest = line.partition(":")
+    if not colon or not head:
+        raise ConfigError(
+            f"{_shown(line)!r} names no tier: write kind:where, for example 'host:8GiB' or "
+            f"'disk:/var/kv?capacity=200GiB'; kinds: {', '.join(_known_kinds())}"
+        )
+    before, _, query = rest.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        raise ConfigError(
+            f"{_shown(line)!r}: behind the question mark stand options, name=value&name=value"
+        ) from None
+    options: dict[str, Any] = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigError(f"{_shown(line)!r}: an option is given twice")
+    if head in _SCHEMES and not before.startswith("//"):
+        instead = f"; for a directory of files: files:{before}" if head == "file" else ""
+        raise ConfigError(f"{_shown(line)!r} is no URL: write {head}://...{instead}")
+    kind = _SCHEMES.get(head, head)
+    where = f"{head}:{before}" if head in _SCHEMES else before.removeprefix("//")
+    known = _kinds().get(kind)
+    option = known.where if known else "where"
+    if where:
+        if option in options:
+            raise ConfigError(f"{_shown(line)!r}: {option} is given twice")
+        options[option] = where
+    return kind, options
+
+
+def _parse_table(table: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    """Return kind and options of a table."""
+    options = dict(table)
+    kind = options.pop("kind", None)
+    if not isinstance(kind, str) or not kind:
+        raise ConfigError(
+            f"a table of a tier needs kind, one of {', '.join(_known_kinds())}; it has "
+            f"{', '.join(map(str, table)) or 'nothing'}"
+        )
+    return kind, options
+
+
+def _open_known(kind: str, known: _Kind, options: dict[str, Any]) -> Tier:
+    arguments: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in known.options:
+            try:
+                arguments[name] = msgspec.convert(value, known.options[name], strict=False)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
+        elif known.other and isinstance(value, str):
+            others[name] = value
+        else:
+            raise ConfigError(
+                f"{kind} has no option {name!r}{_meant(name, known.options)}; options: "
+                f"{', '.join([*known.options, 'name'])}"
+            )
+    for name in (known.where, *known.needed):
+        if name not in arguments:
+            raise ConfigError(f"{kind} needs {name}, for example {known.example!r}")
+    if others:
+        arguments[known.other] = arguments.get(known.other, {}) | others
+    return known.open(arguments.pop(known.where), **arguments)
+
+
+def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
+    """Open a tier of a kind that another package offers."""
+    offers = list(entry_points(group=GROUP, name=kind))
+    if not offers:
+        names = [*_known_kinds(), *_SCHEMES]
+        raise ConfigError(
+            f"no tier is called {kind!r}{_meant(kind, names)}; kinds: {', '.join(_known_kinds())}; "
+            f"a package may add one by an entry point of the group {GROUP!r}"
+        )
+    if len(offers) > 1:
+        raise ConfigError(
+            f"several packages offer tiers called {kind!r}: "
+            f"{', '.join(sorted(offer.value for offer in offers))}; remove all but one"
+        )
+    try:
+        factory = offers[0].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the tier {kind!r} ({offers[0].value}) cannot be loaded: {error}"
+        ) from error
+    where = options.pop("where", "")
+    try:
+        tier = factory(where, **options)
+    except TypeError as error:
+        raise ConfigError(f"the tier {kind!r} ({offers[0].value}): {error}") from error
+    if not isinstance(tier, Tier):
+        raise ConfigError(
+            f"{offers[0].value} gave {type(tier).__name__} for {kind!r}, which is no quire Tier"
+        )
+    return tier
+
+
+def _known_kinds() -> list[str]:
+    offered = {offer.name for offer in entry_points(group=GROUP)}
+    return sorted(offered | set(_kinds()))
+
+
+def _meant(word: str, words: Sequence[str] | Mapping[str, Any]) -> str:
+    near = get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _shown(line: str) -> str:
+    """Return a line without what may be secret: user and password, and values of options."""
+    return _SECRET.sub("//...@", line.partition("?")[0])
+
+
+def _kinds() -> dict[str, _Kind]:
+    size = int | str
+    return {
+        "host": _Kind("capacity", {"capacity": size}, _open_host, "host:8GiB"),
+        "disk": _Kind(
+            "path",
+            {"path": str, "capacity": size, "direct": bool, "ahead": size, "compact_lines": int},
+            _open_disk,
+            "disk:/var/kv?capacity=200GiB",
+            ("capacity",),
+        ),
+        "files": _Kind(
+            "path", {"path": str, "capacity": size}, _open_files, "files:/mnt/shared/kv"
+        ),
+        "redis": _Kind(
+            "url",
+            {
+                "url": str,
+                "ttl_s": float,
+                "prefix": str,
+                "connections": int,
+                **dict.fromkeys(_IN_REDIS_URL, str),
+            },
+            _open_redis,
+            "redis://localhost:6379",
+        ),
+        "objects": _Kind(
+            "url",
+            {
+                "url": str,
+                "bundle": size,
+                "concurrency": int,
+                "refresh_s": float,
+                "config": dict[str, str],
+                "client_options": dict[str, Any],
+            },
+            _open_objects,
+            "s3://bucket/prefix",
+            other="config",
+        ),
+        "mooncake": _Kind(
+            "master",
+            {
+                "master": str,
+                "host": str,
+                "memory": size,
+                "buffer": size,
+                "callers": int,
+                "prefix": str,
+                "replicas": int,
+                "metadata": str,
+                "protocol": str,
+                "devices": str,
+                "open_timeout_s": float,
+            },
+            _open_mooncake,
+            "mooncake://127.0.0.1:50051",
+        ),
+    }
+
+
+# Each tier's module is loaded when it is asked for: most need packages of their own.
+# ruff: noqa: PLC0415
+
+
+def _open_host(capacity: int | str) -> Tier:
+    from quire.tiers.host import Host
+
+    return Host(capacity)
+
+
+def _open_disk(path: str, **options: Any) -> Tier:
+    from quire.tiers.disk import Disk
+
+    return Disk(Path(path).expanduser(), **options)
+
+
+def _open_files(path: str, **options: Any) -> Tier:
+    from quire.tiers.files import Files
+
+    return Files(Path(path).expanduser(), **options)
+
+
+def _open_redis(url: str, **options: Any) -> Tier:
+    from quire.tiers.redis import Redis
+
+    in_url = {name: options.pop(name) for name in _IN_REDIS_URL if name in options}
+    if in_url:
+        url += ("&" if "?" in url else "?") + urlencode(in_url)
+    return Redis(url, **options)
+
+
+def _open_objects(url: str, **options: Any) -> Tier:
+    from quire.tiers.objects import Objects
+
+    return Objects(url, **options)
+
+
+def _open_mooncake(master: str, **options: Any) -> Tier:
+    from quire.tiers.mooncake import Mooncake
+
+    return Mooncake(master, **options)

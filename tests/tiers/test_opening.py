@@ -1,0 +1,203 @@
+"""Tiers from what people write."""
+
+import tomllib
+
+import pytest
+
+from quire.errors import ConfigError, TierBusy, TierError
+from quire.tiers.base import Outcome, Tier
+from quire.tiers.disk import Disk
+from quire.tiers.files import Files
+from quire.tiers.host import Host
+from quire.tiers.objects import Objects
+from quire.tiers.opening import open_tier, open_tiers
+from quire.tiers.samples import name_of, record_of
+
+
+def works(tier):
+    with tier:
+        return tier.put([name_of(1)], [record_of(name_of(1))]) == [Outcome.STORED]
+
+
+def test_a_line_names_a_kind_and_where_it_is(tmp_path):
+    lines = {
+        "host:8MiB": (Host, 8 << 20),
+        f"disk:{tmp_path}/disk?capacity=64MiB": (Disk, 64 << 20),
+        f"disk://{tmp_path}/disk2?capacity=64MiB&direct=false": (Disk, 64 << 20),
+        f"files:{tmp_path}/files": (Files, -1),
+        f"files:{tmp_path}/bounded?capacity=1GB": (Files, 10**9),
+        "memory://": (Objects, -1),
+        f"file://{tmp_path}/objects?concurrency=2": (Objects, -1),
+    }
+    for line, (kind, capacity) in lines.items():
+        tier = open_tier(line)
+        assert type(tier) is kind, line
+        assert tier.stats().capacity_bytes == capacity
+        assert works(tier), line
+
+
+def test_a_table_says_the_same_with_names(tmp_path):
+    text = f"""
+        [[tiers]]
+        kind = "host"
+        capacity = 8_388_608
+        name = "fast"
+        [[tiers]]
+        kind = "disk"
+        path = "{tmp_path}/disk"
+        capacity = "64MiB"
+        direct = false
+        [[tiers]]
+        kind = "objects"
+        url = "memory://"
+    """
+    tiers = open_tiers(tomllib.loads(text)["tiers"])
+    assert [type(tier) for tier in tiers] == [Host, Disk, Objects]
+    assert tiers[0].name == "fast"
+    assert all(works(tier) for tier in tiers)
+
+
+def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with open_tier("files:~/kv") as tier:
+        assert tier.path == tmp_path / "kv"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "names no tier: write kind:where"),
+        ("8GiB", "names no tier: write kind:where"),
+        (":8GiB", "names no tier: write kind:where"),
+        ("hots:8GiB", "no tier is called 'hots', did you mean 'host'"),
+        ("redsi://localhost", "did you mean 'redis'"),
+        ("ssd:/x", "kinds: disk, files, host, mooncake, objects, redis"),
+        ("host:", "host needs capacity, for example 'host:8GiB'"),
+        ("host:8 lightyears", "'lightyears' in '8 lightyears' is not a unit"),
+        ("host:8GiB?capacity=9GiB", "capacity is given twice"),
+        ("disk:/x?capacity=1GiB&capacity=2GiB", "an option is given twice"),
+        ("disk:/x", "disk needs capacity, for example 'disk:/var/kv.capacity=200GiB'"),
+        ("disk:?capacity=1GiB", "disk needs path"),
+        ("disk:/x?capacity", "behind the question mark stand options, name=value"),
+        ("disk:/x?capacitee=1GiB", "no option 'capacitee', did you mean 'capacity'"),
+        ("disk:/x?capacity=1GiB&direct=perhaps", "disk: direct cannot be 'perhaps'"),
+        ("files:/proc/x?capacity=-3", "-3"),
+        ("file:/x", "write file://...; for a directory of files: files:/x"),
+        ("s3:bucket", "write s3://..."),
+        ("redis://localhost?connections=0", "connections are from 1 to 1024, not 0"),
+        ("redis://localhost?conections=1", "no option 'conections', did you mean 'connections'"),
+        ("redis://localhost?ssl_cert_reqs=none", "unknown option 'ssl_cert_reqs' in a redis"),
+        ("redis://localhost/word", "database number"),
+        ("memory://?concurrency=0", "concurrency is 0"),
+        ("s3://bucket/x?reggion=y", "reggion"),
+        ("mooncake://127.0.0.1:1?callers=0", "callers is 0"),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused_with_what_to_write(line, message):
+    with pytest.raises(ConfigError, match=message.replace("?", ".")):
+        open_tier(line)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "needs kind, one of disk, files, host"),
+        ({"capacity": "1GiB"}, "it has capacity"),
+        ({"kind": 7}, "needs kind"),
+        ({"kind": "host"}, "host needs capacity"),
+        ({"kind": "host", "capacity": 1.5}, "capacity cannot be 1.5"),
+        ({"kind": "host", "capacity": True}, "True"),
+        ({"kind": "host", "capacity": "1MiB", "name": 3}, "the name of a tier is text, not 3"),
+        ({"kind": "hst", "capacity": "1MiB"}, "did you mean 'host'"),
+        ({"kind": "objects", "url": "memory://", "concurrency": "many"}, "concurrency cannot be"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_with_what_to_write(table, message):
+    with pytest.raises(ConfigError, match=message):
+        open_tier(table)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis://user:hunter2@127.0.0.1:1",
+        "redsi://user:hunter2@127.0.0.1:1?x",
+        "s3:?secret_access_key=hunter2",
+        "redis://user:hunter2@127.0.0.1:1?wrong=hunter2",
+    ],
+)
+def test_no_message_shows_a_password(line):
+    with pytest.raises((ConfigError, TierError)) as caught:
+        open_tier(line)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_options_of_an_object_store_are_its_configuration():
+    with open_tier("s3://bucket/prefix?region=eu-central-1&endpoint=http://127.0.0.1:1") as tier:
+        key, record = name_of(1), record_of(name_of(1))
+        assert tier.put([key], [record], timeout_s=0.3)[0] in (Outcome.ERROR, Outcome.TIMEOUT)
+
+
+def test_where_one_of_several_cannot_be_opened_the_others_are_closed(tmp_path):
+    line = f"disk:{tmp_path}/kv?capacity=64MiB"
+    with pytest.raises(ConfigError, match="did you mean 'host'"):
+        open_tiers([line, "hots:1GiB"])
+    (tier,) = open_tiers([line])
+    with pytest.raises(TierBusy):
+        open_tier(line)
+    with tier:
+        assert open_tiers([tier]) == [tier]
+
+
+MODULE = """
+from quire.tiers.host import Host
+
+class Cellar(Host):
+    def __init__(self, where, *, depth="1"):
+        super().__init__("1MiB")
+        self.where, self.depth = where, depth
+
+def attic(where):
+    return "no tier"
+"""
+
+
+@pytest.fixture
+def offered(tmp_path, monkeypatch):
+    """Install a package that offers tiers, for this test."""
+    (tmp_path / "cellar_tiers.py").write_text(MODULE)
+    info = tmp_path / "cellar_tiers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cellar-tiers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[quire.tiers]\ncellar = cellar_tiers:Cellar\nattic = cellar_tiers:attic\n"
+        "gone = cellar_tiers:Gone\nhost = cellar_tiers:Cellar\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("offered")
+def test_a_package_offers_a_kind_by_an_entry_point():
+    for spec in (
+        "cellar:/below?depth=3&name=mine",
+        "cellar:///below?depth=3&name=mine",
+        {"kind": "cellar", "where": "/below", "depth": "3", "name": "mine"},
+    ):
+        with open_tier(spec) as tier:
+            assert isinstance(tier, Tier)
+            assert (type(tier).__name__, tier.where, tier.depth) == ("Cellar", "/below", "3")
+            assert tier.name == "mine"
+
+
+@pytest.mark.usefixtures("offered")
+def test_an_entry_point_that_gives_no_tier_is_refused_and_none_replaces_a_shipped_kind():
+    with pytest.raises(ConfigError, match="cellar_tiers:attic gave str for 'attic'"):
+        open_tier("attic:x")
+    with pytest.raises(ConfigError, match=r"'gone' \(cellar_tiers:Gone\) cannot be loaded"):
+        open_tier("gone:x")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'width'"):
+        open_tier("cellar:x?width=3")
+    with pytest.raises(ConfigError, match="kinds: attic, cellar, disk, files, gone, host"):
+        open_tier("zzz:x")
+    with open_tier("host:1MiB") as tier:
+        assert type(tier) is Host
