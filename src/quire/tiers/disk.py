@@ -117,6 +117,9 @@ class Disk(Tier):
         self._records = DiskRecords(slabs, log, recency)
         self._records.num_lines = len(contents.lines) - self.recovered.num_records
         self._room = DiskRoom(self._records, capacity, ahead, self._clock)
+        if not self.recovered.is_clean:
+            # A record named in vain would come back when the one that hides it goes.
+            self._records.write_whole()
         self._room.fit()
 
     @property
@@ -208,9 +211,8 @@ class Disk(Tier):
             raise RecordError(f"records are multiples of {SIZE_UNIT} bytes, got {odd[0]}")
         until = self._clock() + timeout_s
         with self._call():
-            with self._records.lock:
-                stamps = self._records.recency.falling(len(keys))
-                self._records.restamp(keys, stamps)
+            newest = self._records.touch(keys)
+            oldest = newest - len(keys) + 1
             batch = _Batch(self._records, done)
             is_refused = False
             try:
@@ -224,9 +226,7 @@ class Disk(Tier):
                         continue
                     written = None
                     if not is_refused:
-                        written = self._write(
-                            key, record, (int(stamps[index]), int(stamps[-1])), until
-                        )
+                        written = self._write(key, record, (newest - index, oldest), until)
                     if written is None:
                         # What follows is behind it in the prompt: of no use without it.
                         is_refused = True

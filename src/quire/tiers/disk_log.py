@@ -97,28 +97,40 @@ def _read_logs(directory: Path) -> LogContents:
     return LogContents(lines, tuple(used[::-1]), max(numbers, default=0) + 1, lost_lines, lost_logs)
 
 
-def records_in(lines: NDArray[Any], num_slots: Mapping[int, int]) -> dict[int, NDArray[Any]]:
-    """Return the records that lines leave, by record size: arrays of `LINE`.
+def records_in(
+    lines: NDArray[Any], num_slots: Mapping[int, int]
+) -> tuple[dict[int, NDArray[Any]], int]:
+    """Return the records that lines leave, by record size, and how many more they name in vain.
 
-    `num_slots` holds the slots that each slab really has; what lies beyond is left out.
+    The records are arrays of `LINE`. `num_slots` holds the slots that each slab really has:
+    what lies beyond is in vain, and of slots with one key all but the last that was written.
     """
     left: list[NDArray[Any]] = []
+    is_inside = np.zeros(len(lines), np.bool_)
     for record_bytes, count in num_slots.items():
         about = np.flatnonzero(
             (lines["size"] == record_bytes // SIZE_UNIT) & (lines["slot"] < count)
         )
+        is_inside[about] = True
         last = np.full(count, -1, np.int64)
         last[lines["slot"][about]] = about  # of equal indices, the last is kept
         last = last[last >= 0]
         left.append(last[lines["stamp"][last] > 0])
     rows = np.sort(np.concatenate(left)) if left else np.zeros(0, np.int64)
+    outside = lines[~is_inside][::-1]
+    places = (outside["size"].astype(np.uint64) << np.uint64(32)) | outside["slot"]
+    _, last = np.unique(places, return_index=True)
+    in_vain = int(np.count_nonzero(outside["stamp"][last] > 0))
     newest_first = lines[rows[::-1]]
     words = np.ascontiguousarray(newest_first["key"]).view(np.uint64)
-    newest_first = np.delete(newest_first, later_duplicates(words))
-    return {
+    repeated = later_duplicates(words)
+    if len(repeated):
+        newest_first = np.delete(newest_first, repeated)
+    found = {
         record_bytes: newest_first[newest_first["size"] == record_bytes // SIZE_UNIT]
         for record_bytes in num_slots
     }
+    return found, in_vain + len(repeated)
 
 
 class DiskLog:

@@ -24,11 +24,18 @@ class Recovered(msgspec.Struct, frozen=True):
     `num_records`  records that the logs name; each is verified when it is read
     `lost_lines`   lines of logs that did not hold; each is at most a record
     `lost_logs`    logs whose head did not hold
+    `in_vain`      records named where none can be: beyond a slab's end, or twice
     """
 
     num_records: int
     lost_lines: int
     lost_logs: int
+    in_vain: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the logs say what the indexes say, and nothing else."""
+        return not (self.lost_lines or self.lost_logs or self.in_vain)
 
 
 def slab_path(directory: Path, record_bytes: int) -> Path:
@@ -50,7 +57,7 @@ def open_slabs(directory: Path, files: DiskFiles, recency: Recency, flags: int) 
 def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
     """Publish the records that logs name in the slabs that were opened."""
     num_slots = {size: slab.index.num_slots for size, slab in slabs.items()}
-    found = records_in(contents.lines, num_slots)
+    found, in_vain = records_in(contents.lines, num_slots)
     for size, lines in found.items():
         slabs[size].index.load(
             lines["slot"].astype(np.int64),
@@ -58,7 +65,8 @@ def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
             np.ascontiguousarray(lines["tag"]),
             np.ascontiguousarray(lines["stamp"]),
         )
-    return Recovered(sum(map(len, found.values())), contents.lost_lines, contents.lost_logs)
+    num_records = sum(map(len, found.values()))
+    return Recovered(num_records, contents.lost_lines, contents.lost_logs, in_vain)
 
 
 def remove_empty(slabs: dict[int, Slab], files: DiskFiles) -> None:

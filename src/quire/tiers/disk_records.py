@@ -22,6 +22,10 @@ _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
 
 
+_FEW = 16
+"""Keys from which on a look at all of them at once is faster than one by one."""
+
+
 class Place(msgspec.Struct, frozen=True):
     """Where a record lies, and the tag that it must carry there."""
 
@@ -105,18 +109,26 @@ class DiskRecords:
         with self.lock:
             return [self.find(key) is not None for key in keys]
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark a prompt's records as just used, its head first."""
-        with self.lock:
-            self.restamp(keys, self.recency.falling(len(keys)))
-            self.num_touches += len(keys)
+    def touch(self, keys: Sequence[bytes]) -> int:
+        """Mark a prompt's records as just used, its head first, as far as they are there.
 
-    def restamp(self, keys: Sequence[bytes], stamps: NDArray[np.int64]) -> None:
-        """Give records these stamps, as far as they are there. The caller holds `lock`."""
-        for slab in self._all():
-            slots = slab.index.find_many(keys)
-            there = slots != NOWHERE
-            slab.index.touch(slots[there], stamps[there])
+        Returns the head's stamp; those of the others fall by one each, there or not.
+        """
+        with self.lock:
+            newest = self.recency.take(len(keys))
+            self.num_touches += len(keys)
+            if len(keys) < _FEW:
+                for stamp, key in zip(range(newest, newest - len(keys), -1), keys, strict=True):
+                    place = self.find(key)
+                    if place is not None:
+                        place.slab.index.restamp(place.slot, stamp)
+                return newest
+            stamps = np.arange(newest, newest - len(keys), -1)
+            for slab in self._all():
+                slots = slab.index.find_many(keys)
+                there = slots != NOWHERE
+                slab.index.touch(slots[there], stamps[there])
+        return newest
 
     def lease(self, keys: Sequence[bytes], until: float) -> None:
         """Keep records from making room until then."""
@@ -159,6 +171,8 @@ class DiskRecords:
         Where the log cannot be written they are forgotten all the same: a record that
         reappears after a restart is either what it says or carries another tag.
         """
+        # The lowest slot is given out first again, so that a prompt's records lie in their order.
+        places = sorted(places, key=lambda place: (place.slab.record_bytes, -place.slot))
         dropped = 0
         for start in range(0, len(places), _AT_ONCE):
             with self._changes:
@@ -192,7 +206,9 @@ class DiskRecords:
                     return False
                 index = place.slab.index
                 key, stamp = index.key_of(place.slot), int(index.stamps[place.slot])
-            self._append([_line_of(Written(place.slab, to, key, place.tag, stamp))])
+            # In this order: a crash between the lines leaves the record twice, and the later counts.
+            copied = _line_of(Written(place.slab, to, key, place.tag, stamp))
+            self._append([copied, Line(place.slab.record_bytes, place.slot)])
             with self.lock:
                 index.move(place.slot, to)
         return True

@@ -46,7 +46,6 @@ class Files(Tier):
     `clock`     seconds since the epoch, as those who share the directory count them
     """
 
-    name = "files"
     is_local = False
 
     def __init__(
@@ -55,8 +54,10 @@ class Files(Tier):
         capacity: str | int | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        name: str = "files",
     ) -> None:
         super().__init__()
+        self.name = name
         num_bytes = None if capacity is None else parse_bytes(capacity)
         self.path = Path(path).absolute()
         self._root = os.fspath(self.path)

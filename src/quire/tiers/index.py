@@ -229,6 +229,11 @@ class SlotIndex:
         # The last of equal indices is kept, and where a prompt repeats a block the first counts.
         self._stamps[each[used][::-1]] = stamps[used][::-1]
 
+    def restamp(self, slot: int, stamp: int) -> None:
+        """Mark one published slot as used then, if it was not used later."""
+        self._check_published(slot)
+        self._stamp_view[slot] = max(stamp, self._stamp_view[slot])
+
     def lease(self, slots: Sequence[int] | Slots, until: float) -> None:
         """Keep published slots out of `victims` until that time of its clock; a longer lease stays."""
         each = list(map(int, slots))

@@ -156,6 +156,23 @@ class NamesFile:
         self._written.update(names)
         return True
 
+    def add_book(self, book: NameBook, known: NameBook) -> bool:
+        """Append what a book says beyond a known one, which is what the file says."""
+        fresh = NameBook()
+        fresh.namespaces = {
+            digest: space
+            for digest, space in book.namespaces.items()
+            if digest not in known.namespaces
+        }
+        fresh.scopes = {
+            root: label for root, label in book.scopes.items() if root not in known.scopes
+        }
+        fresh.parents = {
+            block: parent for block, parent in book.parents.items() if block not in known.parents
+        }
+        data = "".join(f"{line}\n" for line in fresh.lines()).encode()
+        return not data or self._append(data)
+
     def _append(self, data: bytes) -> bool:
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -245,9 +245,12 @@ class Reader:
                 for index, place in zip(ticket.indices, ticket.places, strict=True)
                 if outcomes[place] is Outcome.HIT
             ]
+        self._copy(copies)
+        self._deliver(chunk, outcomes)
+
+    def _copy(self, copies: list[tuple[memoryview, memoryview]]) -> None:
         for to, record in copies:
             to[:] = record
-        self._deliver(chunk, outcomes)
 
     def _dropper(self, chunk: Chunk) -> Callable[[], None]:
         def drop() -> None:

@@ -26,8 +26,9 @@ class _Ended(BaseException):
 class _Task:
     """A thread and its turn. `wait_id` tells a timer whether its wait is still on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, may_stall: bool) -> None:
         self.name = name
+        self.may_stall = may_stall
         self.turn = threading.Semaphore(0)
         self.wait_id = 0
 
@@ -36,10 +37,12 @@ class SimulatedLanes(Lanes):
     """Virtual time and threads that take turns.
 
     `switching`  the chance that a thread gives way where it takes a lock
+    `stall_s`    a stack's own threads may stand still for so long there, as on a busy machine
     """
 
-    def __init__(self, seed: int = 0, *, switching: float = 0.05) -> None:
+    def __init__(self, seed: int = 0, *, switching: float = 0.05, stall_s: float = 0.0) -> None:
         self.switching = switching
+        self.stall_s = stall_s
         self.num_switches = 0
         self.random = Random(seed)  # noqa: S311 - to repeat a history
         self._time = 0.0
@@ -47,9 +50,11 @@ class SimulatedLanes(Lanes):
         self._ready: list[_Task] = []
         self._timers: list[tuple[float, int, _Task, int]] = []
         self._num_timers = 0
-        self.current = _Task("main")
+        self.current = _Task("main", may_stall=False)
         self._tasks: list[tuple[_Task, threading.Thread]] = []
         self._is_over = False
+        self._main = self.current
+        self._failures: list[BaseException] = []
 
     @property
     def time_s(self) -> float:
@@ -82,24 +87,17 @@ class SimulatedLanes(Lanes):
         return _Lock(self)
 
     def spawn(self, name: str, work: Work) -> None:
-        task = _Task(name)
+        self._start(_Task(name, may_stall=True), work)
 
-        def run() -> None:
-            task.turn.acquire()
-            try:
-                if not self._is_over:
-                    work()
-            except _Ended:
-                pass
-            self._end(task)
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._tasks.append((task, thread))
-        thread.start()
-        self._ready.append(task)
+    def spawn_client(self, name: str, work: Work) -> None:
+        """Run `work` beside the caller; it never stalls, so that what it waits can be judged."""
+        self._start(_Task(name, may_stall=False), work)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` as the first thread; then end all others, wherever they wait."""
+        """Run `work` as the first thread; then end all others, wherever they wait.
+
+        What another thread raises is raised here, and ends it as well.
+        """
         try:
             return work()
         finally:
@@ -112,7 +110,33 @@ class SimulatedLanes(Lanes):
                     thread.join()
             self.current = main
 
+    def _start(self, task: _Task, work: Work) -> None:
+        def run() -> None:
+            task.turn.acquire()
+            try:
+                if not self._is_over:
+                    work()
+            except _Ended:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised in `run`
+                self._failures.append(error)
+            self._end(task)
+
+        thread = threading.Thread(target=run, name=task.name, daemon=True)
+        self._tasks.append((task, thread))
+        thread.start()
+        self._ready.append(task)
+
     # What signals and locks use
+
+    def maybe_switch(self) -> None:
+        """Give way or stall, as it is drawn."""
+        if self.random.random() >= self.switching or self._is_over:
+            return
+        if self.stall_s and self.current.may_stall:
+            self.sleep(self.random.random() * self.stall_s)
+        else:
+            self.pause()
 
     def set_timer(self, task: _Task, seconds: float) -> None:
         """Wake a thread after so long, if it still waits for the same."""
@@ -136,6 +160,8 @@ class SimulatedLanes(Lanes):
         task.wait_id += 1
         if self._is_over:
             raise _Ended
+        if self._failures and task is self._main:
+            raise self._failures[0]
 
     def _pick(self) -> _Task:
         while not self._ready:
@@ -158,8 +184,11 @@ class SimulatedLanes(Lanes):
 
     def _end(self, task: _Task) -> None:
         self._tasks = [each for each in self._tasks if each[0] is not task or self._is_over]
-        if not self._is_over:
-            self._resume(self._pick())
+        if self._is_over:
+            return
+        if self._failures:
+            self._ready = [self._main]
+        self._resume(self._pick())
 
 
 class _Signal(Signal):
@@ -199,8 +228,7 @@ class _Lock(AbstractContextManager[object]):
     def __enter__(self) -> None:
         lanes = self._lanes
         task = lanes.current
-        if lanes.random.random() < lanes.switching:
-            lanes.pause()
+        lanes.maybe_switch()
         if self._holder is task:
             raise InvariantError(f"{task.name} takes a lock that it holds")
         while self._holder is not None:
