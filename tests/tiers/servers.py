@@ -24,6 +24,7 @@ class RedisServer:
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
         self.folder = folder
+        self._bus_port = free_port()
         self._options = [each.replace("PORT", str(self.port)) for each in options]
         self.start()
 
@@ -49,6 +50,8 @@ class RedisServer:
                 *("--bind", "127.0.0.1", "--save", ""),
                 *("--unixsocket", str(self.socket_path), "--dir", str(self.folder)),
                 *("--loglevel", "warning", "--logfile", str(self.folder / f"{self.port}.log")),
+                # Its usual bus port, the port + 10,000, may be out of range.
+                *("--cluster-port", str(self._bus_port)),
                 *self._options,
             ],
         )
@@ -62,6 +65,12 @@ class RedisServer:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def meet(self, other: "RedisServer") -> None:
+        """Join the cluster of another node."""
+        with self.client() as client:
+            address = ("127.0.0.1", other.port, other._bus_port)
+            client.execute_command("CLUSTER MEET", *address)
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
@@ -108,9 +117,7 @@ def running_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServ
         for number in range(num_nodes):
             options = ("--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf")
             timing = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
-            # The port of the cluster's own bus; its usual one, the port + 10,000, may be out of range.
-            bus = ("--cluster-port", str(free_port()))
-            nodes.append(RedisServer(folder, *options, *timing, *bus))
+            nodes.append(RedisServer(folder, *options, *timing))
         share = -(-(1 << 14) // num_nodes)
         for number, node in enumerate(nodes):
             last = min((number + 1) * share, 1 << 14) - 1
@@ -118,9 +125,7 @@ def running_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServ
                 client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last)
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in nodes[1:]:
-            bus = nodes[0]._options[-1]
-            with node.client() as client:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, bus)
+            node.meet(nodes[0])
         wait_for_cluster(nodes)
         yield nodes
     finally:
@@ -134,12 +139,11 @@ def wait_for_cluster(nodes: list[RedisServer]) -> None:
 
 def _knows_all(node: RedisServer, num_nodes: int) -> bool:
     with node.client() as client:
-        rows = client.execute_command("CLUSTER SLOTS")
+        masters = {
+            tuple(master[:2]) for _, _, master, *_ in client.execute_command("CLUSTER SLOTS")
+        }
         info = client.execute_command("CLUSTER INFO")
-    is_ok = (
-        b"cluster_state:ok" in info if isinstance(info, bytes) else info["cluster_state"] == "ok"
-    )
-    return is_ok and len(rows) == num_nodes
+    return info["cluster_state"] == "ok" and len(masters) == num_nodes
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
