@@ -118,7 +118,11 @@ class Publisher:
         if not left:
             return
         parent = seq.node
-        node = self._add(seq, key, self._own_blocks(seq, left))
+        first = parent.end
+        ids = [rows.slots(g, row, first, first + left) for g in range(len(rows.flat))]
+        for state in rows.states:
+            ids[state.index] = NO_IDS
+        node = self._add(seq, key, ids, seq.priority)
         node.session = parent.session
         for window in rows.windows:
             window.find_gaps(node)
@@ -126,14 +130,18 @@ class Publisher:
             self._events.stored(node, seq.scope, left)
 
     def _publish_run(self, seq: Sequence, key: Key, num_blocks: int) -> None:
-        tree = self._tree
-        key, left = self._follow(seq, key, num_blocks)
-        self.counters.deduplicated_blocks += num_blocks - left
-        if not left:
-            return
-        node, num_blocks = seq.node, left
-        start = node.end
-        ids = self._own_blocks(seq, num_blocks)
+        tree, rows, row = self._tree, self._rows, seq.row
+        node = seq.node
+        if node.children is not NO_CHILDREN:
+            key, left = self._follow(seq, key, num_blocks)
+            self.counters.deduplicated_blocks += num_blocks - left
+            node, num_blocks = seq.node, left
+            if not left:
+                return
+        start, stop = node.end, node.end + num_blocks
+        ids = [rows.slots(g, row, start, stop) for g in range(len(rows.flat))]
+        for state in rows.states:
+            ids[state.index] = NO_IDS
         priority, keep_for, goes_on = seq.priority, seq.keep_for, True
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
@@ -149,7 +157,7 @@ class Publisher:
         ):
             tree.extend(node, key, ids)
         else:
-            node = self._add(seq, key, ids)
+            node = self._add(seq, key, ids, priority)
         node.writer = seq if seq.terms is None else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
@@ -168,19 +176,11 @@ class Publisher:
             node = seq.node
         return key, num_blocks
 
-    def _own_blocks(self, seq: Sequence, num_blocks: int) -> list[memoryview[int]]:
-        """View the sequence's next `num_blocks` blocks in every group; none of states."""
-        rows, start = self._rows, seq.node.end
-        ids = [rows.slots(g, seq.row, start, start + num_blocks) for g in range(len(rows.flat))]
-        for state in rows.states:
-            ids[state.index] = NO_IDS
-        return ids
-
-    def _add(self, seq: Sequence, key: Key, ids: list[memoryview[int]]) -> Node:
+    def _add(self, seq: Sequence, key: Key, ids: list[memoryview[int]], priority: int) -> Node:
         """Make these blocks a node of their own, on which the sequence stands."""
         tree, windows, node = self._tree, self._rows.windows, seq.node
         blocks = tuple(array("i", each.tobytes()) for each in ids)
-        new = seq.node = tree.add(node, key, blocks, seq.priority_at(node.end))
+        new = seq.node = tree.add(node, key, blocks, priority)
         new.session, new.spent_from = seq.session, seq.outlook
         tree.stand(new, windows)
         tree.leave(node, windows)
