@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from quire.core.node import Node
 
 
-class EvictedBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block of a layer group that was cached and is to be overwritten.
+class NamedBlock(msgspec.Struct, frozen=True, gc=False):
+    """A block of a layer group, and what its bytes are.
 
-    `digest` names the tokens up to its end, as `block_hashes` does. A block of a recurrent group is the
-    state after them.
+    `digest` names the tokens up to its end, as `block_hashes` does; `index` is its place in the
+    prefix. A block of a recurrent group is the state after those tokens.
     """
 
     group: int
     block: int
+    index: int
     digest: bytes
 
 
@@ -36,7 +37,7 @@ class EvictionLog:
     def __init__(self, pools: tuple[BlockPool, ...], digests: Digests) -> None:
         self._pools = pools
         self._digests = digests
-        self._named: dict[tuple[int, int], bytes] = {}
+        self._named: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def add(self, group: int, node: Node, ends: Items[int], ids: Items[int]) -> None:
         """Blocks of a node that end at these boundaries are about to be freed."""
@@ -45,10 +46,10 @@ class EvictionLog:
         for end, block in zip(ends, ids, strict=True):
             self._named.pop((group, block), None)
             if block >= 0 and block not in waiting:
-                self._named[group, block] = digests[end - start]
+                self._named[group, block] = (end - 1, digests[end - start])
 
-    def take(self) -> list[EvictedBlock]:
+    def take(self) -> list[NamedBlock]:
         """Return the blocks in the order of their eviction, and start anew."""
-        taken = [EvictedBlock(*where, digest) for where, digest in self._named.items()]
+        taken = [NamedBlock(*where, *what) for where, what in self._named.items()]
         self._named.clear()
         return taken

@@ -120,7 +120,7 @@ class Restores(Requests):
         """Return which blocks (or states) of a group a hit of `end` blocks needs, rising."""
         for sparse in self.tree.sparse:
             if sparse.index == group:
-                return _required(sparse, end)
+                return required(sparse, end)
         return list(range(end))
 
     def restore(
@@ -305,7 +305,7 @@ class Restores(Requests):
         for group, _ in self.tree.full:
             room[group] -= taken
         for sparse in self.tree.sparse:
-            needed = {*_required(sparse, accepted), *_required(sparse, len(held[sparse.index]))}
+            needed = {*required(sparse, accepted), *required(sparse, len(held[sparse.index]))}
             room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
         return tuple(room)
 
@@ -353,7 +353,8 @@ class Restores(Requests):
         return any(state.index == group for state in self.rows.states)
 
 
-def _required(group: SparseGroup, end: int) -> list[int]:
+def required(group: SparseGroup, end: int) -> list[int]:
+    """Return which blocks (or states) a hit of `end` blocks needs of a sparse group, rising."""
     if not end:
         return []
     if isinstance(group, WindowGroup):

@@ -33,6 +33,9 @@ Drop = Callable[["Node"], None]
 
 NEVER = float("inf")
 
+FAR = 2**31
+"""Beyond all blocks."""
+
 
 class Part(msgspec.Struct, gc=False, eq=False):
     """What one sparse group keeps of a node.
@@ -49,6 +52,20 @@ class Part(msgspec.Struct, gc=False, eq=False):
     num_held: int = 0
     listed: bool = False
     rank: tuple[bool, int] | None = None
+
+
+class WindowPart(Part, gc=False, eq=False):
+    """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
+
+    `below`  how many nodes below need this one, by the first block that they need
+    `need`   the first block that is needed by whoever stands here and by those below, FAR if
+             nobody does; where it lies before the node, the parent knows of it
+    `swept`  no block before this one is passing
+    """
+
+    below: dict[int, int] | None = None
+    need: int = FAR
+    swept: int = 0
 
 
 class Site(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from quire.core.copies import CopyPlan
 from quire.core.digests import Digests
 from quire.core.events import Event, EventLog
 from quire.core.eviction import Clock, Evictor
-from quire.core.evictions import EvictedBlock, EvictionLog
+from quire.core.evictions import EvictionLog, NamedBlock
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -250,7 +250,7 @@ class BlockStore:
         """
         return self.event_log.take() if self.event_log is not None else []
 
-    def take_evicted(self) -> list[EvictedBlock]:
+    def take_evicted(self) -> list[NamedBlock]:
         """Return the blocks that made room since the last call; empty unless made with `evictions`.
 
         Their bytes are in place until something is written: call it after each operation that may

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.core.blocks import GAP, without_gaps
 from quire.core.groups import ChunkedAttention, SlidingWindow
-from quire.core.sparse import Part, Site, SparseGroup
+from quire.core.sparse import FAR, Part, Site, SparseGroup, WindowPart
 from quire.core.tokens import INT32, IntArray
 
 if TYPE_CHECKING:
@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 
 INTERVAL_WINDOWS = 4
 """Without an interval of its own, a window is kept at every multiple of so many windows."""
-
-FAR = 2**31
-
-
-class WindowPart(Part, gc=False, eq=False):
-    """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
-
-    `below`  how many nodes below need this one, by the first block that they need
-    `need`   the first block that is needed by whoever stands here and by those below, FAR if
-             nobody does; where it lies before the node, the parent knows of it
-    `swept`  no block before this one is passing
-    """
-
-    below: dict[int, int] | None = None
-    need: int = FAR
-    swept: int = 0
 
 
 class WindowGroup(SparseGroup):
@@ -90,6 +74,12 @@ class WindowGroup(SparseGroup):
                 return end
             end = gap if gap < end - 1 else self._last_held(node, gap)
         return 0
+
+    def kept_ends(self, node: Node) -> list[int]:
+        """Return the boundaries of a node whose windows are kept longest: its end, regular ones."""
+        every = self._interval or FAR
+        numbers = range(node.start * self._size // every + 1, node.end * self._size // every + 1)
+        return [*(number * every // self._size for number in numbers), node.end]
 
     def reach(self, end: int) -> int:
         return min(end, self.width + self.num_sinks)
