@@ -35,8 +35,8 @@ class Files(Tier):
     file with parts missing; its reader finds out and deletes it.
 
     With a `capacity` each process deletes the files used longest ago, 5 % in one go. It learns of the
-    others' files by listing the directory, at the latest when it has written 5 % itself: one process
-    never exceeds the capacity, each other one may add 5 % of it. Uses are kept as modification times,
+    others' files by listing the directory each time it has written 5 % itself: one process never exceeds
+    the capacity, each other one may add 10 % of it and a record. Uses are kept as modification times,
     the head of a prompt newest; without a capacity they are not written.
 
     A system call that hangs on a dead server cannot be interrupted; timeouts are looked at between records.

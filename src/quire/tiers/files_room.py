@@ -15,7 +15,10 @@ from quire.tiers.format import KEY_BYTES
 
 SUFFIX = ".quire"
 WATERMARK = 0.05
-"""Part of the capacity that is made room of in one go, or written between two listings."""
+"""Part of the capacity that is made room of in one go, or written before the next listing begins."""
+
+_ENOUGH_SWEEPS = 3
+"""A sweep may have listed too early, or all it chose may have been used before it came to delete."""
 
 
 def file_of(root: str, key: bytes) -> str:
@@ -66,9 +69,9 @@ class Room:
         if num_bytes > self.capacity:
             return False
         with self._changed:
-            # A sweep that runs already may have listed too early.
-            enough = self._sweeps + (1 if self._sweeper is None else 2)
-            while self.held + num_bytes > self.capacity:
+            enough = self._sweeps + _ENOUGH_SWEEPS
+            slack = self.capacity * WATERMARK
+            while self.held + num_bytes > self.capacity or self._since_listed > 2 * slack:
                 if self._sweeps >= enough:
                     return False
                 self._start_sweep(num_bytes)
@@ -77,7 +80,7 @@ class Room:
             self.held += num_bytes
             self._in_flight += num_bytes
             self._since_listed += num_bytes
-            if self._since_listed > self.capacity * WATERMARK:
+            if self._since_listed > slack:
                 self._start_sweep(0)
         return True
 

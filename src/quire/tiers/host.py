@@ -41,7 +41,6 @@ class Host(Tier):
     `clock`     seconds, for leases and timeouts
     """
 
-    name = "host"
     in_memory = True
 
     def __init__(
@@ -50,8 +49,10 @@ class Host(Tier):
         *,
         pin: Pin | None = None,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "host",
     ) -> None:
         super().__init__()
+        self.name = name
         num_bytes = parse_bytes(capacity)
         try:
             self._arena = Arena(num_bytes)
