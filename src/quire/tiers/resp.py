@@ -28,8 +28,11 @@ DRAIN_BYTES = 8 << 20
 
 MAX_DEPTH = 8
 
-WINDOW_BYTES = 4 << 20
-"""Bytes asked or sent and not answered yet, over one connection; a single command may exceed them."""
+WINDOW_BYTES = 1 << 20
+"""Bytes asked or sent and not answered yet, over one connection; a single command may exceed them.
+
+Larger values are got one by one: a server with several megabytes to answer gives half the bytes per second.
+"""
 
 WINDOW_COMMANDS = 256
 """The same in commands: their lines, and the lines of their answers, fit into any socket's buffers."""
