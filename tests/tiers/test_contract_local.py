@@ -1,5 +1,7 @@
 """The tiers of this machine keep to the contract."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,14 @@ class TestFiles(TierContract):
     def tamper(self, tier, key, record):
         name = key.hex()
         (tier.path / name[:2] / name[2:4] / f"{name}.quire").write_bytes(record)
+
+    @contextmanager
+    def broken(self, tier):
+        elsewhere = tier.path.rename(tier.path.with_name("elsewhere"))
+        tier.path.write_text("no directory")
+        yield
+        tier.path.unlink()
+        elsewhere.rename(tier.path)
 
     def reopen(self, tier):
         tier.close()

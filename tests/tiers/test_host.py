@@ -1,7 +1,9 @@
 """What only the host tier has to keep to: its memory, its sizes, its hook, its lock."""
 
+import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -209,6 +211,48 @@ def test_the_lock_is_free_while_the_hook_runs():
         assert told == [[False] + [True] * 19, [STORED]]
         assert tier.contains([name_of(50), name_of(77)]) == [True, True]
         tier.check()
+
+
+@pytest.mark.parametrize("call", ["get", "put"])
+def test_the_lock_is_free_while_a_record_is_copied(monkeypatch, call):
+    key, other = name_of(1), name_of(2)
+    with Host("1MiB") as tier:
+        fill(tier, [1, 2] if call == "get" else [2])
+        copying, go_on = threading.Event(), threading.Event()
+        copy = np.copyto
+
+        def slow_copy(target, source):
+            monkeypatch.setattr(np, "copyto", copy)
+            copying.set()
+            assert go_on.wait(10)
+            copy(target, source)
+
+        monkeypatch.setattr(np, "copyto", slow_copy)
+        buffer = new_buffer(SIZE)
+        work = partial(getattr(tier, call), [key], [buffer if call == "get" else record_of(key)])
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert copying.wait(10)
+        assert tier.contains([key, other]) == [call == "get", True]
+        assert tier.get([other], [new_buffer(SIZE)]) == [HIT]
+        assert tier.put([key], [record_of(key)]) == [PRESENT]
+        fill(tier, [3])
+        go_on.set()
+        thread.join(10)
+        assert tier.get([key], [buffer]) == [HIT]
+        assert buffer == record_of(key)
+        tier.check()
+
+
+def test_a_child_process_does_not_write_into_the_memory_of_its_parent():
+    with Host(20 * SIZE) as tier:
+        keys = fill(tier, range(20))
+        child = os.fork()
+        if not child:
+            fill(tier, range(100, 120))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert tier.get(keys, buffers_like(records_of(keys))) == [HIT] * 20
 
 
 def test_bytes_shown_to_the_hook_are_not_overwritten_while_it_looks():
