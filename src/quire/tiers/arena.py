@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.format import PAGE_BYTES
-from quire.tiers.index import NOWHERE, Recency, SlotIndex
+from quire.tiers.index import NOWHERE, Recency, SlotIndex, Slots
 
 CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
 
 FEWEST_CHUNKS = 16
+
+FEW_KEYS = 16
+"""So many keys are found faster one by one."""
 
 
 class Shelf:
@@ -93,14 +96,14 @@ class Arena:
         """Return which keys have a slot: bool [keys]."""
         found = np.zeros(len(keys), np.bool_)
         for shelf in self.shelves.values():
-            found |= shelf.index.find_many(keys) != NOWHERE
+            found |= _slots_of(shelf, keys) != NOWHERE
         return found
 
     def use(self, keys: Sequence[bytes]) -> None:
         """Mark records as just used, the first newest of all."""
         stamps = self.recency.falling(len(keys))
         for shelf in self.shelves.values():
-            slots = shelf.index.find_many(keys)
+            slots = _slots_of(shelf, keys)
             found = slots != NOWHERE
             shelf.index.touch(slots[found], stamps[found])
 
@@ -160,3 +163,10 @@ class Arena:
             shelf.index.check()
             if shelf.index.num_slots != len(shelf.chunks) * shelf.per_chunk:
                 raise InvariantError(f"{shelf.index.num_slots} slots in {shelf.chunks}")
+
+
+def _slots_of(shelf: Shelf, keys: Sequence[bytes]) -> Slots:
+    """Return the slot of each key, `NOWHERE` where there is none: int64 [keys]."""
+    if len(keys) < FEW_KEYS:
+        return np.array([shelf.index.find(key) for key in keys], np.int64)
+    return shelf.index.find_many(keys)

@@ -21,8 +21,6 @@ Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
 WATERMARK = 20
 """One part in so many of a size's slots makes room in one go."""
 
-_FEW_KEYS = 16
-
 
 class Host(Tier):
     """Records in one piece of memory, taken once and cut into slots of exactly their sizes.
@@ -120,8 +118,6 @@ class Host(Tier):
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
         with self._lock:
             self._check_open()
-            if len(keys) < _FEW_KEYS:
-                return [self._arena.find(key) is not None for key in keys]
             return self._arena.contains(keys).tolist()
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - takes no time
