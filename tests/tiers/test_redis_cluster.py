@@ -4,12 +4,13 @@ import time
 
 import pytest
 import redis
+from redis_help import get
 from servers import RedisServer, running_cluster, wait_until
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
 from quire.tiers.redis import Redis
-from quire.tiers.samples import buffers_like, names_of, records_of
+from quire.tiers.samples import names_of, records_of
 
 HIT, ABSENT, STORED, PRESENT = Outcome.HIT, Outcome.ABSENT, Outcome.STORED, Outcome.PRESENT
 ERROR, TIMEOUT = Outcome.ERROR, Outcome.TIMEOUT
@@ -34,15 +35,6 @@ def open_tier(nodes, request):
     for tier in tiers:
         tier.check()
         tier.close()
-
-
-def get(tier, keys, timeout_s=5.0):
-    records = records_of(keys)
-    buffers = buffers_like(records)
-    outcomes = tier.get(keys, buffers, timeout_s)
-    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
-        assert outcome is not HIT or buffer == record
-    return outcomes
 
 
 def node_of(nodes, tier, key):
@@ -125,7 +117,7 @@ def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_pat
                 wait_until(lambda: took_over(new), "the failover")
             nodes[2].stop()
             assert set(get(tier, mine)) <= {ERROR, HIT}
-            wait_until(lambda: get(tier, mine) == [HIT] * len(mine), "the new map", 5)
+            wait_until(lambda: get(tier, mine) == [HIT] * len(mine), "the new map")
             assert get(tier, keys) == [HIT] * 30
 
 
@@ -141,7 +133,7 @@ def took_over(client) -> bool:
     if client.info("replication")["role"] == "master":
         return True
     try:
-        client.execute_command("CLUSTER FAILOVER")
+        client.execute_command("CLUSTER FAILOVER", "TAKEOVER")
     except redis.ResponseError:
         return False
     return False

@@ -1,0 +1,115 @@
+"""Opening a Redis tier: what is refused, and with which reason."""
+
+import pytest
+from redis_help import get
+from servers import make_certificate, running, wait_until
+
+from quire.errors import ConfigError, TierError
+from quire.tiers.base import Outcome
+from quire.tiers.redis import Redis
+from quire.tiers.samples import name_of, names_of, record_of
+
+HIT, STORED, ERROR = Outcome.HIT, Outcome.STORED, Outcome.ERROR
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+def test_a_replica_is_read_and_takes_nothing(server, tmp_path):
+    key, other = names_of(range(2))
+    with server.client() as client:
+        client.config_set("repl-diskless-sync-delay", 0)
+    with (
+        running(tmp_path, "--replicaof", f"127.0.0.1 {server.port}") as replica,
+        Redis(server.url, prefix="replica:") as tier,
+        Redis(replica.url, prefix="replica:") as far,
+    ):
+        tier.put([key], [record_of(key)])
+        wait_until(lambda: far.contains([key])[0], "the replica")
+        assert get(far, [key]) == [HIT]
+        assert far.put([other], [record_of(other)]) == [ERROR]
+        assert far.last_failure.startswith("READONLY")
+        assert far.servers()[0].role == "slave"
+
+
+def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_path):
+    user = "--user quire on >right ~quire:* +get +exists +unlink"
+    with running(tmp_path, "--requirepass", "secret", *user.split()) as server:
+        at = f"127.0.0.1:{server.port}"
+        for url, reason in {
+            f"redis://{at}": "NOAUTH",
+            f"redis://:wrong@{at}": "refuses the password: WRONGPASS",
+            f"redis://quire:wrong@{at}": "refuses user 'quire': WRONGPASS",
+            f"redis://:secret@{at}/99": "refuses database 99: ERR DB index is out of range",
+        }.items():
+            with pytest.raises(TierError, match=reason) as caught:
+                Redis(url)
+            assert "secret" not in str(caught.value)
+            assert "wrong" not in str(caught.value)
+        with Redis(f"redis://:secret@{at}") as tier:
+            assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
+        with Redis(f"redis://quire:right@{at}") as tier:
+            assert get(tier, [name_of(1)]) == [HIT]
+            assert tier.put([name_of(2)], [record_of(name_of(2))]) == [ERROR]
+            assert tier.last_failure.startswith("NOPERM")
+            with pytest.raises(TierError, match="NOPERM"):
+                list(tier.scan())
+        with pytest.raises(TierError, match="NOPERM"):
+            Redis(f"redis://quire:right@{at}", prefix="other:")
+
+
+def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
+    with (
+        server.gone(),
+        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be reached"),
+    ):
+        Redis(server.url)
+    with pytest.raises(TierError, match=r"nobody\.sock cannot be reached"):
+        Redis(f"unix://{tmp_path}/nobody.sock")
+
+
+def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
+    certificate, key = map(str, make_certificate(tmp_path))
+    files = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no")
+    with running(tmp_path, "--tls-port", "PORT", *files) as server:
+        url = server.url.replace("redis://", "rediss://")
+        with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
+            Redis(url)
+        with pytest.raises(TierError, match=r"refuses to look for a key"):
+            Redis(server.url)
+        with Redis(f"{url}?ssl_cert_reqs=none") as tier:
+            assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1", "begins with one of redis, rediss"),
+        ("127.0.0.1:6379", "begins with one of"),
+        ("redis://127.0.0.1:port", "cannot be read"),
+        ("redis://127.0.0.1:99999", "cannot be read"),
+        ("redis://127.0.0.1/zero", "is a database number, not 'zero'"),
+        ("redis://127.0.0.1?db=-1", "database -1"),
+        ("redis+cluster://127.0.0.1/1", "database 1: it is 0 in a cluster"),
+        ("redis://name@127.0.0.1", "user 'name' without a password"),
+        ("redis://127.0.0.1?socket_timeout=3", "unknown option 'socket_timeout'"),
+        ("redis://127.0.0.1?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'"),
+        ("rediss://127.0.0.1?ssl_ca_certs=/nowhere", "certificates that cannot be read"),
+        ("rediss://127.0.0.1?ssl_cert_reqs=perhaps", "'required' or 'none', not 'perhaps'"),
+        ("unix://", "names a socket"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_without_its_password(url, reason):
+    with pytest.raises(ConfigError, match=reason):
+        Redis(url)
+
+
+@pytest.mark.parametrize(
+    "words", [{"ttl_s": 0}, {"ttl_s": -1.0}, {"ttl_s": float("nan")}, {"connections": 0}]
+)
+def test_settings_that_cannot_work_are_refused(words):
+    with pytest.raises(ConfigError, match=r"ttl_s is from|connections are from"):
+        Redis("redis://127.0.0.1:1", **words)

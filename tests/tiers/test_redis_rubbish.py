@@ -1,0 +1,322 @@
+"""Answers that are none: whatever comes over the wire, no exception, no wrong byte, no wait, no memory."""
+
+import random
+import socket
+import threading
+import time
+import tracemalloc
+
+import pytest
+from rubbish_server import RubbishServer, Then, bulk, hang_up, honest, rubbish
+
+from quire.errors import TierError
+from quire.tiers import redis as redis_tier
+from quire.tiers import redis_cluster
+from quire.tiers.base import Outcome
+from quire.tiers.redis import Redis
+from quire.tiers.resp import CONTROL_BYTES, Failure, Link, Rubbish, Value
+from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+
+HIT, ABSENT, CORRUPT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT
+TIMEOUT, ERROR = Outcome.TIMEOUT, Outcome.ERROR
+SECONDS = 0.04
+
+
+@pytest.fixture
+def server():
+    server = RubbishServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tier(server):
+    with Redis(f"redis://127.0.0.1:{server.port}", connections=2) as tier:
+        yield tier
+        tier.check()
+
+
+# the parser alone
+
+
+def some_replies(numbers, count):
+    """Replies as bytes, and as what they mean to a reader with a buffer of 300 bytes."""
+    for _ in range(count):
+        value = numbers.randbytes(numbers.choice([0, 1, 299, 300, 301, 9000]))
+        number = numbers.randrange(-(1 << 40), 1 << 40)
+        yield numbers.choice(
+            [
+                (bulk(value), Value(len(value))),
+                (b"$-1\r\n", None),
+                (b":%d\r\n" % number, number),
+                (b"+OK\r\n", "OK"),
+                (b"-OOM no\r\n", Failure("OOM no")),
+            ]
+        )
+
+
+def link_to(data: bytes, numbers) -> Link:
+    """A link over which these bytes come, in pieces of any size, and then the end."""
+    near, far = socket.socketpair()
+
+    def write():
+        rest = memoryview(data)
+        try:
+            while rest:
+                size = numbers.choice([1, 2, 7, 300, 5000, 100_000])
+                far.sendall(rest[:size])
+                rest = rest[size:]
+        except OSError:
+            pass
+        far.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    link = Link(near)
+    if len(data) < 50_000:
+        thread.join()
+    return link
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_good_replies_are_read_whatever_pieces_they_come_in(seed):
+    numbers = random.Random(seed)
+    replies = list(some_replies(numbers, 40))
+    link = link_to(b"".join(data for data, _ in replies), numbers)
+    for data, expected in replies:
+        buffer = bytearray(300)
+        assert link.read(memoryview(buffer), time.monotonic() + 5) == expected
+        if isinstance(expected, Value):
+            body = data.split(b"\r\n", 1)[1][: min(300, expected.num_bytes)]
+            assert buffer.startswith(body)
+    with pytest.raises(ConnectionResetError):
+        link.read(None, time.monotonic() + 5)
+    link.close()
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_changed_replies_end_in_an_error_and_stay_within_the_buffer(seed):
+    numbers = random.Random(seed)
+    data = bytearray(b"".join(data for data, _ in some_replies(numbers, 12)))
+    for _ in range(numbers.choice([0, 1, 3, 30])):
+        place = numbers.randrange(len(data) + 1)
+        match numbers.randrange(4):
+            case 0:
+                data[place : place + 1] = numbers.randbytes(1)
+            case 1:
+                del data[place : place + numbers.choice([1, 2, 100])]
+            case 2:
+                data[place:place] = numbers.choice(
+                    [b"\r\n", b"*3\r\n", b"$5\r\n", b"$-1\r\n", b"*-1\r\n", numbers.randbytes(9)]
+                )
+            case _:
+                data[place : place + 20] = b"$%d\r\n" % numbers.randrange(
+                    1 << numbers.randrange(36)
+                )
+    link = link_to(bytes(data), numbers)
+    room = bytearray(b"\xa5" * 500)
+    try:
+        for _ in range(10_000):
+            link.read(numbers.choice([memoryview(room)[100:400], None]), time.monotonic() + 0.2)
+            if link.is_spent:
+                break
+        else:
+            pytest.fail("more replies than bytes")
+    except (TierError, OSError):
+        pass
+    assert room[:100] == room[400:] == b"\xa5" * 100
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"*%d\r\n" % (CONTROL_BYTES // 64 + 1),
+        b"*2\r\n" + bulk(bytes(CONTROL_BYTES // 2)) * 2,
+        b"$%d\r\n" % (CONTROL_BYTES + 1),
+        b"*1\r\n" * 20,
+        b"+" + b"x" * 1_000_000,
+        b"x" * 1_000_000,
+    ],
+)
+def test_a_reply_takes_no_more_memory_than_its_limit(data):
+    link = link_to(data, random.Random(1))
+    tracemalloc.start()
+    with pytest.raises(Rubbish):
+        link.read(None, time.monotonic() + 5)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * CONTROL_BYTES
+    link.close()
+
+
+# the tier
+
+
+@pytest.mark.parametrize("seed", range(220))
+def test_rubbish_is_a_miss_in_time_and_the_next_call_finds_what_is_there(server, tier, seed):
+    numbers = random.Random(seed)
+    sizes = [numbers.choice([0, 1000, 1000, 70_000, 200_000]) for _ in range(6)]
+    keys = names_of(range(6))
+    records = [record_of(key, size) for key, size in zip(keys, sizes, strict=True)]
+    there = numbers.sample(range(6), 4)
+    for i in there:
+        server.values[tier._names([keys[i]])[0]] = bytes(records[i])
+    server.mischief = rubbish(seed, pause_s=2 * SECONDS)
+    buffers = buffers_like(records)
+    began = time.monotonic()
+    got = tier.get(keys, buffers, timeout_s=SECONDS)
+    put = tier.put(keys, records, timeout_s=SECONDS)
+    found = tier.contains(keys, timeout_s=SECONDS)
+    tier.delete(keys[:1], timeout_s=SECONDS)
+    # Dropping what is corrupt has its own time: at most one for each of the six.
+    assert time.monotonic() - began < 11 * SECONDS + 1.0
+
+    assert set(got) <= {HIT, ABSENT, CORRUPT, Outcome.FOREIGN, TIMEOUT, ERROR}
+    for i, outcome in enumerate(got):
+        assert outcome is not HIT or buffers[i] == records[i]
+    assert set(put) <= {
+        Outcome.STORED,
+        Outcome.PRESENT,
+        Outcome.FULL,
+        Outcome.SKIPPED,
+        TIMEOUT,
+        ERROR,
+    }
+    assert all(isinstance(each, bool) for each in found)
+
+    server.mischief = honest
+    # Commands of connections that were given up may still be carried out, one after the other.
+    for _ in range(100):
+        held = [HIT if name in server.values else ABSENT for name in tier._names(keys)]
+        again = tier.get(keys, buffers, timeout_s=5)
+        assert all(buffers[i] == records[i] for i in range(6) if again[i] is HIT)
+        if again == held:
+            break
+        time.sleep(0.01)
+    assert again == held
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@pytest.mark.parametrize("seed", range(60))
+def test_a_server_that_answers_rubbish_opens_or_is_refused(server, scheme, seed, monkeypatch):
+    monkeypatch.setattr(redis_tier, "OPEN_TIMEOUT_S", SECONDS)
+    server.mischief = rubbish(seed, pause_s=2 * SECONDS)
+    try:
+        with Redis(f"{scheme}://:word@127.0.0.1:{server.port}/0") as tier:
+            tier.servers()
+            list(tier.scan())
+    except TierError:
+        pass
+
+
+def test_a_server_that_drips_an_answer_byte_by_byte_costs_the_timeout(server, tier):
+    def drip(connection):
+        for byte in bulk(bytes(record_of(name_of(1)))):
+            connection.sendall(bytes([byte]))
+            time.sleep(0.002)
+
+    server.mischief = lambda answer, command: Then(b"", after=drip)
+    began = time.monotonic()
+    outcomes = tier.get([name_of(1)], buffers_like([record_of(name_of(1))]), timeout_s=0.2)
+    assert outcomes == [TIMEOUT]
+    assert time.monotonic() - began < 0.4
+
+
+def test_a_server_that_never_stops_talking_costs_the_timeout(server, tier):
+    def flood(connection):
+        while True:
+            connection.sendall(b"+PONG\r\n" * 10_000)
+
+    server.mischief = lambda answer, command: Then(b"$100000000\r\n", after=flood)
+    began = time.monotonic()
+    record = record_of(name_of(1), 6_000_000)
+    outcomes = tier.put([name_of(1)] * 9, [record] * 9, timeout_s=0.3)
+    assert set(outcomes) <= {ERROR, TIMEOUT}
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_server_that_reads_nothing_costs_the_timeout(server, tier):
+    server.mischief = lambda answer, command: Then(answer, after=lambda _: time.sleep(0.6))
+    began = time.monotonic()
+    record = record_of(name_of(1), 60_000)
+    outcomes = tier.put(names_of(range(200)), records_of(names_of(range(200)), 60_000), 0.3)
+    assert set(outcomes) <= {Outcome.STORED, TIMEOUT}
+    assert outcomes[-1] is TIMEOUT
+    assert len(record) * 200 > 8 << 20
+    assert time.monotonic() - began < 0.9
+
+
+def test_an_answer_too_many_ends_the_connection_so_that_none_is_taken_for_another(server, tier):
+    keys = names_of(range(4))
+    tier.put(keys, records_of(keys))
+    server.mischief = lambda answer, command: answer + bulk(bytes(record_of(keys[3])))
+    assert tier.get(keys[:1], buffers_like(records_of(keys[:1]))) == [HIT]
+    time.sleep(0.02)
+    server.mischief = honest
+    buffers = buffers_like(records_of(keys))
+    assert tier.get(keys, buffers) == [HIT] * 4
+    assert buffers == records_of(keys)
+
+
+def test_the_answer_to_another_key_is_corrupt(server, tier):
+    keys = names_of(range(2))
+    server.mischief = lambda answer, command: bulk(bytes(record_of(keys[1])))
+    assert tier.get(keys[:1], buffers_like(records_of(keys[:1]))) == [CORRUPT]
+
+
+def test_what_was_answered_before_the_connection_broke_stays_answered(server, tier):
+    keys = names_of(range(6))
+    records = records_of(keys)
+    tier.put(keys, records)
+    (broken,) = tier._names(keys[3:4])
+
+    def cut(answer, command):
+        return Then(answer[:700], after=hang_up) if command[1] == broken else answer
+
+    server.mischief = cut
+    buffers = buffers_like(records)
+    assert tier.get(keys, buffers) == [HIT] * 3 + [ERROR] * 3
+    assert buffers[:3] == records[:3]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "127.0.0.1:{port}",
+        ":{port}",
+        "?:{port}",
+        "127.0.0.1:1",
+        "127.0.0.1:0",
+        "127.0.0.1:99999",
+        "127.0.0.1:x",
+        "a" * 300 + ":7",
+        "..:7",
+        "é\0:7",
+        "nowhere.invalid:7",
+        "",
+    ],
+)
+@pytest.mark.parametrize("kind", ["MOVED", "ASK"])
+def test_being_sent_in_circles_or_nowhere_is_an_error(server, kind, where, monkeypatch):
+    monkeypatch.setattr(redis_cluster, "REFRESH_S", 0.05)
+    slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:%d\r\n" % server.port
+    target = where.format(port=server.port).encode()
+    is_open = False
+
+    def send_away(answer, command):
+        if command[0] == b"CLUSTER":
+            return slots
+        return b"-%b 5 %b\r\n" % (kind.encode(), target) if is_open else answer
+
+    server.mischief = send_away
+    with Redis(f"redis+cluster://127.0.0.1:{server.port}") as tier:
+        is_open = True
+        keys = names_of(range(3))
+        assert tier.get(keys, buffers_like(records_of(keys))) == [ERROR] * 3
+        assert tier.contains(keys) == [False] * 3
+        is_open = False
+        deadline = time.monotonic() + 3
+        while tier.get(keys, buffers_like(records_of(keys))) != [ABSENT] * 3:
+            assert time.monotonic() < deadline, "a right map makes it whole again"
+            time.sleep(0.01)
