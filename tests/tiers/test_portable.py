@@ -170,6 +170,20 @@ def test_many_batches_are_as_one(tier, names, file, tmp_path, monkeypatch):
     assert len(steps) > 10
 
 
+def test_what_is_imported_last_is_a_prompts_head(file, monkeypatch):
+    monkeypatch.setattr("quire.tiers.portable.BATCH_BYTES", 1000)
+    target = DictTier()
+    batches = []
+    put = target.put
+    target.put = lambda keys, *rest: (batches.append(list(keys)), put(keys, *rest))[1]
+    import_records(file, target)
+    order = [key for batch in batches[::-1] for key in batch]
+    blocks = hashes_of(PROMPT)
+    for namespace in (FULL, QUANTIZED):
+        places = [order.index(namespace.key(block)) for block in blocks]
+        assert places == sorted(places)
+
+
 def test_a_damaged_record_is_left_out_and_counted(tier, names, tmp_path):
     key = FULL.key(hashes_of(PROMPT)[3])
     record = bytearray(tier.records[key])
@@ -187,8 +201,8 @@ def test_nothing_to_export_is_said_and_no_file_is_left(tmp_path):
 
 def test_records_that_go_meanwhile_leave_the_old_file(tier, names, file, tmp_path, monkeypatch):
     before = file.read_bytes()
-    sort = portable._parts
-    monkeypatch.setattr(portable, "_parts", lambda *each: tier.records.clear() or sort(*each))
+    sort = portable.parts_of
+    monkeypatch.setattr(portable, "parts_of", lambda *each: tier.records.clear() or sort(*each))
     with pytest.raises(TierError, match="were gone"):
         export_records(tier, file, names)
     assert file.read_bytes() == before

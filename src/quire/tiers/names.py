@@ -190,6 +190,7 @@ def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     path = Path(directory) / FILE_NAME
     unfinished = path.with_name(f"{FILE_NAME}.{os.getpid()}.tmp")
     try:
+        unfinished.touch(mode=0o600)
         unfinished.write_text("".join(f"{line}\n" for line in book.lines()), "utf-8")
         unfinished.replace(path)
     except OSError as error:

@@ -19,7 +19,7 @@ fingerprint are what the metadata say; nothing is stored before all of the file 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,6 @@ from quire.tiers.base import Outcome, Tier
 from quire.tiers.format import (
     HEADER_BYTES,
     KEY_BYTES,
-    DType,
     Header,
     Namespace,
     new_buffer,
@@ -39,33 +38,23 @@ from quire.tiers.format import (
     verify,
 )
 from quire.tiers.names import NameBook
-from quire.tiers.payload_words import Slice, slices_of
-from quire.tiers.tensor_file import TensorEntry, TensorReader, TensorWriter
+from quire.tiers.payload_words import Slice
+from quire.tiers.portable_parts import (
+    NO_HASH,
+    Part,
+    entries_of,
+    metadata_of,
+    parts_of,
+    read_parts,
+)
+from quire.tiers.tensor_file import TensorReader, TensorWriter
 
-VERSION = "1"
 BATCH_BYTES = 32 << 20
 
 Progress = Callable[[int, int], None]
 """Told how many steps are done, of how many. Each record takes two: it is read twice."""
 
-_NO_HASH = bytes(KEY_BYTES)
 _T = TypeVar("_T")
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Records of a file that share everything but their tokens. `fingerprint` in hex."""
-
-    fingerprint: str
-    group: int
-    dtype: DType
-    payload_bytes: int
-    count: int
-    namespace: Namespace | None = None
-
-    @property
-    def slices(self) -> list[Slice]:
-        """The tensors of one payload."""
-        return slices_of(self.namespace, self.payload_bytes)
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -111,8 +100,8 @@ def export_records(
     chosen = [header for header in headers if wanted(header)]
     if not chosen:
         raise TierError(f"{tier.name} has no records to export: {len(headers)} whole, none wanted")
-    parts = _parts(chosen, names)
-    with TensorWriter(Path(path), _entries(parts), _metadata(parts, names)) as file:
+    parts = parts_of(chosen, names)
+    with TensorWriter(Path(path), entries_of(parts), metadata_of(parts, names)) as file:
         done = 2 * len(entries) - len(chosen)
         for name, (part, members) in enumerate(parts):
             _write_part(tier, file, f"{name}.", part, members)
@@ -140,94 +129,27 @@ def import_records(
     What the tier refuses is counted.
     """
     with TensorReader(Path(path)) as file:
-        parts, names = _read_parts(file)
+        parts, names = read_parts(file)
         if namespaces is not None:
             _check_namespaces(file, parts, namespaces)
+        runs = _runs(parts)
         total = 2 * sum(part.count for part in parts)
         keys: set[bytes] = set()
-        for done, batch in _records(file, parts):
+        for done, batch in _records(file, parts, runs):
             keys.update(header.key for header, _ in batch)
             if len(keys) != done:
                 raise file.wrong("it holds two records of one key")
             progress(done, total)
         outcomes: Counter[str] = Counter()
         num_bytes = 0
-        for done, batch in _records(file, parts):
+        # The last first: what is put last is taken for used last, and heads must outlive tails.
+        for done, batch in _records(file, parts, reversed(runs)):
             records = [record for _, record in batch]
             outcomes.update(tier.put([header.key for header, _ in batch], records, 60.0))
             num_bytes += sum(map(len, records))
             progress(total // 2 + done, total)
     counts = {str(outcome): count for outcome, count in sorted(outcomes.items())}
     return Imported(total // 2, num_bytes, counts, parts, names)
-
-
-def _parts(
-    headers: Sequence[Header], names: NameBook
-) -> list[tuple[Part, list[tuple[Header, bytes]]]]:
-    """Return headers with their block hashes, by part; in the order of the names, else of keys."""
-    hashes = {
-        record_key(digest, block): (order, block)
-        for digest in {header.fingerprint for header in headers}
-        for order, block in enumerate(names.parents)
-    }
-    unknown = (len(names.parents), _NO_HASH)
-    groups: dict[tuple[bytes, int, int, int], list[Header]] = {}
-    for header in headers:
-        share = (header.fingerprint, header.group, int(header.dtype), header.payload_bytes)
-        groups.setdefault(share, []).append(header)
-    found: list[tuple[Part, list[tuple[Header, bytes]]]] = []
-    for share in sorted(groups):
-        fingerprint, group, dtype, payload_bytes = share
-        members = sorted(
-            groups[share], key=lambda each: (hashes.get(each.key, unknown)[0], each.key)
-        )
-        part = Part(
-            fingerprint.hex(),
-            group,
-            DType(dtype),
-            payload_bytes,
-            len(members),
-            names.namespaces.get(fingerprint),
-        )
-        found.append((part, [(each, hashes.get(each.key, unknown)[1]) for each in members]))
-    return found
-
-
-def _entries(parts: Sequence[tuple[Part, object]]) -> list[TensorEntry]:
-    return [entry for name, (part, _) in enumerate(parts) for entry in _tensors(f"{name}.", part)]
-
-
-def _tensors(prefix: str, part: Part) -> list[TensorEntry]:
-    return [
-        TensorEntry(f"{prefix}headers", "U8", (part.count, HEADER_BYTES)),
-        TensorEntry(f"{prefix}hashes", "U8", (part.count, KEY_BYTES)),
-        *(
-            TensorEntry(prefix + each.name, each.dtype, (part.count, *each.shape))
-            for each in part.slices
-        ),
-    ]
-
-
-def _metadata(
-    parts: Sequence[tuple[Part, Sequence[tuple[Header, bytes]]]], names: NameBook
-) -> dict[str, str]:
-    """Return what the file says of itself; of the names those that its records have to do with."""
-    blocks = {block for _, members in parts for _, block in members}
-    book = NameBook()
-    for part, _ in parts:
-        if part.namespace is not None:
-            book.add_namespace(part.namespace)
-    for block, parent in names.parents.items():
-        if block in blocks:
-            book.add_blocks(parent, [block])
-            if parent in names.scopes:
-                book.add_scope(parent, names.scopes[parent])
-    listed = [part for part, _ in parts]
-    return {
-        "quire": VERSION,
-        "parts": msgspec.json.encode(listed).decode(),
-        "names": "\n".join(book.lines()),
-    }
 
 
 def _write_part(
@@ -259,37 +181,6 @@ def _write_part(
             write(each.name, [bytes(record[begin:end]) for record in records])
 
 
-def _read_parts(file: TensorReader) -> tuple[list[Part], NameBook]:
-    """Return what the metadata say, checked against the tensors that are there."""
-    version = file.metadata.get("quire")
-    if version is None:
-        raise file.wrong("a safetensors file, but none that quire wrote: its metadata lack 'quire'")
-    if version != VERSION:
-        raise file.wrong(f"written as version {version!r}; this quire reads {VERSION!r}")
-    try:
-        parts = msgspec.json.decode(file.metadata.get("parts", ""), type=list[Part])
-    except msgspec.MsgspecError as error:
-        raise file.wrong(f"its metadata are not those of an export ({error})") from error
-    expected = {entry.name: entry for entry in _entries([(part, None) for part in parts])}
-    for name, entry in expected.items():
-        found = file.entries.get(name)
-        if found is None or (found.dtype, found.shape) != (entry.dtype, entry.shape):
-            raise file.wrong(
-                f"tensor {name!r} is missing, or not {entry.dtype} {list(entry.shape)}"
-            )
-    if len(expected) != len(file.entries):
-        raise file.wrong(
-            f"it has {len(file.entries)} tensors; its metadata speak of {len(expected)}"
-        )
-    for part in parts:
-        if part.namespace is not None and part.namespace.digest.hex() != part.fingerprint:
-            raise file.wrong(f"a namespace does not have the fingerprint {part.fingerprint}")
-    names = NameBook()
-    for line in file.metadata.get("names", "").splitlines():
-        names.add_line(line)
-    return parts, names
-
-
 def _check_namespaces(
     file: TensorReader, parts: Sequence[Part], namespaces: Sequence[Namespace]
 ) -> None:
@@ -309,23 +200,33 @@ def _check_namespaces(
         raise file.wrong(f"records of another kind than this cache's: {said}")
 
 
+def _runs(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
+    """Return which records are read together: number of the part, first record, how many."""
+    runs: list[tuple[int, int, int]] = []
+    for number, part in enumerate(parts):
+        step = max(1, BATCH_BYTES // record_bytes(part.payload_bytes))
+        runs += [
+            (number, first, min(step, part.count - first)) for first in range(0, part.count, step)
+        ]
+    return runs
+
+
 def _records(
-    file: TensorReader, parts: Sequence[Part]
+    file: TensorReader, parts: Sequence[Part], runs: Iterable[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[tuple[Header, memoryview]]]]:
     """Put records together again and verify them; yield them in batches, with how many were yielded.
 
-    A batch's buffers are used again for the next.
+    A batch's buffers are used again for the next of its part: their padding is zeros.
     """
-    before = 0
-    for name, part in enumerate(parts):
-        size = record_bytes(part.payload_bytes)
-        step = max(1, BATCH_BYTES // size)
-        buffers = [new_buffer(size) for _ in range(min(step, part.count))]
-        for first in range(0, part.count, step):
-            count = min(step, part.count - first)
-            batch = _batch(file, f"{name}.", part, (first, buffers[:count]))
-            before += count
-            yield before, batch
+    done, part = 0, -1
+    buffers: list[memoryview] = []
+    for number, first, count in runs:
+        if part != number or len(buffers) < count:
+            size, part = record_bytes(parts[number].payload_bytes), number
+            buffers = [new_buffer(size) for _ in range(count)]
+        batch = _batch(file, f"{number}.", parts[number], (first, buffers[:count]))
+        done += count
+        yield done, batch
 
 
 def _batch(
@@ -361,7 +262,7 @@ def _check_header(file: TensorReader, part: Part, header: Header, block: bytes) 
     said = (part.fingerprint, part.group, part.dtype, part.payload_bytes)
     if said != (header.fingerprint.hex(), header.group, header.dtype, header.payload_bytes):
         raise file.wrong(f"record {header.key.hex()} is not of the part that it stands in")
-    if block != _NO_HASH and record_key(header.fingerprint, block) != header.key:
+    if block != NO_HASH and record_key(header.fingerprint, block) != header.key:
         raise file.wrong(
             f"record {header.key.hex()} is not of the block hash that stands beside it"
         )
