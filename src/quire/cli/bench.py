@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from quire.cli.bench_tiers import tiers
 from quire.cli.models import check_installed, hush
 from quire.cli.output import plain_table, print_json, progress, stdout, times
 from quire.errors import ConfigError
@@ -19,6 +20,7 @@ UNITS = {"median_us": "us", "requests_per_s": "req/s", "bytes": "bytes"}
 QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_256", "import_core")
 
 app = typer.Typer(no_args_is_help=True)
+app.command("tiers")(tiers)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Rows = Annotated[str | None, typer.Option(help="Only these rows, separated by commas.")]
@@ -27,7 +29,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows and repetitions
 
 @app.callback()
 def bench() -> None:
-    """The benchmarks: the core, the core beside its peers, transformers with reuse.
+    """The benchmarks: the core, the core beside its peers, transformers with reuse, tiers.
 
     [bold]Examples[/bold]
 
@@ -35,6 +37,7 @@ def bench() -> None:
       quire bench core --rows match_8k,decode_256
       quire bench hf --quick
       quire bench peers --json
+      quire bench tiers --tier disk
     """
 
 

@@ -91,7 +91,33 @@ VLLM = Peer(
         "uvloop",
     ),
 )
-PEERS = {peer.name: peer for peer in (SGLANG, VLLM)}
+LMCACHE = Peer(
+    name="lmcache",
+    version="0.5.6",
+    bare=(),
+    needs=(
+        "aiofile",
+        "aiofiles",
+        "aiohttp",
+        "blake3",
+        "cachetools",
+        "cryptography",
+        "httpx",
+        "msgspec",
+        "numba",
+        "opentelemetry-exporter-prometheus",
+        "opentelemetry-sdk",
+        "prometheus-client",
+        "psutil",
+        "py-cpuinfo",
+        "pyyaml",
+        "pyzmq",
+        "redis",
+        "requests",
+        "sortedcontainers",
+    ),
+)
+PEERS = {peer.name: peer for peer in (SGLANG, VLLM, LMCACHE)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""`quire bench tiers`: what tiers give, beside what they stand on, as a table."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from quire.cli.output import plain_table, print_json, progress, stdout
+from quire.config import parse_bytes
+
+if TYPE_CHECKING:
+    from quire.bench.tier_measure import Row
+
+DEFAULT_BLOCKS = "64KiB,256KiB,1MiB,4MiB"
+GOOD_RATIO = 0.8
+
+
+def tiers(
+    *,
+    tier: Annotated[
+        str | None, typer.Option(help="Only these tiers, separated by commas: host, disk, ...")
+    ] = None,
+    block: Annotated[str, typer.Option(help="Block sizes, separated by commas.")] = DEFAULT_BLOCKS,
+    path: Annotated[
+        Path | None,
+        typer.Option(help="A directory on the disk to measure.", show_default="temporary files'"),
+    ] = None,
+    num_bytes: Annotated[
+        str, typer.Option("--bytes", help="The most that is on that disk at any time.")
+    ] = "1GiB",
+    quick: Annotated[bool, typer.Option("--quick", help="Three rounds each.")] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="LMCache's storages beside ours, in .venv-peers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Time tiers: put, get and lookups, beside the raw file, socket or store.
+
+    Wall time, medians of rounds in turn, MB/s of payload; checksums are always on. Redis and
+    the S3 server are started here, on loopback. About a minute; with --peers four.
+
+    [bold]Examples[/bold]
+
+      quire bench tiers
+      quire bench tiers --tier disk --path /mnt/nvme --block 1MiB,4MiB
+      quire bench tiers --tier disk,redis --peers --json
+    """
+    from quire.bench.tier_peers import Peers
+    from quire.bench.tier_rows import TierBench, rows
+
+    bench = TierBench(
+        names=tuple(name.strip() for name in tier.split(",")) if tier else None,
+        block_bytes=tuple(parse_bytes(size.strip()) for size in block.split(",")),
+        path=path,
+        num_bytes=parse_bytes(num_bytes),
+        rounds=3 if quick else 9,
+    )
+    with progress("starting") as say:
+        others = Peers(path, say) if peers else None
+        measured = rows(bench, say, others)
+    if as_json:
+        print_json(measured)
+    else:
+        stdout().print(tier_table(measured))
+
+
+def tier_table(measured: "list[Row]") -> Table:
+    """Return a table of rows of `quire bench tiers`, and why tiers are missing."""
+    table = plain_table(title=Text("tiers, MB/s of payload", "bold"), title_justify="left")
+    for name in ("tier", "block"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "tier" else "right")
+    for name in ("put", "raw", "of raw", "get", "raw", "of raw", "lookups/s"):
+        table.add_column(name, justify="right")
+    table.add_column("how")
+    for row in measured:
+        if "reason" not in row:
+            table.add_row(*_cells(row))
+    missing = {str(row["tier"]): str(row["reason"]) for row in measured if "reason" in row}
+    if missing:
+        table.caption = "\n".join(f"{name}: {reason}" for name, reason in missing.items())
+        table.caption_justify = "left"
+    return table
+
+
+def _cells(row: "Row") -> list[Text | str]:
+    cells: list[Text | str] = [str(row["tier"]), _size(int(row["block_bytes"]))]
+    for way in ("put", "get"):
+        ratio = float(row[f"{way}_ratio"])
+        color = "bold green" if ratio >= GOOD_RATIO else "bold yellow"
+        cells += [
+            f"{row[f'{way}_mb_s']:,.0f}",
+            f"{row[f'raw_{way}_mb_s']:,.0f}",
+            Text(f"{ratio:.2f}", color),
+        ]
+    return [*cells, f"{row['lookups_s']:,.0f}", str(row["mode"])]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
