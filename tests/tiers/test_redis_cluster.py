@@ -104,7 +104,8 @@ def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_pat
     with running_cluster(tmp_path) as nodes:
         replica = RedisServer(tmp_path, "--cluster-enabled", "yes")
         nodes.append(replica)
-        replica.meet(nodes[2])
+        for node in nodes[:3]:
+            replica.meet(node)
         with Redis(nodes[0].url.replace("redis:", "redis+cluster:")) as tier:
             keys = names_of(range(30))
             tier.put(keys, records_of(keys))
@@ -115,10 +116,18 @@ def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_pat
                 wait_until(lambda: replicates(new, master), "replication")
                 wait_until(lambda: new.dbsize() == old.dbsize(), "the copy")
                 wait_until(lambda: took_over(new), "the failover")
+            wait_until(lambda: all(knows(node, replica) for node in nodes[:2]), "the news")
             nodes[2].stop()
             assert set(get(tier, mine)) <= {ERROR, HIT}
             wait_until(lambda: get(tier, mine) == [HIT] * len(mine), "the new map")
             assert get(tier, keys) == [HIT] * 30
+
+
+def knows(node, master) -> bool:
+    """Whether a node knows of another one that it has slots."""
+    with node.client() as client:
+        rows = client.execute_command("CLUSTER SLOTS")
+    return master.port in [row[2][1] for row in rows]
 
 
 def replicates(client, master) -> bool:
