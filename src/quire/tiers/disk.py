@@ -17,7 +17,6 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from struct import Struct
 
 from quire.config import parse_bytes
 from quire.errors import InvariantError, OutOfSlots, RecordError, TierError
@@ -40,13 +39,11 @@ from quire.tiers.disk_opening import (
     remove_empty,
     slab_path,
 )
-from quire.tiers.disk_records import DiskRecords, Written
+from quire.tiers.disk_records import DiskRecords, Written, tag_of
 from quire.tiers.disk_room import Clock, DiskRoom
 from quire.tiers.recency import Recency
 from quire.tiers.slab import Slab
 
-_TAG = Struct("<Q")
-_TAG_AT = 120
 _COMMIT_BYTES = 4 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
 
@@ -119,7 +116,8 @@ class Disk(Tier):
         self._room = DiskRoom(self._records, capacity, ahead, self._clock)
         if not self.recovered.is_clean:
             # A record named in vain would come back when the one that hides it goes.
-            self._records.write_whole()
+            with suppress(OSError):
+                self._records.write_whole()
         self._room.fit()
 
     @property
@@ -280,9 +278,9 @@ class Disk(Tier):
                 if record_bytes not in slabs:
                     path = slab_path(self._directory, record_bytes)
                     recency = self._records.recency
-                    slabs[record_bytes] = Slab(
-                        self._files, path, record_bytes, recency, self._flags
-                    )
+                    slab = Slab(self._files, path, record_bytes, recency, self._flags)
+                    with self._records.lock:
+                        slabs[record_bytes] = slab
         return slabs[record_bytes]
 
     @contextmanager
@@ -350,8 +348,3 @@ class _Batch:
             return
         for (index, _), is_late in zip(batch, late, strict=True):
             self._done[index] = Outcome.PRESENT if is_late else Outcome.STORED
-
-
-def tag_of(record: memoryview) -> int:
-    """Return a record's header checksum: it covers key, generation and payload checksum."""
-    return _TAG.unpack_from(record, _TAG_AT)[0]

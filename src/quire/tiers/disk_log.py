@@ -61,6 +61,8 @@ def read_logs(directory: Path) -> LogContents:
 
     Raises `TierError` where one is of a later version or cannot be read.
     """
+    if not directory.is_dir():
+        raise TierError(f"{directory} cannot be read as a disk tier: it is no directory")
     for _ in range(_ATTEMPTS):
         # A log that is gone by now was replaced by a whole one: then look again.
         with contextlib.suppress(FileNotFoundError):

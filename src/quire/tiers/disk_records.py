@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -21,6 +22,9 @@ from quire.tiers.slab import Slab
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
 
+
+_TAG = Struct("<Q")
+_TAG_AT = 120
 
 _FEW = 16
 """Keys from which on a look at all of them at once is faster than one by one."""
@@ -77,11 +81,7 @@ class DiskRecords:
 
     def find(self, key: bytes) -> Place | None:
         """Return where a key's record lies. The caller holds `lock`."""
-        for slab in self._all():
-            slot = slab.index.find(key)
-            if slot != NOWHERE:
-                return Place(slab, slot, slab.index.generation_of(slot))
-        return None
+        return place_in(self.slabs.values(), key)
 
     def pinned(self, key: bytes) -> Place | None:
         """Return where a key's record lies; its bytes stay until `unpin`."""
@@ -227,12 +227,7 @@ class DiskRecords:
     def entries(self) -> Iterator[Entry]:
         """List the records there are now; of one that goes meanwhile, too."""
         with self.lock:
-            held = [(slab.record_bytes, *_arrays(slab)) for slab in self._all()]
-        stamps = np.sort(np.concatenate([stamps for _, _, stamps in held] or [np.zeros(0)]))
-        for record_bytes, keys, own in held:
-            ages = len(stamps) - 1 - np.searchsorted(stamps, own)
-            for key, age in zip(keys, ages.tolist(), strict=True):
-                yield Entry(key.tobytes(), record_bytes, age)
+            return entries_of(self._all())
 
     def sync(self) -> None:
         """Return when all records and their lines would survive a loss of power."""
@@ -281,6 +276,34 @@ class DiskRecords:
                 start += FRAME_LINES
                 if len(lines):
                     yield lines
+
+
+def place_in(slabs: Iterable[Slab], key: bytes) -> Place | None:
+    """Return where a key's record lies."""
+    for slab in slabs:
+        slot = slab.index.find(key)
+        if slot != NOWHERE:
+            return Place(slab, slot, slab.index.generation_of(slot))
+    return None
+
+
+def entries_of(slabs: Sequence[Slab]) -> Iterator[Entry]:
+    """List the records of slabs as they are when this is called."""
+    held = [(slab.record_bytes, *_arrays(slab)) for slab in slabs]
+    stamps = np.sort(np.concatenate([own for _, _, own in held] or [np.zeros(0)]))
+
+    def each() -> Iterator[Entry]:
+        for record_bytes, keys, own in held:
+            ages = len(stamps) - 1 - np.searchsorted(stamps, own)
+            for key, age in zip(keys, ages.tolist(), strict=True):
+                yield Entry(key.tobytes(), record_bytes, age)
+
+    return each()
+
+
+def tag_of(record: memoryview) -> int:
+    """Return a record's header checksum: it covers key, generation and payload checksum."""
+    return _TAG.unpack_from(record, _TAG_AT)[0]
 
 
 def _line_of(each: Written) -> Line:

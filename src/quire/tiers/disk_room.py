@@ -48,7 +48,11 @@ class DiskRoom:
     @property
     def used(self) -> int:
         """Bytes of all slabs."""
-        return sum(slab.num_bytes for slab in list(self._records.slabs.values()))
+        return sum(slab.num_bytes for slab in self._slabs)
+
+    @property
+    def _slabs(self) -> list[Slab]:
+        return list(self._records.slabs.values())
 
     def reserve(self, slab: Slab, before: int, until: float, evicting: Evicting | None) -> int:
         """Take a slot, making room if need be, but not from records with stamps from `before` on.
@@ -62,19 +66,23 @@ class DiskRoom:
         if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
             raise TimeoutError
         try:
-            has_evicted = False
+            has_evicted = has_taken = False
             while True:
                 with self._records.lock:
                     if slab.index.num_free:
                         return slab.index.reserve()
-                if self._grows(slab) or self._takes_over(slab, has_evicted=has_evicted):
+                if self._grows(slab):
                     continue
-                if not self._evicts(before, evicting):
-                    if self._takes_over(slab, has_evicted=True):
-                        continue
+                is_disk_full = self.capacity - self.used >= slab.record_bytes
+                # Where even room that was given back is gone, the disk is full of other things.
+                is_lost = is_disk_full and has_taken
+                if not is_lost and self._takes_over(slab, at_once=has_evicted or is_disk_full):
+                    has_taken = True
+                elif self._evicts(before, evicting, [slab] if is_lost else self._slabs):
+                    has_evicted = True
+                elif is_lost or not self._takes_over(slab, at_once=True):
                     with self._records.lock:
                         return slab.index.reserve()
-                has_evicted = True
         finally:
             self.lock.release()
 
@@ -98,10 +106,10 @@ class DiskRoom:
     def fit(self) -> None:
         """Make slabs that were made for a larger capacity fit this one."""
         while (over := self.used - self.capacity) > 0:
-            slabs = sorted(self._records.slabs.values(), key=lambda each: -each.free_bytes)
+            slabs = sorted(self._slabs, key=lambda each: -each.free_bytes)
             if any(self._shrinks(slab, -(-over // slab.record_bytes)) for slab in slabs):
                 continue
-            if not self._evicts(self._records.recency.now + 1, None):
+            if not self._evicts(self._records.recency.now + 1, None, self._slabs):
                 break
 
     def _grows(self, slab: Slab) -> bool:
@@ -123,12 +131,12 @@ class DiskRoom:
             slab.index.grow(slab.index.num_slots + count)
         return True
 
-    def _takes_over(self, slab: Slab, *, has_evicted: bool) -> bool:
-        """Shrink a slab of another size, where enough of them is free."""
-        others = [each for each in self._records.slabs.values() if each is not slab]
+    def _takes_over(self, slab: Slab, *, at_once: bool) -> bool:
+        """Shrink a slab of another size, where enough is free; or `at_once`, where anything is."""
+        others = [each for each in self._slabs if each is not slab]
         free = sum(each.free_bytes for each in others)
         missing = slab.record_bytes - (self.capacity - self.used)
-        if free < missing or not (has_evicted or free * IDLE_SHARE >= self.capacity):
+        if free < missing or not (at_once or free * IDLE_SHARE >= self.capacity):
             return False
         others.sort(key=lambda each: -each.free_bytes)
         # Half of what is free moves at once; with one record's room in pieces, several slabs give.
@@ -137,9 +145,9 @@ class DiskRoom:
             for each in others
         )
 
-    def _evicts(self, before: int, evicting: Evicting | None) -> bool:
-        """Let the records go that were used longest ago, a share of all at once."""
-        places = self._oldest(before)
+    def _evicts(self, before: int, evicting: Evicting | None, slabs: list[Slab]) -> bool:
+        """Let the records of slabs go that were used longest ago, a share of all at once."""
+        places = self._oldest(before, slabs)
         if evicting is not None:
             sizes = np.cumsum([place.slab.record_bytes for place in places])
             places = places[: max(1, int(np.searchsorted(sizes, TOLD_BYTES, "right")))]
@@ -147,11 +155,10 @@ class DiskRoom:
         self._records.drop(places)
         return bool(places)
 
-    def _oldest(self, before: int) -> list[Place]:
-        """Return a share of all records, over all slabs, used longest ago first."""
+    def _oldest(self, before: int, slabs: list[Slab]) -> list[Place]:
+        """Return a share of the records of slabs, used longest ago first."""
         with self._records.lock:
-            slabs = list(self._records.slabs.values())
-            count = max(1, len(self._records) // EVICTED_SHARE)
+            count = max(1, sum(len(slab.index) for slab in slabs) // EVICTED_SHARE)
             now = self._clock()
             found = [slab.index.victims(count, now, before) for slab in slabs]
             each = list(zip(slabs, found, strict=True))

@@ -1,0 +1,318 @@
+"""A disk that is full, fails, is slow, or is used by many at once; and what makes room when."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from quire.tiers.base import Outcome
+from quire.tiers.disk import Disk
+from quire.tiers.disk_files import DiskFiles
+from quire.tiers.format import HEADER_BYTES, Header, new_buffer, payload_of, record_bytes, seal
+from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+
+HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
+STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT
+
+
+class FaultyFiles(DiskFiles):
+    """Fails writes to files whose name begins so, with an error number; None: works."""
+
+    def __init__(self):
+        self.prefix = "slab"
+        self.error = None
+        self.full = False
+        self.names = {}
+        self.reading = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def open(self, path, flags):
+        descriptor = super().open(path, flags)
+        self.names[descriptor] = path.name
+        return descriptor
+
+    def fail(self, descriptor):
+        if self.error is not None and self.names[descriptor].startswith(self.prefix):
+            raise OSError(self.error, os.strerror(self.error))
+
+    def write_at(self, descriptor, data, offset):
+        self.fail(descriptor)
+        super().write_at(descriptor, data, offset)
+
+    def allocate(self, descriptor, offset, num_bytes):
+        self.fail(descriptor)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().allocate(descriptor, offset, num_bytes)
+
+    def read_at(self, descriptor, buffer, offset):
+        self.reading.set()
+        self.go_on.wait(10)
+        return super().read_at(descriptor, buffer, offset)
+
+
+@pytest.fixture
+def files():
+    return FaultyFiles()
+
+
+@pytest.fixture
+def disk(tmp_path, files):
+    with Disk(tmp_path, 1152 * 100, ahead=1, files=files) as disk:
+        yield disk
+        disk.check()
+
+
+def put(disk, numbers, **options):
+    keys = names_of(numbers)
+    return disk.put(keys, records_of(keys), 10, **options)
+
+
+def get(disk, numbers):
+    keys = names_of(numbers)
+    buffers = buffers_like(records_of(keys))
+    outcomes = disk.get(keys, buffers, 10)
+    for key, outcome, buffer in zip(keys, outcomes, buffers, strict=True):
+        assert outcome is not HIT or buffer == record_of(key)
+    return outcomes
+
+
+@pytest.mark.parametrize("prefix", ["slab", "log"])
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(errno.ENOSPC, FULL), (errno.EDQUOT, FULL), (errno.EIO, ERROR)]
+)
+def test_a_full_or_failing_disk_is_an_outcome_and_no_record_is_found_by_halves(
+    disk, files, prefix, error, outcome
+):
+    put(disk, range(5))
+    files.prefix, files.error = prefix, error
+    assert set(put(disk, range(10, 13))) == {outcome}
+    assert get(disk, range(10, 13)) == [ABSENT] * 3
+    assert get(disk, range(5)) == [HIT] * 5
+    assert disk._records.slabs[1152].index.num_reserved == 0
+    disk.check()
+    files.error = None
+    assert put(disk, range(10, 13)) == [STORED] * 3
+    assert get(disk, range(10, 13)) == [HIT] * 3
+
+
+def test_where_the_disk_is_full_below_the_capacity_records_make_room(tmp_path):
+    files = FaultyFiles()
+    with Disk(tmp_path, "64MiB", ahead=1, files=files) as disk:
+        disk.put([name_of(0)], [record_of(name_of(0), 500_000)], 10)
+        disk.put([name_of(1)], [record_of(name_of(1), 1_000_000)], 10)
+        files.full = True
+        keys = names_of(range(10, 20))
+        assert disk.put(keys, records_of(keys, 1_000_000), 10) == [STORED] * 4 + [FULL] * 6
+        assert disk.contains(names_of(range(2))) == [True, False]
+        other = names_of([30])
+        assert disk.put(other, records_of(other, 3_000_000), 10) == [FULL], "no slab of its size"
+        assert disk.stats().num_records >= 1, "and not everything goes for nothing"
+        disk.check()
+
+
+def test_records_are_forgotten_though_the_log_cannot_be_written(disk, files, tmp_path):
+    put(disk, range(5))
+    files.prefix, files.error = "log", errno.ENOSPC
+    disk.delete(names_of(range(2)))
+    assert get(disk, range(5)) == [ABSENT] * 2 + [HIT] * 3
+    assert disk._records.failed_appends == 1
+
+
+def test_a_log_goes_on_behind_a_write_that_failed_in_part(tmp_path):
+    class Torn(FaultyFiles):
+        def write_at(self, descriptor, data, offset):
+            if self.error and self.names[descriptor].startswith("log"):
+                super(FaultyFiles, self).write_at(descriptor, data[:30], offset)
+            super().write_at(descriptor, data, offset)
+
+        def truncate(self, descriptor, num_bytes):
+            if self.error == errno.EIO:
+                raise OSError(errno.EIO, "not even that")
+            super().truncate(descriptor, num_bytes)
+
+    files = Torn()
+    files.prefix = "log"
+    disk = Disk(tmp_path, "1MiB", ahead=1, files=files)
+    put(disk, range(3))
+    for start, error in ((10, errno.ENOSPC), (20, errno.EIO)):
+        files.error = error
+        assert STORED not in put(disk, range(start, start + 3))
+        files.error = None
+        assert put(disk, range(start, start + 3)) == [STORED] * 3
+    files.error = errno.EIO  # closing writes nothing that helps
+    disk.close()
+    with Disk(tmp_path, "1MiB") as disk:
+        assert get(disk, [*range(3), *range(10, 13), *range(20, 23)]) == [HIT] * 9
+
+
+def test_a_read_that_fails_costs_its_own_record_only(disk, files):
+    put(disk, range(3))
+    good = files.read_at
+    count = iter(range(3))
+
+    def fails_once(*args):
+        if next(count) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return good(*args)
+
+    files.read_at = fails_once
+    assert get(disk, range(3)) == [HIT, ERROR, HIT]
+    files.read_at = good
+    assert get(disk, range(3)) == [HIT] * 3
+
+
+def test_five_of_a_hundred_records_go_at_once_the_oldest_first(disk):
+    gone = []
+    disk.evicting = lambda keys, _: gone.append(keys)
+    put(disk, range(100))
+    put(disk, [200])
+    assert gone == [names_of(range(99, 94, -1))]
+    assert len(put(disk, range(201, 205))) == 4
+    assert len(gone) == 1
+
+
+def test_a_slot_is_not_given_away_while_it_is_read(disk, files):
+    put(disk, range(100))
+    files.go_on.clear()
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(get(disk, [7])))
+    files.reading.clear()
+    reader.start()
+    assert files.reading.wait(10)
+    disk.delete(names_of(range(100)))
+    assert put(disk, range(200, 300)) == [STORED] * 99 + [FULL]
+    files.go_on.set()
+    reader.join()
+    assert found == [HIT]
+    assert put(disk, [300]) == [STORED]
+    disk.check()
+
+
+def test_a_slot_with_an_earlier_writing_of_its_key_is_a_miss(disk, tmp_path):
+    put(disk, [1])
+    with (tmp_path / "slab-1152.quire").open("r+b") as file:
+        file.write(record_of(name_of(1), generation=5))
+    assert get(disk, [1]) == [CORRUPT]
+    assert get(disk, [1]) == [ABSENT]
+
+
+def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
+    now = [0.0]
+
+    class Slow(DiskFiles):
+        def write_at(self, descriptor, data, offset):
+            now[0] += 1.0
+            super().write_at(descriptor, data, offset)
+
+        def read_at(self, descriptor, buffer, offset):
+            now[0] += 1.0
+            return super().read_at(descriptor, buffer, offset)
+
+    with Disk(tmp_path, "1MiB", ahead=1, files=Slow(), clock=lambda: now[0]) as disk:
+        keys = names_of(range(6))
+        outcomes = disk.put(keys, records_of(keys), timeout_s=3.5)
+        assert outcomes == [STORED] * 4 + [TIMEOUT] * 2
+        assert disk.get(keys, buffers_like(records_of(keys)), 1.5) == [HIT] * 2 + [TIMEOUT] * 4
+
+
+def test_nobody_waits_longer_than_asked_for_room_that_another_makes(disk):
+    put(disk, range(100))
+    with disk._room.lock:
+        assert disk.put([name_of(200)], [record_of(name_of(200))], 0.05) == [TIMEOUT]
+
+
+def test_slots_are_written_ahead_in_the_background_up_to_a_bound(tmp_path):
+    with Disk(tmp_path, "64MiB", ahead="2MiB") as disk:
+        key = name_of(1)
+        disk.put([key], [record_of(key, 100_000)], 10)
+        assert disk.settle(10)
+        slab = disk._records.slabs[record_bytes(100_000)]
+        assert 2 << 20 <= slab.free_bytes <= 8 << 20
+        assert (tmp_path / slab.path.name).stat().st_size == slab.num_bytes
+        assert disk.get([key], [new_buffer(record_bytes(100_000))]) == [HIT]
+
+
+def test_room_moves_between_sizes_and_records_move_with_it(tmp_path):
+    with Disk(tmp_path, 1 << 20, ahead=1) as disk:
+        small = names_of(range(800))
+        disk.put(small, records_of(small), 10)
+        disk.delete(small[:400:2])
+        disk.touch(small)
+        kept = small[1:400:2]
+        large = names_of(range(1000, 1003))
+        assert disk.put(large, records_of(large, 70_000), 10) == [STORED] * 3
+        disk.check()
+        assert disk.get(kept, buffers_like(records_of(kept)), 10) == [HIT] * 200
+    with Disk(tmp_path, 1 << 20) as disk:
+        assert disk.get(kept, buffers_like(records_of(kept)), 10) == [HIT] * 200
+        assert disk.get(large, buffers_like(records_of(large, 70_000)), 10) == [HIT] * 3
+
+
+def test_two_threads_that_put_one_key_keep_one_record(disk, files):
+    barrier = threading.Barrier(4)
+    outcomes = []
+
+    def work():
+        barrier.wait()
+        outcomes.extend(put(disk, range(40)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(STORED) == 40
+    assert outcomes.count(PRESENT) == 120
+    assert disk.stats().num_records == 40
+
+
+def test_threads_that_put_get_and_delete_while_room_is_made_never_get_wrong_bytes(tmp_path):
+    errors = []
+    with Disk(tmp_path, 400_000, ahead=20_000, compact_lines=30) as disk:
+
+        def work(seed):
+            try:
+                for step in range(30):
+                    numbers = [(seed * 7 + step * 3 + i) % 60 for i in range(4)]
+                    keys = names_of(numbers)
+                    payloads = [(1000, 5000, 70_000)[number % 3] for number in numbers]
+                    records = [
+                        record_of(key, size) for key, size in zip(keys, payloads, strict=True)
+                    ]
+                    disk.put(keys, records, 10)
+                    buffers = buffers_like(records)
+                    for outcome, buffer, record in zip(
+                        disk.get(keys, buffers, 10), buffers, records, strict=True
+                    ):
+                        if outcome not in (HIT, ABSENT) or (outcome is HIT and buffer != record):
+                            errors.append((outcome, seed, step))
+                    disk.delete(keys[:1])
+            except Exception as error:
+                errors.append(error)
+                raise
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        disk.check()
+        disk.settle(10)
+        held = {entry.key: entry.num_bytes for entry in disk.scan()}
+    with Disk(tmp_path, 400_000) as disk:
+        assert {entry.key: entry.num_bytes for entry in disk.scan()} == held
+
+
+def test_a_record_of_no_whole_unit_is_refused_before_anything_is_written(disk):
+    key, odd = name_of(1), bytearray(HEADER_BYTES + 70)
+    record = new_buffer(record_bytes(50))
+    payload_of(record, 50)[:] = bytes(50)
+    seal(record, Header(key, bytes(32), 50, 1))
+    odd[:HEADER_BYTES] = record[:HEADER_BYTES]
+    with pytest.raises(ValueError, match="multiples of 64 bytes, got 198"):
+        disk.put([key], [memoryview(odd)])
+    assert disk.stats().num_records == 0

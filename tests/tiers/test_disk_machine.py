@@ -1,0 +1,143 @@
+"""Any sequence of calls on a disk tier, beside a dict, with restarts and kills between them."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from quire.tiers.base import Outcome
+from quire.tiers.disk import Disk
+from quire.tiers.disk_reader import DiskReader
+from quire.tiers.format import record_bytes
+from quire.tiers.samples import buffers_like, name_of, record_of
+
+PAYLOADS = (100, 1000, 9000, 70_000)
+CAPACITY = 240_000
+
+keys = st.lists(st.integers(0, 15).map(name_of), min_size=1, max_size=5, unique=True)
+
+
+class DiskMachine(RuleBasedStateMachine):
+    """`held`: the payload size and generation of each key that is there; evictions are told.
+
+    Whatever was put is there until it is deleted or told to make room: over restarts, and where
+    the directory is copied as a killed process would leave it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="quire-disk-"))
+        self.path = self.root / "0"
+        self.held = {}
+        self.generation = 0
+        self.now = 0.0
+        self.disk = None
+
+    @initialize(direct=st.sampled_from([None, False]))
+    def begin(self, direct):
+        self.direct = direct
+        self.open()
+
+    def open(self):
+        self.disk = Disk(
+            self.path,
+            CAPACITY,
+            direct=self.direct,
+            ahead=20_000,
+            compact_lines=10,
+            clock=lambda: self.now,
+        )
+        self.disk.evicting = self.evicted
+        assert self.disk.recovered.is_clean
+
+    def evicted(self, gone, records):
+        for key, record in zip(gone, records, strict=True):
+            assert record == record_of(key, *self.held.pop(key))
+
+    @rule(some=keys, data=st.data())
+    def put(self, some, data):
+        self.generation += 1
+        sizes = [data.draw(st.sampled_from(PAYLOADS)) for _ in some]
+        records = [
+            record_of(key, size, self.generation) for key, size in zip(some, sizes, strict=True)
+        ]
+        outcomes = self.disk.put(some, records, timeout_s=60)
+        for key, size, outcome in zip(some, sizes, outcomes, strict=True):
+            if outcome is Outcome.STORED:
+                self.held[key] = (size, self.generation)
+            else:
+                assert outcome in (Outcome.PRESENT, Outcome.FULL)
+
+    @rule(some=keys)
+    def get(self, some):
+        expected = [record_of(key, *self.held.get(key, (1000, 0))) for key in some]
+        buffers = buffers_like(expected)
+        for key, outcome, buffer, record in zip(
+            some, self.disk.get(some, buffers, 60), buffers, expected, strict=True
+        ):
+            assert outcome is (Outcome.HIT if key in self.held else Outcome.ABSENT)
+            assert outcome is Outcome.ABSENT or buffer == record
+
+    @rule(some=keys)
+    def delete(self, some):
+        self.disk.delete(some)
+        for key in some:
+            self.held.pop(key, None)
+
+    @rule(some=keys)
+    def touch(self, some):
+        self.disk.touch(some)
+
+    @rule(some=keys, seconds=st.sampled_from([0.0, 1.0, 5.0]))
+    def lease(self, some, seconds):
+        self.disk.lease(some, seconds)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule()
+    def settle(self):
+        assert self.disk.settle(60)
+
+    @rule()
+    def restart(self):
+        self.disk.close()
+        self.open()
+
+    @rule()
+    def kill(self):
+        assert self.disk.settle(60)
+        again = self.root / str(int(self.path.name) + 1)
+        shutil.copytree(self.path, again)
+        self.disk.close()
+        shutil.rmtree(self.path)
+        self.path = again
+        self.open()
+
+    @rule()
+    def look(self):
+        with DiskReader(self.path) as reader:
+            assert {entry.key for entry in reader.scan()} == set(self.held)
+
+    @invariant()
+    def agrees(self):
+        if self.disk is None:
+            return
+        self.disk.check()
+        sizes = {key: record_bytes(size) for key, (size, _) in self.held.items()}
+        assert {entry.key: entry.num_bytes for entry in self.disk.scan()} == sizes
+        stats = self.disk.stats()
+        assert (stats.num_records, stats.num_bytes) == (len(sizes), sum(sizes.values()))
+
+    def teardown(self):
+        if self.disk is not None:
+            self.disk.close()
+        shutil.rmtree(self.root)
+
+
+TestDiskMachine = DiskMachine.TestCase
+TestDiskMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

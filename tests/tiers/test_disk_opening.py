@@ -1,0 +1,277 @@
+"""What a disk tier makes of a directory that was left, damaged, taken or written by others."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import xxhash
+
+from quire.errors import ConfigError, TierBusy, TierError
+from quire.tiers.base import Outcome
+from quire.tiers.disk import Disk
+from quire.tiers.disk_files import DiskFiles
+from quire.tiers.disk_lines import LINE_BYTES, LogHead, encode_head
+from quire.tiers.disk_reader import DiskReader
+from quire.tiers.format import new_buffer, record_bytes
+from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+
+HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.STORED
+
+
+def filled(path, count=20, **options):
+    """Return a disk with so many records of 1,152 bytes, without slots ahead."""
+    disk = Disk(path, "1MiB", ahead=1, **options)
+    keys = names_of(range(count))
+    assert disk.put(keys, records_of(keys), 10) == [STORED] * count
+    assert disk.settle(10)
+    return disk
+
+
+def left(path, count=20):
+    """Return a directory as a process leaves it that was killed."""
+    disk = filled(path / "open", count)
+    shutil.copytree(path / "open", path / "left")
+    disk.close()
+    return path / "left"
+
+
+def found(path, count=20):
+    """Open a directory; return the outcomes of its records, after a check that all hits are right."""
+    keys = names_of(range(count))
+    records = records_of(keys)
+    buffers = buffers_like(records)
+    with Disk(path, "1MiB", ahead=1) as disk:
+        disk.check()
+        outcomes = disk.get(keys, buffers, 10)
+        disk.check()
+    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
+        assert outcome is not HIT or buffer == record
+    return outcomes
+
+
+def log_of(path):
+    return max(path.glob("log-*.quire"))
+
+
+def test_a_directory_that_another_process_has_open_is_refused_with_its_number(tmp_path):
+    code = "import sys, time; from quire.tiers.disk import Disk; d = Disk(sys.argv[1], '1MiB'); print('open', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"open\n"
+        with pytest.raises(TierBusy, match=f"in process {other.pid};"):
+            Disk(tmp_path, "1MiB")
+        other.kill()
+    Disk(tmp_path, "1MiB").close()
+
+
+def test_a_directory_is_free_again_after_close_and_after_a_failed_opening(tmp_path):
+    filled(tmp_path).close()
+    later = log_of(tmp_path)
+    good = later.read_bytes()
+    later.write_bytes(later_version(good))
+    for _ in range(2):
+        with pytest.raises(TierError, match="version 2 of the log format"):
+            Disk(tmp_path, "1MiB")
+    later.write_bytes(good)
+    assert found(tmp_path) == [HIT] * 20
+
+
+def later_version(log):
+    head = bytearray(encode_head(LogHead(7, is_whole=True)))
+    head[8] = 2
+    head[56:64] = xxhash.xxh3_64_intdigest(bytes(head[:56])).to_bytes(8, "little")
+    return bytes(head) + log[LINE_BYTES:]
+
+
+def test_a_later_version_is_refused_and_nothing_of_it_is_changed(tmp_path):
+    path = left(tmp_path)
+    log_of(path).write_bytes(later_version(log_of(path).read_bytes()))
+    before = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "lock"}
+    for opens in (lambda: Disk(path, "1MiB"), lambda: DiskReader(path)):
+        with pytest.raises(TierError, match="use another directory"):
+            opens()
+    assert before == {
+        each.name: each.read_bytes() for each in path.iterdir() if each.name != "lock"
+    }
+
+
+def test_a_path_that_is_no_directory_is_an_error_of_the_tier(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(TierError, match="file"):
+            Disk(path, "1MiB")
+    with pytest.raises(TierError, match="cannot be read"):
+        DiskReader(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="size"):
+        Disk(tmp_path, "plenty")
+
+
+def test_a_directory_without_permission_is_an_error_of_the_tier(tmp_path):
+    class Forbidden(DiskFiles):
+        def open(self, path, flags):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with pytest.raises(TierError, match="Permission denied"):
+        Disk(tmp_path, "1MiB", files=Forbidden())
+    Disk(tmp_path, "1MiB").close()
+
+
+def test_all_records_of_a_killed_process_are_there(tmp_path):
+    assert found(left(tmp_path)) == [HIT] * 20
+
+
+def test_a_log_that_was_cut_anywhere_loses_what_was_behind_the_cut(tmp_path):
+    path = left(tmp_path)
+    data = log_of(path).read_bytes()
+    assert len(data) == LINE_BYTES * 21
+    for length in range(0, len(data), 24):
+        copy = tmp_path / "copy"
+        shutil.copytree(path, copy)
+        log_of(copy).write_bytes(data[:length])
+        whole = max(0, length // LINE_BYTES - 1)
+        assert found(copy) == [HIT] * whole + [ABSENT] * (20 - whole)
+        shutil.rmtree(copy)
+
+
+def test_a_bit_flipped_anywhere_in_a_log_costs_one_record_at_most(tmp_path):
+    path = left(tmp_path)
+    data = log_of(path).read_bytes()
+    for offset in range(LINE_BYTES, len(data), 41):
+        copy = tmp_path / "copy"
+        shutil.copytree(path, copy)
+        flipped = bytearray(data)
+        flipped[offset] ^= 1 << offset % 8
+        log_of(copy).write_bytes(flipped)
+        with Disk(copy, "1MiB") as disk:
+            assert (disk.recovered.num_records, disk.recovered.lost_lines) == (19, 1)
+        assert found(copy).count(HIT) == 19
+        shutil.rmtree(copy)
+
+
+def test_a_bit_flipped_in_a_compacted_log_costs_the_lines_of_its_frame(tmp_path):
+    filled(tmp_path).close()
+    data = bytearray(log_of(tmp_path).read_bytes())
+    data[-1] ^= 1
+    log_of(tmp_path).write_bytes(data)
+    with Disk(tmp_path, "1MiB") as disk:
+        assert (disk.recovered.num_records, disk.recovered.lost_lines) == (0, 20)
+    assert found(tmp_path) == [ABSENT] * 20
+
+
+def test_a_garbled_head_costs_its_log(tmp_path):
+    path = left(tmp_path)
+    data = bytearray(log_of(path).read_bytes())
+    data[3] ^= 1
+    log_of(path).write_bytes(data)
+    with Disk(path, "1MiB") as disk:
+        assert disk.recovered.lost_logs == 1
+    assert found(path) == [ABSENT] * 20
+
+
+def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
+    path = left(tmp_path)
+    os.truncate(path / "slab-1152.quire", 1152 * 12 + 100)
+    assert found(path) == [HIT] * 12 + [ABSENT] * 8
+    with Disk(path, "1MiB") as disk:
+        assert disk.recovered.is_clean, "what was named in vain is forgotten for good"
+
+
+def test_empty_and_missing_files_are_misses(tmp_path):
+    path = left(tmp_path)
+    os.truncate(path / "slab-1152.quire", 0)
+    assert found(path) == [ABSENT] * 20
+    assert found(path) == [ABSENT] * 20
+    (tmp_path / "again").mkdir()
+    path = left(tmp_path / "again")
+    (path / "slab-1152.quire").unlink()
+    (path / "slab-nonsense.quire").touch()
+    (path / "slab-100.quire").touch()
+    assert found(path) == [ABSENT] * 20
+
+
+def test_what_was_used_lately_is_remembered_over_a_restart(tmp_path):
+    keys = names_of(range(20))
+    with filled(tmp_path) as disk:
+        disk.touch(keys[:5])
+    with Disk(tmp_path, 1152 * 20, ahead=1) as disk:
+        assert {entry.key: entry.age for entry in disk.scan()}[keys[0]] == 0
+        more = names_of(range(100, 115))
+        assert disk.put(more, records_of(more), 10) == [STORED] * 15
+        assert disk.contains(keys) == [True] * 5 + [False] * 15
+
+
+def test_a_smaller_capacity_keeps_the_newest_and_gives_the_rest_back(tmp_path):
+    keys = names_of(range(20))
+    with filled(tmp_path) as disk:
+        disk.touch(keys[::-1])
+    with Disk(tmp_path, 1152 * 10, ahead=1) as disk:
+        disk.check()
+        there = disk.contains(keys)
+        assert 8 <= sum(there) <= 10
+        assert there == sorted(there)
+    assert (tmp_path / "slab-1152.quire").stat().st_size <= 1152 * 10
+
+
+def test_a_log_that_grows_is_written_anew(tmp_path):
+    with Disk(tmp_path, "1MiB", compact_lines=50) as disk:
+        keys = names_of(range(10))
+        for _ in range(40):
+            disk.put(keys, records_of(keys), 10)
+            disk.delete(keys)
+            disk.settle(10)
+            size = sum(path.stat().st_size for path in tmp_path.glob("log-*"))
+            assert size <= LINE_BYTES * 100
+        disk.put(keys[:3], records_of(keys[:3]), 10)
+    assert [path.stat().st_size for path in tmp_path.glob("log-*")] == [LINE_BYTES * 5]
+
+
+def test_an_opening_without_changes_leaves_the_directory_as_it_was(tmp_path):
+    filled(tmp_path).close()
+    before = sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir())
+    for _ in range(3):
+        Disk(tmp_path, "1MiB", ahead=1).close()
+    assert sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir()) == before
+
+
+def test_a_reader_sees_what_was_there_while_another_process_writes(tmp_path):
+    keys = names_of(range(20))
+    with filled(tmp_path) as disk, DiskReader(tmp_path) as reader:
+        assert reader.contains(keys) == [True] * 20
+        assert reader.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 20
+        assert {entry.key for entry in reader.scan()} == set(keys)
+        disk.delete(keys[:10])
+        more = names_of(range(100, 105))
+        disk.put(more, records_of(more), 10)
+        outcomes = reader.get(keys, buffers_like(records_of(keys)), 10)
+        assert outcomes.count(ABSENT) == 5, "their slots have other records now"
+        assert outcomes.count(HIT) == 15
+        assert reader.put(keys[:1], records_of(keys[:1])) == [Outcome.SKIPPED]
+        reader.delete(keys)
+        assert disk.contains(keys[10:]) == [True] * 10
+        reader.check()
+    assert reader.get(keys[:1], [new_buffer(1152)]) == [Outcome.ERROR]
+
+
+def test_a_reader_opens_while_logs_are_replaced(tmp_path):
+    with filled(tmp_path, compact_lines=1) as disk:
+        more = names_of(range(50, 60))
+        for _ in range(30):
+            disk.put(more, records_of(more), 10)
+            disk.delete(more)
+            with DiskReader(tmp_path) as reader:
+                assert sum(reader.contains(names_of(range(20)))) == 20
+
+
+def test_small_records_go_through_the_page_cache_and_large_ones_past_it(tmp_path):
+    with Disk(tmp_path, "16MiB") as disk:
+        for number, payload_bytes in enumerate((1000, 100_000)):
+            key = name_of(number)
+            assert disk.put([key], [record_of(key, payload_bytes)], 10) == [STORED]
+        slabs = disk._records.slabs
+        assert not slabs[record_bytes(1000)].is_direct
+        assert slabs[record_bytes(100_000)].is_direct == disk.is_direct
+    with Disk(tmp_path, "16MiB", direct=False) as disk:
+        assert not disk.is_direct
+        assert disk.get([key], [new_buffer(record_bytes(100_000))]) == [HIT]
