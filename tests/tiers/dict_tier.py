@@ -1,5 +1,6 @@
 """The smallest tier: records in a dict, oldest first out."""
 
+from quire.errors import TierError
 from quire.tiers.base import Entry, Outcome, Tier
 
 
@@ -13,8 +14,10 @@ class DictTier(Tier):
         self.name, self.capacity = name, capacity
         self.records = {}
         self.leased = {}
+        self.is_closed = False
 
     def _get(self, keys, buffers, timeout_s, found):
+        self._must_be_open()
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             record = self.records.get(key)
             if record is None:
@@ -26,6 +29,7 @@ class DictTier(Tier):
                 found[index] = Outcome.HIT
 
     def _put(self, keys, records, timeout_s, done):
+        self._must_be_open()
         for index, (key, record) in enumerate(zip(keys, records, strict=True)):
             if key in self.records:
                 done[index] = Outcome.PRESENT
@@ -42,7 +46,15 @@ class DictTier(Tier):
         self.records.pop(oldest, None)
 
     def _contains(self, keys, timeout_s):
+        self._must_be_open()
         return [key in self.records for key in keys]
+
+    def close(self):
+        self.is_closed = True
+
+    def _must_be_open(self):
+        if self.is_closed:
+            raise TierError(f"{self.name} is closed")
 
     def _delete(self, keys, timeout_s):
         for key in keys:

@@ -16,8 +16,11 @@ FIRST_WINDOW = 64
 """Keys in the first question to a tier that others write to; each next one asks for four times as many."""
 
 SAMPLE_KEYS = 4
-_FRACTIONS = (1.0, 0.25, 0.5)
-"""Of `chunk_bytes`: how much is loaded to measure a tier, in turn, so that latency and bandwidth show."""
+_CHUNKS = (4.0, 0.25, 1.0)
+"""How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in chunks."""
+
+PROBE_SHARE = 0.05
+"""The most of a tier's bandwidth, as far as it is known, that measuring it may take."""
 
 
 class Call(Generic[T]):
@@ -141,8 +144,9 @@ class Asking:
             self._busy.add(level.index)
             self._probed_at[level.index] = now
             self._num_probes += 1
-            fraction = _FRACTIONS[self._num_probes % len(_FRACTIONS)]
-        room = fraction * int(shared.settings.chunk_bytes)
+            chunks = _CHUNKS[self._num_probes % len(_CHUNKS)]
+            affordable = PROBE_SHARE * shared.settings.probe_s * level.estimate.bandwidth
+        room = min(chunks * int(shared.settings.chunk_bytes), affordable)
         chosen: list[int] = []
         for at, where in enumerate(found):
             if where == level.index and (not chosen or room >= sizes[at]):

@@ -51,25 +51,23 @@ class Ticket:
         self.indices = indices
         self.places = places
         self.deadline = deadline
-        self.is_first = not chunk.tickets
+        self.is_first = fetch is chunk.owner
         self.is_copying = False
 
 
 class Chunk:
-    """Keys that one call reads from one tier."""
+    """Keys that one call reads from one tier, into the buffers that its owner had for them."""
 
-    __slots__ = ("began_s", "buffers", "deadline", "keys", "level", "state", "tickets")
+    __slots__ = ("buffers", "deadline", "keys", "level", "owner", "state", "tickets")
 
-    def __init__(
-        self, level: Level, keys: list[bytes], buffers: list[memoryview], deadline: Deadline
-    ) -> None:
+    def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
+        self.owner = owner
         self.level = level
-        self.keys = keys
-        self.buffers = buffers
+        self.keys = [owner.keys[index] for index in indices]
+        self.buffers = [owner.buffers[index] for index in indices]
         self.deadline = deadline
         self.state = State.WAITING
         self.tickets: list[Ticket] = []
-        self.began_s = 0.0
 
 
 class Span:

@@ -16,6 +16,10 @@ Clock: TypeAlias = Callable[[], float]
 Work: TypeAlias = Callable[[], None]
 
 
+RESOLUTION_S = 1e-6
+"""Less is no time: clocks are not that exact, and threads do not wake that soon."""
+
+
 class Signal(ABC):
     """Something to wait for. Once set it stays so until `clear`."""
 
@@ -104,7 +108,8 @@ class Deadline:
         if now < self._seen:
             self._end -= self._seen - now
         self._seen = now
-        return max(0.0, self._end - now)
+        left_s = self._end - now
+        return left_s if left_s > RESOLUTION_S else 0.0
 
     @property
     def passed(self) -> bool:

@@ -169,12 +169,7 @@ class Reader:
                 self._issue(Ticket(fetch, chunk, own, places, deadline))
                 level.meter.joined += len(own)
             for part in self._parts(fetch, rest if flights else indices):
-                chunk = Chunk(
-                    level,
-                    [fetch.keys[index] for index in part],
-                    [fetch.buffers[index] for index in part],
-                    deadline,
-                )
+                chunk = Chunk(fetch, level, part, deadline)
                 self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline))
                 for place, key in enumerate(chunk.keys):
                     flights.setdefault(key, (chunk, place))

@@ -1,0 +1,157 @@
+"""Lanes, deadlines, and the virtual time that tests run them in."""
+
+import threading
+import time
+
+import pytest
+
+from quire.errors import InvariantError
+from quire.tiers.lanes import Deadline, Job, Lane, ThreadLanes
+from quire.tiers.simulated import SimulatedLanes
+
+
+def job(work, drop=lambda: None):
+    return Job(work, drop)
+
+
+@pytest.fixture
+def lanes():
+    return SimulatedLanes(1)
+
+
+def a_lane(lanes, num_threads=1, when_closed=lambda: None):
+    return Lane(lanes, "test", num_threads, when_closed)
+
+
+def test_jobs_of_one_owner_run_in_order(lanes):
+    done = []
+
+    def main():
+        lane = a_lane(lanes)
+        for number in range(20):
+            lane.submit("me", job(lambda number=number: done.append(number)))
+        lanes.sleep(1)
+
+    lanes.run(main)
+    assert done == list(range(20))
+
+
+def test_an_owner_with_many_jobs_does_not_hold_up_one_with_one(lanes):
+    done = []
+
+    def one(name):
+        lanes.sleep(1.0)
+        done.append((name, lanes.time_s))
+
+    def main():
+        lane = a_lane(lanes)
+        for _ in range(100):
+            lane.submit("many", job(lambda: one("many")))
+        lanes.sleep(0.5)
+        lane.submit("few", job(lambda: one("few")))
+        lanes.sleep(5)
+
+    lanes.run(main)
+    assert ("few", 2.0) in done or ("few", 3.0) in done
+
+
+def test_a_job_that_hangs_occupies_one_thread(lanes):
+    done = []
+
+    def main():
+        lane = a_lane(lanes, num_threads=2)
+        lane.submit("hung", job(lambda: lanes.sleep(1e9)))
+        for number in range(10):
+            lane.submit("me", job(lambda number=number: done.append(number)))
+        lanes.sleep(1)
+        assert lane.num_alive == 2
+
+    lanes.run(main)
+    assert done == list(range(10))
+
+
+def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
+    done, dropped, closed = [], [], []
+
+    def main():
+        lane = a_lane(lanes, when_closed=lambda: closed.append(lanes.time_s))
+        lane.submit("me", job(lambda: lanes.sleep(5)))
+        lanes.sleep(1)
+        for number in range(3):
+            lane.submit("me", job(lambda: done.append(1), lambda n=number: dropped.append(n)))
+        lane.close()
+        lane.close()
+        lane.submit("me", job(lambda: done.append(1), lambda: dropped.append("late")))
+        assert not closed
+        lanes.sleep(10)
+
+    lanes.run(main)
+    assert (done, dropped, closed) == ([], [0, 1, 2, "late"], [5.0])
+
+
+def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
+    before = threading.active_count()
+    ended = threading.Event()
+    lane = Lane(ThreadLanes(), "test", 3, ended.set)
+    assert threading.active_count() == before
+    done = threading.Semaphore(0)
+    for _ in range(50):
+        lane.submit("me", job(done.release))
+    for _ in range(50):
+        assert done.acquire(timeout=10)
+    assert threading.active_count() <= before + 3
+    lane.close()
+    assert ended.wait(10)
+    while threading.active_count() > before:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_deadline_never_moves_away(lanes, jump_s):
+    def main():
+        deadline = Deadline(lanes, 1.0)
+        lanes.sleep(0.25)
+        assert deadline.left_s == pytest.approx(0.75)
+        lanes.jump(jump_s)
+        assert deadline.left_s <= 0.75
+        lanes.sleep(0.75)
+        assert deadline.passed
+
+    lanes.run(main)
+
+
+def test_virtual_time_stands_still_while_anybody_can_go_on(lanes):
+    def main():
+        lanes.sleep(1e6)
+        for _ in range(100):
+            lanes.pause()
+        return lanes.time_s
+
+    assert lanes.run(main) == 1e6
+
+
+def test_a_deadlock_is_found(lanes):
+    with pytest.raises(InvariantError, match="deadlock"):
+        lanes.run(lambda: lanes.signal().wait())
+
+
+def test_what_a_thread_raises_ends_the_simulation(lanes):
+    def main():
+        lanes.spawn("bad", lambda: 1 // 0)
+        lanes.sleep(1e9)
+
+    with pytest.raises(ZeroDivisionError):
+        lanes.run(main)
+
+
+def test_threads_that_still_wait_at_the_end_are_ended():
+    before = threading.active_count()
+    lanes = SimulatedLanes(3)
+
+    def main():
+        for _ in range(5):
+            lanes.spawn("waits", lambda: lanes.signal().wait())
+        lanes.sleep(1)
+
+    lanes.run(main)
+    assert threading.active_count() == before

@@ -1,0 +1,111 @@
+"""Thousands of histories of a stack whose tiers fail in every way, in virtual time."""
+
+import pytest
+from stack_world import RECORDS, World, fresh, prompt, sizes
+
+from quire.tiers.base import Outcome
+
+
+def run(seed, num_clients=4, num_steps=6, jumping=0.0):
+    world = World(seed, jumping)
+
+    def history():
+        world.together(num_clients, num_steps)
+        world.heal()
+        world.lanes.sleep(120)
+        after(world)
+        return world
+
+    return world.lanes.run(history)
+
+
+def after(world):
+    """All faults are over and two minutes have passed."""
+    stack = world.stack
+    keys = prompt(0)
+    for _ in range(4):  # trials are made when somebody asks; what was torn or lost goes
+        stack.find(keys, contiguous=False)
+        stack.used(keys)
+        stack.delete(keys)
+        for key in keys:  # one by one, since a queue may hold a few only
+            stack.evicted([key], fresh([key]))
+            assert stack.drain(5)
+        world.lanes.sleep(10)
+        buffers = stack.buffers(sizes(keys))
+        outcomes = stack.load(keys, buffers)
+    assert outcomes == [Outcome.HIT] * len(keys)
+    assert [bytes(buffer) for buffer in buffers] == [RECORDS[key] for key in keys]
+    if stack.settings.write != "back":
+        assert all(all(tier.contains(keys)) for tier in stack.tiers)
+    stats = stack.stats()
+    assert [tier.reading for tier in stats.tiers] == ["closed"] * len(stats.tiers)
+    assert [tier.queued_bytes for tier in stats.tiers] == [0] * len(stats.tiers)
+    assert stack._reader.num_in_flight == 0
+    assert stack._prefetching.num_active == 0
+    stack.check()
+    lanes = [lane for level in stack._levels for lane in (level.loads, level.stores)]
+    assert sum(lane.num_alive for lane in lanes) <= len(stack.tiers) * (stack.settings.threads + 1)
+    stack.close()
+    assert [lane.num_alive for lane in lanes] == [0] * len(lanes)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_fails_hits_are_right_calls_end_in_time_and_service_returns(block):
+    for seed in range(100 * block, 100 * block + 100):
+        try:
+            run(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_a_clock_that_jumps_does_no_harm():
+    for seed in range(2000, 2200):
+        try:
+            run(seed, jumping=0.1)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_the_same_seed_gives_the_same_history():
+    for seed in range(20):
+        one, two = run(seed), run(seed)
+        assert one.history == two.history
+        assert one.lanes.num_switches == two.lanes.num_switches
+
+
+def test_histories_meet_every_fault_and_every_outcome():
+    met, outcomes = set(), set()
+    for seed in range(150):
+        world = run(seed)
+        for tier in world.faulty:
+            met.update(name for name, count in tier.met.items() if count)
+        outcomes.update(
+            each
+            for event in world.history
+            for each in event[-1:]
+            if isinstance(each, list)
+            for each in each
+        )
+    assert met == {
+        "latency_s",
+        "errors",
+        "hangs",
+        "losses",
+        "full",
+        "corruption",
+        "short_reads",
+        "false_hits",
+        "crash_at",
+    }
+    assert {
+        "hit",
+        "absent",
+        "corrupt",
+        "timeout",
+        "error",
+        "skipped",
+        "stored",
+        "present",
+    } <= outcomes
