@@ -30,6 +30,7 @@ def run():
         ("generate",),
         ("inspect",),
         ("doctor",),
+        ("cache",),
         ("bench",),
         ("bench", "core"),
         ("bench", "hf"),
@@ -63,7 +64,7 @@ def test_help_imports_neither_numpy_nor_torch():
 def test_doctor_prints_json_only(run):
     found = json.loads(run("doctor", "--json").stdout)
     assert found["quire"] == __version__
-    assert set(found["extras"]) == {"cli", "torch", "hf"}
+    assert set(found["extras"]) == {"cli", "torch", "hf", "tiers", "redis", "objects", "mooncake"}
     assert found["cpu_cores"] >= 1
     assert found["packages"]["numpy"]
 

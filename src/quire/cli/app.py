@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from quire._version import __version__
 from quire.cli import (
     bench,
+    cache,
     curve,
     demo,
     doctor,
@@ -84,5 +85,6 @@ app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
 app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
+app.add_typer(cache.app, name="cache")
 app.add_typer(trace.app, name="trace")
 app.add_typer(bench.app, name="bench")

@@ -16,7 +16,24 @@ from quire.cli.output import facts_table, plain_table, print_json, progress, std
 from quire.config import format_bytes
 
 DISTRIBUTION = "quire-kv"
-PACKAGES = ("numpy", "msgspec", "typer", "rich", "torch", "transformers", "safetensors")
+MOONCAKE = "mooncake-transfer-engine-non-cuda"
+MODULES = {MOONCAKE: "mooncake"}
+"""What a package is imported as, where that is another name."""
+
+PACKAGES = (
+    "numpy",
+    "msgspec",
+    "typer",
+    "rich",
+    "torch",
+    "transformers",
+    "safetensors",
+    "xxhash",
+    "redis",
+    "hiredis",
+    "obstore",
+    MOONCAKE,
+)
 
 
 class Extra(NamedTuple):
@@ -30,6 +47,10 @@ EXTRAS = {
     "cli": Extra(("typer", "rich"), "this command line"),
     "torch": Extra(("torch",), "block pools in tensors"),
     "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache, demo, generate"),
+    "tiers": Extra(("xxhash",), "KV in host memory, on disk, in shared files"),
+    "redis": Extra(("xxhash", "redis", "hiredis"), "KV in Redis and Valkey"),
+    "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
+    "mooncake": Extra(("xxhash", MOONCAKE), "KV in a Mooncake store"),
 }
 
 
@@ -95,7 +116,8 @@ def examine() -> dict[str, Any]:
 
 def _version(package: str) -> str | None:
     try:
-        return version(package) if importlib.util.find_spec(package) else None
+        module = MODULES.get(package, package)
+        return version(package) if importlib.util.find_spec(module) else None
     except PackageNotFoundError:
         return None
 

@@ -40,24 +40,40 @@ MISSES = {
 
 def inspect(
     file: Annotated[
-        Path | None, typer.Argument(help="A saved snapshot.", show_default=False)
+        Path | None,
+        typer.Argument(help="A saved snapshot, or the directory of a tier.", show_default=False),
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Read token ids as bytes, and show them as text.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the snapshot as JSON.")] = False,
+    top: Annotated[
+        int, typer.Option(help="Of a tier: so many prefixes of each scope.", min=0)
+    ] = 12,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Of a tier: draw it into this file, too.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
 
     Reads what quire demo --save wrote, or the JSON of a manager.snapshot() of
     yours. Without a file it shows a small demonstration, which needs no torch.
 
+    Of the directory of a disk or files tier it shows what is stored: by model and
+    layers, by scope and prefix as far as names stand beside the records, how hot
+    and how big. Nothing is changed.
+
     [bold]Examples[/bold]
 
       quire inspect
       quire demo --save run.json && quire inspect run.json
       quire inspect run.json --json
+      quire inspect /var/cache/quire --svg tier.svg
     """
+    if file is not None and file.expanduser().is_dir():
+        _inspect_tier(file.expanduser(), top=top, svg=svg, as_json=as_json)
+        return
     state = demonstration() if file is None else read(file)
     if as_json:
         print_json(state)
@@ -73,6 +89,16 @@ def inspect(
         show(console, state, text=text or bool(state.get("text_is_bytes")))
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
+
+
+def _inspect_tier(path: Path, *, top: int, svg: Path | None, as_json: bool) -> None:
+    from quire.cli import tier_picture
+
+    picture = tier_picture.surveyed(path)
+    if as_json:
+        print_json(tier_picture.as_data(picture))
+    else:
+        tier_picture.draw(picture, top=top, svg=svg)
 
 
 def read(path: Path) -> dict[str, Any]:

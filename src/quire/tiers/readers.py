@@ -39,6 +39,7 @@ class FilesReader(Reader):
         self._root = os.fspath(path)
         self.modified_s: dict[bytes, float] = {}
         try:
+            os.listdir(self._root)  # noqa: PTH208 - `walk` finds nothing in what is not there
             listed = sorted(walk(self._root), reverse=True)
         except OSError as error:
             raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error

@@ -1,0 +1,128 @@
+"""Which records of a tier a command means: the oldest, a scope's, a prefix's."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.tiers.base import Entry, Tier
+    from quire.tiers.names import NameBook
+
+
+def oldest(entries: "Sequence[Entry]", keep_bytes: int) -> "list[Entry]":
+    """Return the records used longest ago, without which the others take at most `keep_bytes`."""
+    if any(entry.age < 0 for entry in entries):
+        raise ConfigError(
+            "this tier does not know which records were used last, it makes room by itself; "
+            "--scope, --prefix and --all work here"
+        )
+    kept = 0
+    by_use = sorted(entries, key=lambda entry: entry.age)
+    for index, entry in enumerate(by_use):
+        kept += entry.num_bytes
+        if kept > keep_bytes:
+            return by_use[index:]
+    return []
+
+
+def behind(names: "NameBook", scope: str | None, prefix: str | None) -> set[bytes]:
+    """Return the keys of a scope, or of a block and all behind it."""
+    start = _root(names, scope) if scope is not None else _block(names, prefix or "")
+    return _keys(names, _with_all_behind(names, start))
+
+
+def around(names: "NameBook", scope: str | None, prefix: str | None) -> set[bytes] | None:
+    """Return the keys of a scope, or of a block, all behind it and all before it; None: all."""
+    if scope is not None and prefix is not None:
+        raise ConfigError("--scope and --prefix together mean nothing; give one of them")
+    if scope is None and prefix is None:
+        return None
+    if scope is not None:
+        return behind(names, scope, None)
+    block = _block(names, prefix or "")
+    blocks = _with_all_behind(names, block)
+    while (block := names.parents.get(block, b"")) and block not in blocks:
+        blocks.add(block)
+    return _keys(names, blocks)
+
+
+def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
+    """Forget the names of blocks that no record is left of, nor of any behind them."""
+    from quire.tiers.names import NameBook, write_names
+
+    if not names.parents:
+        return
+    known = names.keys()
+    left = {known[entry.key][1] for entry in tier.scan() if entry.key in known}
+    kept = set(left)
+    for block in left:
+        above = names.parents[block]
+        while above in names.parents and above not in kept:
+            kept.add(above)
+            above = names.parents[above]
+    fresh = NameBook()
+    fresh.namespaces = names.namespaces
+    for block, parent in names.parents.items():
+        if block in kept:
+            fresh.add_blocks(parent, [block])
+            if parent in names.scopes:
+                fresh.add_scope(parent, names.scopes[parent])
+    write_names(fresh, path)
+
+
+def _keys(names: "NameBook", blocks: Iterable[bytes]) -> set[bytes]:
+    from quire.tiers.format import record_key
+
+    blocks = list(blocks)
+    return {record_key(digest, block) for digest in names.namespaces for block in blocks}
+
+
+def _with_all_behind(names: "NameBook", start: bytes) -> set[bytes]:
+    children: dict[bytes, list[bytes]] = {}
+    for block, parent in names.parents.items():
+        children.setdefault(parent, []).append(block)
+    found, waiting = {start}, [start]
+    while waiting:
+        for block in children.get(waiting.pop(), ()):
+            if block not in found:
+                found.add(block)
+                waiting.append(block)
+    return found
+
+
+def _root(names: "NameBook", scope: str) -> bytes:
+    _check_names(names)
+    roots = dict.fromkeys(
+        parent for parent in names.parents.values() if parent not in names.parents
+    )
+    found = [
+        root
+        for root in roots
+        if names.scopes.get(root) == scope or (scope and root.hex().startswith(scope))
+    ]
+    if len(found) != 1:
+        known = ", ".join(repr(names.scopes.get(root) or root.hex()[:12]) for root in roots)
+        many = "no scope" if not found else f"{len(found)} scopes"
+        raise ConfigError(f"{many} called {scope!r}; there are {known}")
+    return found[0]
+
+
+def _block(names: "NameBook", prefix: str) -> bytes:
+    _check_names(names)
+    found = [block for block in names.parents if prefix and block.hex().startswith(prefix.lower())]
+    if len(found) != 1:
+        many = "no block's hash begins" if not found else f"{len(found)} blocks' hashes begin"
+        raise ConfigError(
+            f"{many} with {prefix!r}; quire inspect shows the beginnings that are enough"
+        )
+    return found[0]
+
+
+def _check_names(names: "NameBook") -> None:
+    if not names.parents:
+        raise ConfigError(
+            "no names stand beside the records (names.jsonl), so that scopes and prefixes are not "
+            "known: keys are digests; --to and --all work without"
+        )

@@ -1,0 +1,236 @@
+"""What a tier holds, drawn: namespaces, prefixes by scope, and how hot they are."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quire.cli.output import facts_table, is_utf8, plain_table, progress, stdout
+from quire.cli.tier_place import check_installed, kind_of, reading
+from quire.config import format_bytes
+
+if TYPE_CHECKING:
+    from quire.tiers.format import Namespace
+    from quire.tiers.survey import NamespaceRow, Survey, Tally
+
+HASH_DIGITS = 10
+MAX_INDENT = 8
+
+STRIP = 20
+"""Characters of a strip: two buckets each, what was used last on the left."""
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+ASCII_LEVELS = " .:-=+*#@"
+STYLES = ("red", "red", "yellow", "yellow", "yellow", "cyan", "cyan", "blue", "blue", "blue")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A tier's directory, what it holds, and when the first and the last of it was used, if files say so."""
+
+    path: Path
+    found: "Survey"
+    used_at: tuple[float, float] | None
+
+
+def surveyed(path: Path) -> Picture:
+    """Look through the tier of a directory. Raises `TierError` and `ConfigError`."""
+    check_installed()
+    from quire.tiers.readers import FilesReader
+    from quire.tiers.survey import survey
+
+    with reading(str(path)) as held, progress("listing records") as begin:
+        found = survey(
+            held.tier, held.names, lambda done, total: begin(f"reading {done:,} of {total:,}")
+        )
+        times = held.tier.modified_s.values() if isinstance(held.tier, FilesReader) else ()
+        return Picture(path, found, (min(times), max(times)) if times else None)
+
+
+def as_data(picture: Picture) -> dict[str, Any]:
+    """Return a survey as JSON has it; times in seconds since the epoch."""
+    import msgspec
+
+    first, last = picture.used_at or (None, None)
+    return {
+        "path": str(picture.path),
+        "kind": kind_of(picture.path),
+        "used_first_at": first,
+        "used_last_at": last,
+        **msgspec.to_builtins(picture.found, str_keys=True),
+    }
+
+
+def draw(picture: Picture, *, top: int, svg: Path | None) -> None:
+    """Print a survey, with the `top` largest prefixes; and as a picture into a file, if given."""
+    console = stdout()
+    if svg is not None:
+        console = Console(highlight=False, record=True, width=max(console.width, 100))
+    _draw(console, picture, top)
+    if svg is not None:
+        from quire.errors import ConfigError
+
+        try:
+            console.save_svg(str(svg), title=f"quire inspect {picture.path}")
+        except OSError as error:
+            raise ConfigError(f"cannot write {str(svg)!r}: {error.strerror}") from error
+
+
+def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
+    """Say what a namespace is in few words."""
+    if namespace is None:
+        return f"{fingerprint[:12]}... (no name)" if fingerprint else "not read"
+    first, stop = namespace.heads
+    heads = f", heads {first}-{stop - 1}" if stop else ", states"
+    return (
+        f"{_short(namespace.model)}, {_printable(namespace.dtype)}, blocks of "
+        f"{namespace.block_size}, layers {_ranges(namespace.layers)}{heads}"
+    )
+
+
+def _draw(console: Console, picture: Picture, top: int) -> None:
+    utf8 = is_utf8(console)
+    path, found = picture.path, picture.found
+    total = found.total
+    facts = [
+        ("tier", f"{path} ({kind_of(path)})"),
+        ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
+        (
+            "sizes",
+            ", ".join(
+                f"{count:,} of {format_bytes(size)}" for size, count in found.record_sizes.items()
+            )
+            or "none",
+        ),
+    ]
+    if picture.used_at is not None:
+        first, last = (_ago(time.time() - at) for at in picture.used_at)
+        facts.append(("modified", f"{first} to {last}"))
+    if found.bad_lines:
+        facts.append(("names", f"{found.bad_lines:,} lines could not be read and were left out"))
+    console.print()
+    console.print(facts_table((name, Text(value)) for name, value in facts))
+    if not total.records:
+        return
+    console.print()
+    console.print(_namespaces(found, utf8=utf8))
+    if found.scopes:
+        console.print(_prefixes(found, top, utf8=utf8))
+    if found.unnamed.records:
+        line = Text.assemble(
+            ("without a name", "bold"),
+            f"  {found.unnamed.records:,} records, {format_bytes(found.unnamed.num_bytes)}  ",
+            _strip(found.unnamed, total, utf8=utf8),
+        )
+        console.print(line)
+        if not found.scopes:
+            console.print(
+                "Keys are digests: without names.jsonl beside the records nobody can tell their "
+                "prefixes.",
+                style="bright_black",
+            )
+    if total.recency:
+        console.print(
+            "used: on the left what was used last, on the right what goes first; the height is a "
+            "row's share of the records of that age",
+            style="bright_black",
+        )
+
+
+def _namespaces(found: "Survey", *, utf8: bool) -> Table:
+    table = plain_table()
+    table.add_column("namespace", overflow="fold")
+    for name in ("tokens", "records", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("used", no_wrap=True, min_width=STRIP)
+    for row in found.namespaces:
+        table.add_row(
+            _namespace(row),
+            f"{row.tally.records * row.tokens_per_block:,}" if row.tokens_per_block else "",
+            *_counts(row.tally, found.total, utf8=utf8),
+        )
+    return table
+
+
+def _namespace(row: "NamespaceRow") -> Text:
+    words = namespace_words(row.namespace, row.fingerprint)
+    return Text(words if row.namespace or not row.dtype else f"{words}, {row.dtype}")
+
+
+def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
+    table = plain_table()
+    table.add_column("scope and prefix", no_wrap=True, overflow="ellipsis")
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("records", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("used", no_wrap=True, min_width=STRIP)
+    for scope in found.scopes:
+        name = _printable(scope.label) or f"scope {scope.root[:12]}"
+        table.add_row(Text(name, "bold"), "", *_counts(scope.tally, found.total, utf8=utf8))
+        largest = sorted(scope.runs, key=lambda run: -run.below.num_bytes)[:top]
+        shown = {run.first_block for run in largest}
+        for run in scope.runs:
+            if run.first_block in shown:
+                table.add_row(
+                    Text("  " * (1 + min(run.depth, MAX_INDENT)) + run.first_block[:HASH_DIGITS]),
+                    f"{run.start_token:,}-{run.stop_token:,}",
+                    *_counts(run.own, found.total, utf8=utf8),
+                )
+        hidden = len(scope.runs) - len(largest)
+        if hidden:
+            table.add_row(Text(f"  and {hidden:,} smaller ones", "bright_black"))
+    return table
+
+
+def _counts(tally: "Tally", total: "Tally", *, utf8: bool) -> tuple[str, str, Text]:
+    strip = _strip(tally, total, utf8=utf8)
+    return f"{tally.records:,}", format_bytes(tally.num_bytes), strip
+
+
+def _strip(tally: "Tally", total: "Tally", *, utf8: bool) -> Text:
+    """Draw what share of the records of each age is counted here."""
+    levels = LEVELS if utf8 else ASCII_LEVELS
+    text = Text()
+    if not tally.recency:
+        return text
+    each = len(total.recency) // STRIP
+    for place in range(STRIP):
+        part = slice(place * each, (place + 1) * each)
+        mine, of = sum(tally.recency[part]), sum(total.recency[part])
+        level = -(-mine * (len(levels) - 1) // of) if of else 0
+        text.append(levels[level], STYLES[place * len(STYLES) // STRIP])
+    return text
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def _short(model: str) -> str:
+    model = _printable(model)
+    return f"{model[:12]}..." if len(model) > 40 else model
+
+
+def _printable(text: str) -> str:
+    """Return text without what would move a terminal's cursor."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    parts: list[str] = []
+    first = last = None
+    for layer in (*layers, None):
+        if layer is not None and last is not None and layer == last + 1:
+            last = layer
+            continue
+        if first is not None:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = layer
+    return ", ".join(parts)

@@ -1,0 +1,136 @@
+"""Where a command finds a tier: a directory that one has written, or an address."""
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.tiers.base import Tier
+    from quire.tiers.names import NameBook
+
+_SLAB = re.compile(r"slab-\d+\.quire")
+_LOG = re.compile(r"log-\d+\.quire")
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
+_SECRET = re.compile(r"//[^/@]*@")
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An open tier, its directory if it has one, and the names beside its records."""
+
+    tier: "Tier"
+    path: Path | None
+    names: "NameBook"
+
+
+def kind_of(path: Path) -> str | None:
+    """Return "disk" or "files" for a directory that such a tier has written, else None."""
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except OSError:
+        return None
+    if any(_SLAB.fullmatch(name) or _LOG.fullmatch(name) for name in names):
+        return "disk"
+    if "unfinished" in names or any(
+        _FOLDER.fullmatch(name) and next((path / name).glob("??/*.quire"), None) for name in names
+    ):
+        return "files"
+    return None
+
+
+def check_installed() -> None:
+    """Raise `ConfigError` where the package that every tier needs is missing."""
+    if find_spec("xxhash") is None:
+        raise ConfigError("tiers need xxhash: pip install 'quire-kv[tiers]'")
+
+
+@contextmanager
+def reading(place: str) -> Generator[Place]:
+    """Open a tier to look at it: nothing of it is changed."""
+    from quire.tiers.disk_reader import DiskReader
+    from quire.tiers.readers import FilesReader, ReadOnly
+
+    path = path_of(place)
+    if path is None:
+        tier = ReadOnly(_opened(place))
+    elif _checked_kind(place, path) == "files":
+        tier = FilesReader(path)
+    else:
+        tier = DiskReader(path)
+    yield from _placed(tier, path)
+
+
+@contextmanager
+def writing(place: str, capacity_bytes: int | None = None) -> Generator[Place]:
+    """Open a tier to change it. A directory of slabs keeps its size, unless a capacity is given."""
+    from quire.tiers.files import Files
+
+    path = path_of(place)
+    if _ADDRESS.match(place):
+        tier = _opened(place)
+    elif path is not None and _checked_kind(place, path) == "files":
+        tier = Files(path)
+    else:
+        tier = _disk(Path(place).expanduser(), capacity_bytes)
+    yield from _placed(tier, path)
+
+
+def shown(place: str) -> str:
+    """Return a place as it may be printed: without user and password."""
+    return _SECRET.sub("//...@", place)
+
+
+def path_of(place: str) -> Path | None:
+    """Return the directory that a place is, or that `disk:` and `files:` name; None for others."""
+    match = _ADDRESS.match(place)
+    if match is None:
+        return Path(place).expanduser()
+    if match[1] not in ("disk", "files"):
+        return None
+    return Path(place[match.end() :].partition("?")[0].removeprefix("//")).expanduser()
+
+
+def _placed(tier: "Tier", path: Path | None) -> Generator[Place]:
+    from quire.tiers.names import NameBook
+
+    with tier:
+        yield Place(tier, path, NameBook() if path is None else NameBook.read(path))
+
+
+def _checked_kind(place: str, path: Path) -> str:
+    kind = kind_of(path)
+    if kind is None:
+        reason = (
+            "there is no such directory"
+            if not path.exists()
+            else "it is no directory"
+            if not path.is_dir()
+            else "it holds neither slabs (disk) nor folders of records (files)"
+        )
+        hint = (
+            "give the directory"
+            if path.is_file()
+            else f"to begin one give its kind, 'disk:{place}?capacity=200GiB' or 'files:{place}'"
+        )
+        raise ConfigError(f"{place!r} is not the directory of a tier: {reason}; {hint}")
+    return kind
+
+
+def _disk(path: Path, capacity_bytes: int | None) -> "Tier":
+    from quire.tiers.disk import Disk
+
+    held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
+    return Disk(path, max(capacity_bytes or held, 1))
+
+
+def _opened(place: str) -> "Tier":
+    from quire.tiers.opening import open_tier
+
+    return open_tier(place)

@@ -1,0 +1,93 @@
+"""Tiers that are looked at: what they show, and that they change nothing."""
+
+import pytest
+from dict_tier import DictTier
+from prefixes_help import FULL, hashes_of, sealed, store
+
+from quire.errors import TierError
+from quire.tiers.base import Outcome
+from quire.tiers.files import Files
+from quire.tiers.files_room import file_of
+from quire.tiers.format import new_buffer
+from quire.tiers.readers import FilesReader, ReadOnly
+
+BLOCKS = hashes_of(range(24))
+
+
+@pytest.fixture
+def keys(tmp_path):
+    with Files(tmp_path) as tier:
+        return store(tier, FULL, BLOCKS)
+
+
+def read(tier, keys, size=384):
+    return tier.get(keys, [new_buffer(size) for _ in keys])
+
+
+def tree(path):
+    return {each: (each.stat().st_mtime_ns, each.read_bytes()) for each in path.rglob("*.quire")}
+
+
+def test_files_are_read_and_listed_as_the_tier_lists_them(keys, tmp_path):
+    with FilesReader(tmp_path) as reader, Files(tmp_path) as tier:
+        assert list(reader.scan()) == list(tier.scan())
+        assert reader.scan().__next__().key == keys[0]
+        assert read(reader, keys) == [Outcome.HIT] * 6
+        assert reader.contains([keys[0], bytes(32)]) == [True, False]
+        assert (reader.stats().num_records, reader.stats().num_bytes) == (6, 6 * 384)
+
+
+def test_what_is_damaged_is_found_and_stays(keys, tmp_path):
+    path = file_of(str(tmp_path), keys[2])
+    data = bytearray(open(path, "rb").read())  # noqa: PTH123, SIM115
+    data[300] ^= 1
+    with open(path, "wb") as file:  # noqa: PTH123
+        file.write(data)
+    before = tree(tmp_path)
+    with FilesReader(tmp_path) as reader:
+        assert read(reader, keys)[2] is Outcome.CORRUPT
+    assert tree(tmp_path) == before
+
+
+def test_nothing_is_stored_or_deleted(keys, tmp_path):
+    before = tree(tmp_path)
+    key, record = sealed(FULL, bytes(32))
+    with FilesReader(tmp_path) as reader:
+        assert reader.put([key], [record]) == [Outcome.SKIPPED]
+        reader.delete(keys)
+        reader.touch(keys)
+    assert tree(tmp_path) == before
+
+
+def test_what_went_meanwhile_is_absent_and_another_size_is_foreign(keys, tmp_path):
+    with FilesReader(tmp_path) as reader:
+        with Files(tmp_path) as tier:
+            tier.delete(keys[:1])
+        assert read(reader, keys[:1]) == [Outcome.ABSENT]
+        assert read(reader, keys[1:2], 64) == [Outcome.FOREIGN]
+
+
+def test_times_are_those_of_the_files(keys, tmp_path):
+    with FilesReader(tmp_path) as reader:
+        assert reader.modified_s.keys() == set(keys)
+        assert reader.modified_s[keys[0]] > reader.modified_s[keys[1]]
+
+
+def test_a_directory_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(TierError, match="cannot list"):
+        FilesReader(tmp_path / "gone")
+
+
+def test_any_tier_is_read_without_being_changed():
+    tier = DictTier()
+    keys = store(tier, FULL, BLOCKS)
+    record = bytearray(tier.records[keys[1]])
+    record[300] ^= 1
+    tier.records[keys[1]] = bytes(record)
+    with ReadOnly(tier) as reader:
+        assert read(reader, keys[:3]) == [Outcome.HIT, Outcome.CORRUPT, Outcome.HIT]
+        assert reader.put([keys[0]], [memoryview(tier.records[keys[0]])]) == [Outcome.SKIPPED]
+        assert reader.contains([keys[1], bytes(32)]) == [True, False]
+        assert list(reader.scan()) == list(tier.scan())
+        assert reader.stats().num_records == 6
+    assert tier.records[keys[1]] == bytes(record)
