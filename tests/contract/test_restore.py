@@ -27,7 +27,7 @@ def bring(manager, tokens, scope=None, **extra):
     for group in range(len(manager.groups)):
         held = set(np.flatnonzero(here.held[group]).tolist())
         brought[group] = [at for at in manager.required(group, end) if at not in held]
-    with manager.restore(tokens, brought, scope, **extra) as restore:
+    with manager.restore(tokens, end, brought, scope, **extra) as restore:
         for group, places in brought.items():
             assert len(restore.blocks[group]) == len(places)
         restore.commit()
@@ -48,7 +48,7 @@ def test_a_restored_prefix_is_found_and_counts_as_no_request():
 def test_nothing_is_found_before_the_commit_and_without_one_all_goes_back():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 4, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
-    with manager.restore(run(0, 16), brought):
+    with manager.restore(run(0, 16), 4, brought):
         assert found(manager, run(0, 16)) == 0
         assert [pool.num_active for pool in manager.groups] == [4, 2, 1]
         manager.check()
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused_and_room_says_so_before():
     serve(manager, run(0, 8))
     assert manager.residency(run(0, 25)).room == (2,)
     with rejected(manager, OutOfBlocks, "restoring 6 blocks"):
-        manager.restore(run(0, 24), {0: [2, 3, 4, 5]})
+        manager.restore(run(0, 24), 6, {0: [2, 3, 4, 5]})
     assert bring(manager, run(0, 16)) == {0: [2, 3]}
     manager.close(seq)
 
@@ -122,24 +122,24 @@ def test_a_hit_that_would_lack_something_is_refused():
     whole = {0: [0, 1, 2, 3, 4], 1: [0, 3, 4], 2: [4]}
     for group, places in ((0, [1, 2, 3, 4]), (1, [3, 4]), (1, [0, 4]), (2, [])):
         with rejected(manager, ConfigError, "neither here nor brought"):
-            manager.restore(run(0, 20), {**whole, group: places})
+            manager.restore(run(0, 20), 5, {**whole, group: places})
     for group, places in ((0, [0, 1, 2, 4, 3]), (1, [0, 3, 4, 5]), (0, [0, 0, 1, 2, 3, 4])):
         with rejected(manager, ConfigError, "rise"):
-            manager.restore(run(0, 20), {**whole, group: places})
+            manager.restore(run(0, 20), 5, {**whole, group: places})
     with rejected(manager, ConfigError, "only the state at the end"):
-        manager.restore(run(0, 20), {**whole, 2: [3, 4]})
+        manager.restore(run(0, 20), 5, {**whole, 2: [3, 4]})
     with rejected(manager, ConfigError, "layer group 3"):
-        manager.restore(run(0, 20), {**whole, 3: [4]})
-    with rejected(manager, ConfigError, "whole blocks"):
-        manager.restore(run(0, 21), whole)
-    with manager.restore(run(0, 20), whole) as restore:
+        manager.restore(run(0, 20), 5, {**whole, 3: [4]})
+    with rejected(manager, ConfigError, "6 blocks of 4 of a prompt of 21 tokens"):
+        manager.restore(run(0, 21), 6, whole)
+    with manager.restore(run(0, 20), 5, whole) as restore:
         restore.commit()
         with pytest.raises(SequenceError):
             restore.commit()
     with pytest.raises(SequenceError):
         restore.commit()
     with rejected(manager, ConfigError, "finds 5 blocks already"):
-        manager.restore(run(0, 20), {})
+        manager.restore(run(0, 20), 5, {})
 
 
 def test_it_waits_until_planned_copies_are_done():
@@ -147,7 +147,7 @@ def test_it_waits_until_planned_copies_are_done():
     serve(manager, run(0, 16))
     seq = manager.open([*range(6), 99])
     with rejected(manager, CopyError, "take_copies"):
-        manager.restore(run(1000, 8), {0: [0, 1]})
+        manager.restore(run(1000, 8), 2, {0: [0, 1]})
     manager.take_copies()
     manager.close(seq)
     assert bring(manager, run(1000, 8)) == {0: [0, 1]}
@@ -168,7 +168,7 @@ def test_scopes_and_media_keep_restored_prefixes_apart():
 def test_what_another_request_computed_meanwhile_is_kept_once():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
-    with manager.restore(run(0, 16), brought) as restore:
+    with manager.restore(run(0, 16), 4, brought) as restore:
         serve_in_pieces(manager, run(0, 17))
         restore.commit()
         manager.check()

@@ -79,10 +79,10 @@ class HybridRequests(HybridComparison):
         assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope)
         if self.copies_taken is False and manager.copies:
             self.take_copies()
-        prefix = np.array(tokens[: end * size], dtype=np.int32)
+        prompt = np.array(tokens, dtype=np.int32)
         if end <= here.accepted:
             if end:
-                self.must_raise(ConfigError, manager.restore, prefix, {}, scope)
+                self.must_raise(ConfigError, manager.restore, prompt, end, {}, scope)
             return
         brought = {}
         for group in self.groups:
@@ -93,9 +93,11 @@ class HybridRequests(HybridComparison):
             brought[group] = sorted(wanted - held)
         lacking = {g: places[:-1] for g, places in brought.items() if places}
         if any(set(manager.required(g, end)) & {brought[g][-1]} for g in lacking):
-            self.must_raise(ConfigError, manager.restore, prefix, {**brought, **lacking}, scope)
+            self.must_raise(
+                ConfigError, manager.restore, prompt, end, {**brought, **lacking}, scope
+            )
         room = here.room
-        restore = self.call(manager.restore, prefix, brought, scope, may_raise=OutOfBlocks)
+        restore = self.call(manager.restore, prompt, end, brought, scope, may_raise=OutOfBlocks)
         fits = all(len(places) <= room[g] for g, places in brought.items())
         fits = fits and all(room[g] for g in self.settings.recurrent)
         if isinstance(restore, OutOfBlocks):

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """A cached text: what to open to find it, and the lengths in blocks at which hits can end."""
+    """A cached text: what to open to find it, and the lengths in blocks at which hits can end.
+
+    Where what is cached ends inside a media item, the tokens go on to the item's end.
+    """
 
     tokens: IntArray
     scope: Scope
@@ -114,8 +117,8 @@ def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]
         if mark < at:
             continue
         digest, placeholders = manager.media.content(int(tokens[mark]))
-        span = np.frombuffer(placeholders, INT32)[: len(tokens) - mark]
-        tokens[mark : mark + len(span)] = span
+        span = np.frombuffer(placeholders, INT32)
+        tokens = np.concatenate((tokens[:mark], span, tokens[mark + len(span) :]))
         media.append(MediaItem(digest, mark, len(span)))
         at = mark + len(span)
     return tokens, media

@@ -126,24 +126,25 @@ class Restores(Requests):
     def restore(
         self,
         tokens: TokenIds,
+        end: int,
         brought: Brought,
         scope: Scope | None = None,
         media: Items[MediaItem] = (),
     ) -> Restore:
-        """Give out blocks for the parts of a prefix that come back, so that a hit of all of it works.
+        """Give out blocks for the parts of a prompt's first `end` blocks that come back.
 
-        `tokens` are whole blocks; `brought` is what is not here of what a hit at their end needs, and
-        may name more than that. All or nothing: raises `OutOfBlocks`, `CopyError` while
+        `brought` is what is not here of what a hit of so many blocks needs, and may name more. All or nothing: raises `OutOfBlocks`, `CopyError` while
         copies wait to be taken, `ConfigError` where a hit would lack something or a block is here
         already, and what `probe` raises.
         """
         key, root = self._read(key_of(tokens), scope, media)
-        end, rest = divmod(len(key), self.tree.block_bytes)
-        if rest:
+        num_bytes = end * self.tree.block_bytes
+        if not 0 < num_bytes <= len(key):
             raise ConfigError(
-                f"{len(key) // TOKEN_BYTES} tokens are no whole blocks of {self.block_size}; restore "
-                "whole blocks"
+                f"{end} blocks of {self.block_size} of a prompt of {len(key) // TOKEN_BYTES} tokens; "
+                "restore at least one, and what the prompt has"
             )
+        key = key[:num_bytes]
         match = self.tree.match(root, key, len(key))
         accepted = self.lookup.accepted(match).num_bytes // self.tree.block_bytes
         self._check_brought(match, (accepted, end), brought)
@@ -160,7 +161,7 @@ class Restores(Requests):
                 what = f"restoring {end} blocks leaves room for {available} of a group"
                 raise pool.shortage(what, wanted, "restore less, or close sequences")
         if media:
-            key = self._store_media(tokens, media)
+            key = self._store_media(tokens, media)[:num_bytes]
         else:
             check_sign(key[match.num_bytes :])
         return self._begin(match, key, scope, accepted, (needed, brought))
