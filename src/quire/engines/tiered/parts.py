@@ -1,0 +1,122 @@
+"""Parts: which bytes of a block make one record, and the keys under which they are found."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from quire.core.evictions import NamedBlock
+from quire.tensors.layout import KVLayout
+from quire.tensors.model import ModelLayout
+from quire.tensors.pool import Pool
+from quire.tensors.records import BlockCodec
+from quire.tiers.format import (
+    DType,
+    Header,
+    Namespace,
+    payload_of,
+    record_bytes,
+    record_key,
+    seal,
+)
+
+REMEMBERED_KEYS = 1 << 16
+"""Keys that a part remembers by block digest: hashing each one anew is most of a lookup."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What made the bytes, and in which pieces they are stored.
+
+    `model`   a name that equal weights, config and code have in common, and no others
+    `dtype`   None stores what pools hold; "fp8", "int8", "int4" store K and V in fewer bits
+    `splits`  records per block that the KV heads are split over, where their number allows: the
+              largest degree of tensor parallelism under which they are to be found
+    """
+
+    model: str
+    dtype: str | None = None
+    splits: int = 1
+
+
+class Part:
+    """Some KV heads of the layers of one group, or its states: what one record holds of a block.
+
+    `group`      index of the layer group
+    `codec`      between the group's pool and payloads
+    `namespace`  what must be equal for a record to be read
+    """
+
+    def __init__(self, group: int, codec: BlockCodec, namespace: Namespace) -> None:
+        self.group = group
+        self.codec = codec
+        self.namespace = namespace
+        self._digest = self.namespace.digest
+        self._keys: dict[bytes, bytes] = {}
+        self._dtype = DType[self.codec.dtype_code]
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of each record."""
+        return record_bytes(self.codec.payload_bytes)
+
+    def key(self, digest: bytes) -> bytes:
+        """Return the key of the block with this digest."""
+        known = self._keys.get(digest)
+        if known is None:
+            if len(self._keys) >= REMEMBERED_KEYS:
+                self._keys.clear()
+            known = self._keys[digest] = record_key(self._digest, digest)
+        return known
+
+    def encode(
+        self, pool: Pool, blocks: Sequence[NamedBlock], buffers: Sequence[memoryview]
+    ) -> None:
+        """Write blocks of the pool into sealed records."""
+        size = self.codec.payload_bytes
+        self.codec.encode(
+            pool, [each.block for each in blocks], [payload_of(each, size) for each in buffers]
+        )
+        tokens = self.namespace.block_size if isinstance(self.codec.memory, KVLayout) else 0
+        for block, buffer in zip(blocks, buffers, strict=True):
+            key = self.key(block.digest)
+            seal(buffer, Header(key, self._digest, size, tokens, self.group, self._dtype))
+
+    def decode(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> None:
+        """Write verified records into blocks of the pool."""
+        size = self.codec.payload_bytes
+        payloads = [payload_of(each, size) for each in buffers]
+        self.codec.decode(payloads, pool, block_ids)
+
+
+def make_parts(layout: ModelLayout, origin: Origin) -> list[list[Part]]:
+    """Return the parts of each layer group of a model. Raises `ConfigError` for an unknown dtype."""
+    return [
+        list(_parts_of(layout, index, origin, heads))
+        for index, heads in enumerate(_head_groups(layout, origin.splits))
+    ]
+
+
+def _head_groups(layout: ModelLayout, splits: int) -> Iterable[list[tuple[int, int] | None]]:
+    for group in layout.groups:
+        memory = group.memory
+        if not isinstance(memory, KVLayout):
+            yield [None]
+            continue
+        step = memory.kv_heads // splits if memory.kv_heads % splits == 0 else memory.kv_heads
+        yield [(first, first + step) for first in range(0, memory.kv_heads, step)]
+
+
+def _parts_of(
+    layout: ModelLayout, index: int, origin: Origin, heads: list[tuple[int, int] | None]
+) -> Iterable[Part]:
+    group = layout.groups[index]
+    for span in heads:
+        codec = BlockCodec(group.memory, origin.dtype, span)
+        namespace = Namespace(
+            model=origin.model,
+            dtype=codec.dtype_name,
+            block_size=layout.block_size,
+            layout=codec.layout_name,
+            layers=group.layers,
+            heads=codec.heads,
+        )
+        yield Part(index, codec, namespace)

@@ -1,0 +1,194 @@
+"""A whole cache as a directory: the records of its blocks, and the texts that they are of.
+
+    path/prefixes      what was cached, as msgpack: see `Manifest`
+    path/records/...   a `quire.tiers.files.Files` directory
+
+The texts are the prompts themselves, and the scopes with their salts: keep such a directory as you would keep those.
+"""
+
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from quire.core.kept import Prefix, all_blocks, prefixes
+from quire.core.scope import MediaItem, Scope
+from quire.core.tokens import IntArray
+from quire.engines.tiered.store import TieredStore, first_chunk
+from quire.errors import ConfigError, QuireError, TierError
+from quire.tiers.base import Outcome
+from quire.tiers.files import Files
+from quire.tiers.settings import StackSettings
+from quire.tiers.stack import TierStack
+
+Over = Callable[[TierStack], TieredStore]
+"""Makes a store of some cache over other tiers."""
+
+PUT_TIMEOUT_S = 600.0
+MAX_MANIFEST_BYTES = 1 << 32
+
+
+class SavedPrefix(msgspec.Struct, frozen=True):
+    """A text as it is written: tokens as little-endian int32, and the rest as `Prefix` has it."""
+
+    tokens: bytes
+    scope: Scope
+    media: list[MediaItem]
+    ends: list[int]
+
+
+class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-1"):
+    """What a saved cache says of itself. `namespaces` are those of the parts, as hexadecimal digests."""
+
+    model: str
+    block_size: int
+    namespaces: list[str]
+    prefixes: list[SavedPrefix]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came of a saved cache: tokens in the cache now, of so many saved; why others did not come."""
+
+    num_tokens: int
+    num_saved_tokens: int
+    causes: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def save_to(path: str | os.PathLike[str], over: Over) -> int:
+    """Write all that is cached into a directory; return its records.
+
+    A cache saved there before is replaced when the new one is complete. Raises `ConfigError` for
+    a directory that holds anything else, and `TierError` where it cannot be written.
+    """
+    target = Path(path).absolute()
+    if target.exists() and not _is_saved(target):
+        raise ConfigError(f"{target} exists and is no saved cache; name another place")
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        fresh.mkdir(parents=True, mode=0o700)
+        with TierStack([Files(fresh / "records")]) as stack:
+            store = over(stack)
+            count = _write_records(stack, store)
+        (fresh / "prefixes").write_bytes(msgspec.msgpack.encode(_manifest(store)))
+        old = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise TierError(f"cannot save to {target}: {error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return count
+
+
+def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
+    """Bring a saved cache into a manager and its pools, as far as they have room; that used last stays.
+
+    Raises `ConfigError` for a directory that is no saved cache, and for one of another model, block size
+    or layout. Records that are damaged are left out, with what follows them.
+    """
+    source = Path(path).absolute()
+    manifest = _read(source)
+    settings = StackSettings(
+        read_only=True, promote=False, gate=False, load_timeout_s=60.0, lookup_timeout_s=60.0
+    )
+    num_tokens, num_saved, causes = 0, 0, Counter[str]()
+    with TierStack([Files(source / "records")], settings) as stack:
+        store = over(stack)
+        _check_same(source, manifest, store)
+        for prefix in manifest.prefixes:
+            tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
+            num_saved += tokens.size
+            for end in prefix.ends:
+                text, media = _head(tokens, prefix.media, end * manifest.block_size)
+                came = store.onboard(np.append(text, np.int32(0)), prefix.scope, media)
+                num_tokens += sum(came.tokens.values())
+                causes.update(came.causes)
+    return Loaded(num_tokens, num_saved, dict(sorted(causes.items())))
+
+
+def _write_records(stack: TierStack, store: TieredStore) -> int:
+    blocks = all_blocks(store.manager)
+    pieces = [(block, part) for block in blocks for part in store.parts[block.group]]
+    count = len(pieces)
+    while pieces:
+        chunk, pieces = first_chunk(pieces)
+        keys, records = store.encode(chunk)
+        outcomes = stack.tiers[0].put(keys, records, PUT_TIMEOUT_S)
+        stack.give_back(records)
+        kept = (Outcome.STORED, Outcome.PRESENT)
+        failed = Counter(str(each) for each in outcomes if each not in kept)
+        if failed:
+            raise TierError(f"not all records could be written ({dict(failed)}); is there room?")
+    return count
+
+
+def _head(
+    tokens: IntArray, media: list[MediaItem], num_tokens: int
+) -> tuple[IntArray, list[MediaItem]]:
+    """Return the first tokens of a text, to the end of the media item that they end in."""
+    inside = [item for item in media if item.start < num_tokens]
+    stop = max([num_tokens, *(item.start + item.length for item in inside)])
+    return tokens[:stop], inside
+
+
+def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
+    same_model = manifest.model == _model(store)
+    if same_model and manifest.namespaces == _namespaces(store):
+        return
+    raise ConfigError(
+        f"{source} holds {'blocks of another layout' if same_model else 'another model'} (blocks of "
+        f"{manifest.block_size} tokens, here {store.manager.block_size}), of which nothing would be "
+        "found; load it into a cache that is made as the one that was saved"
+    )
+
+
+def _manifest(store: TieredStore) -> Manifest:
+    return Manifest(
+        model=_model(store),
+        block_size=store.manager.block_size,
+        namespaces=_namespaces(store),
+        prefixes=[_written(prefix) for prefix in prefixes(store.manager)],
+    )
+
+
+def _written(prefix: Prefix) -> SavedPrefix:
+    tokens = prefix.tokens.astype("<i4").tobytes()
+    return SavedPrefix(tokens, prefix.scope, prefix.media, prefix.ends)
+
+
+def _read(source: Path) -> Manifest:
+    try:
+        with (source / "prefixes").open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES)
+        manifest = msgspec.msgpack.decode(data, type=Manifest)
+    except (OSError, msgspec.DecodeError, QuireError) as error:
+        raise ConfigError(f"{source} is no saved cache: {error}") from error
+    for prefix in manifest.prefixes:
+        whole = len(prefix.tokens) // 4 // max(manifest.block_size, 1)
+        rising = prefix.ends == sorted(set(prefix.ends))
+        if not prefix.ends or not rising or not 0 < prefix.ends[0] <= prefix.ends[-1] <= whole:
+            raise ConfigError(
+                f"{source} is no saved cache: a text of it ends at {prefix.ends[-3:]}"
+            )
+    return manifest
+
+
+def _is_saved(path: Path) -> bool:
+    return path.is_dir() and ((path / "prefixes").is_file() or not any(path.iterdir()))
+
+
+def _namespaces(store: TieredStore) -> list[str]:
+    return [part.namespace.digest.hex() for parts in store.parts for part in parts]
+
+
+def _model(store: TieredStore) -> str:
+    return store.parts[0][0].namespace.model

@@ -1,0 +1,135 @@
+"""Which blocks of a prompt the tiers have, and up to which boundary they are of use together."""
+
+from collections.abc import Sequence
+
+from quire.core import CacheManager, FullAttention, Recurrent
+from quire.core.restore import Residency
+from quire.engines.tiered.parts import Part
+from quire.tiers.stack import TierStack
+
+FIRST_LOOK = 32
+"""Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
+
+
+class Search:
+    """Finds what of a prompt could come back from the tiers, beside what the device holds.
+
+    prompt           |== device ==|== tiers ==|= nobody has it =|
+    full groups       b  b  b  b   t  t  t  t  -  -  -              asked in order, up to a hole
+    other groups                        t  t                        asked for what a hit there needs
+
+    Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
+    Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
+    and `here.accepted` where nothing can be gained.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        stack: TierStack,
+        parts: Sequence[Sequence[Part]],
+        here: Residency,
+        limit: int,
+    ) -> None:
+        self.here = here
+        self._manager = manager
+        self._stack = stack
+        self._parts = parts
+        self._levels: dict[tuple[int, int], list[int]] = {}
+        self._looks = [FIRST_LOOK] * len(parts)
+        kinds = [group.kind for group in manager.settings.groups]
+        self.full = [g for g, kind in enumerate(kinds) if isinstance(kind, FullAttention)]
+        self._sparse = [g for g in range(len(kinds)) if g not in self.full]
+        self._states = [g for g, kind in enumerate(kinds) if isinstance(kind, Recurrent)]
+        self.end = self._agreed(self._full_end(limit))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are groups of full attention only, so that any shorter prefix is of use."""
+        return not self._sparse
+
+    def brought(self, end: int) -> dict[int, list[int]]:
+        """Return which blocks of each group must come for a hit of `end` blocks."""
+        held = self.here.held
+        return {
+            group: [
+                at
+                for at in self._manager.required(group, end)
+                if at >= self.here.matched or not held[group][at]
+            ]
+            for group in range(len(self._parts))
+        }
+
+    def keys(self, group: int, places: Sequence[int]) -> list[bytes]:
+        """Return the keys of blocks of a group, the parts of a block side by side."""
+        digests = self.here.digests
+        return [part.key(digests[at]) for at in places for part in self._parts[group]]
+
+    def levels(self, group: int, places: Sequence[int]) -> list[int]:
+        """Return where each of these keys was found, as `TierStack.find` does."""
+        missing = [-1] * len(self._parts[group])
+        return [level for at in places for level in self._levels.get((group, at), missing)]
+
+    def _full_end(self, limit: int) -> int:
+        """Return how far groups of full attention could go, and the pools have room."""
+        here = self.here
+        for group in self.full:
+            limit = min(limit, here.matched + here.room[group])
+        if not self.full or limit <= here.matched:
+            return limit
+        places = range(here.matched, limit)
+        keys = [
+            part.key(here.digests[at])
+            for at in places
+            for group in self.full
+            for part in self._parts[group]
+        ]
+        found = self._stack.find(keys)
+        at = 0
+        for place in places:
+            for group in self.full:
+                width = len(self._parts[group])
+                levels = found[at : at + width]
+                if -1 in levels:
+                    return place
+                self._levels[group, place] = levels
+                at += width
+        return limit
+
+    def _agreed(self, end: int) -> int:
+        """Lower a boundary until every group accepts it."""
+        tried = -1
+        while tried != end and end > self.here.accepted:
+            tried = end
+            for group in self._sparse:
+                end = self._accepted(group, end)
+        return max(end, self.here.accepted)
+
+    def _accepted(self, group: int, end: int) -> int:
+        room = self.here.room[group]
+        while end > self.here.accepted:
+            places = self._manager.required(group, end)
+            lacking = [at for at in places if not self._is_held(group, at)]
+            missing = next((at for at in reversed(lacking) if not self._has(group, at)), None)
+            if missing is None:
+                if max(len(lacking), group in self._states) <= room:
+                    return end
+                return self.here.accepted
+            end = min(missing, end - 1)
+        return end
+
+    def _is_held(self, group: int, at: int) -> bool:
+        return at < self.here.matched and bool(self.here.held[group][at])
+
+    def _has(self, group: int, at: int) -> bool:
+        if (group, at) not in self._levels:
+            first = max(at + 1 - self._looks[group], 0)
+            self._looks[group] *= 2
+            self._look(group, [p for p in range(first, at + 1) if not self._is_held(group, p)])
+        return -1 not in self._levels[group, at]
+
+    def _look(self, group: int, places: Sequence[int]) -> None:
+        width = len(self._parts[group])
+        found = self._stack.find(self.keys(group, places), contiguous=False)
+        for index, at in enumerate(places):
+            self._levels[group, at] = found[index * width : (index + 1) * width]
