@@ -112,7 +112,7 @@ class Disk(Tier):
         remove_logs(self._files, self._directory, first)
         log = DiskLog(self._files, self._directory, contents.next_number)
         self._records = DiskRecords(slabs, log, recency)
-        self._records.num_lines = len(contents.lines) - self.recovered.num_records
+        self._records.num_lines = contents.num_lines - self.recovered.num_records
         self._room = DiskRoom(self._records, capacity, ahead, self._clock)
         if not self.recovered.is_clean:
             # A record named in vain would come back when the one that hides it goes.

@@ -39,10 +39,12 @@ from numpy.typing import NDArray
 
 from quire.errors import RecordError
 from quire.tiers.format import KEY_BYTES
+from quire.tiers.key_table import byte_view
 
 LINE_BYTES = 64
 FRAME_LINES = 4096
 SIZE_UNIT = 64
+KEY_AT = 32
 
 LINE = np.dtype(
     [
@@ -117,32 +119,29 @@ def encode_frame(lines: NDArray[Any], number: int) -> bytes:
     return _U64.pack(xxhash.xxh3_64_intdigest(body, number)) + body + data
 
 
-def decode_lines(data: bytes, number: int) -> tuple[NDArray[Any], int]:
-    """Return the lines that hold, an array of `LINE` in order, and how many do not.
+def mark_lines(lines: NDArray[Any], number: int) -> int:
+    """Set the size of all that is no line about a slot, or does not hold, to 0; return how many do not.
 
-    `data` is what follows the head. A last line that is not whole counts as one that does not hold.
+    `lines` is an array of `LINE`: what follows the head in the log of that number.
     """
-    view = memoryview(data)
-    count = len(view) // LINE_BYTES
-    lines = np.frombuffer(view[: count * LINE_BYTES], LINE)
-    holds = np.zeros(count, np.bool_)
-    lost = int(len(view) % LINE_BYTES > 0)
-    digest, at = xxhash.xxh3_64_intdigest, 0
-    while at < count:
+    view = byte_view(lines)
+    holds = np.zeros(len(lines), np.bool_)
+    digest, at, lost = xxhash.xxh3_64_intdigest, 0, 0
+    while at < len(lines):
         start = at * LINE_BYTES
+        at += 1
         if digest(view[start + 8 : start + LINE_BYTES], number) != _U64.unpack_from(view, start)[0]:
             lost += 1
-            at += 1
             continue
         _, tag, slot, size, _ = _BODY.unpack_from(view, start + 8)
-        at += 1
         if size:
             holds[at - 1] = True
             continue
         end = at + slot
-        if end <= count and digest(view[at * LINE_BYTES : end * LINE_BYTES]) == tag:
+        if end <= len(lines) and digest(view[at * LINE_BYTES : end * LINE_BYTES]) == tag:
             holds[at:end] = True
         else:
-            lost += min(slot, count - at)
+            lost += min(slot, len(lines) - at)
         at = end
-    return lines[holds], lost
+    lines["size"][~holds] = 0
+    return lost

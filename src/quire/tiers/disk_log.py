@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,19 @@ from numpy.typing import NDArray
 from quire.errors import RecordError, TierError
 from quire.tiers.disk_files import DiskFiles
 from quire.tiers.disk_lines import (
+    KEY_AT,
     LINE,
     LINE_BYTES,
     SIZE_UNIT,
     Line,
     LogHead,
     decode_head,
-    decode_lines,
     encode_frame,
     encode_head,
     encode_lines,
+    mark_lines,
 )
-from quire.tiers.key_table import later_duplicates
+from quire.tiers.key_table import Slots, byte_view, later_duplicates
 
 _NAME = re.compile(r"log-(\d{8,})\.quire")
 _ATTEMPTS = 20
@@ -37,7 +40,7 @@ _ATTEMPTS = 20
 class LogContents(msgspec.Struct, frozen=True):
     """What the logs of a directory say.
 
-    `lines`       all lines that count, an array of `LINE` in order
+    `lines`       an array of `LINE` in order; those of size 0 do not count
     `numbers`     of the logs that they come from
     `next_number` above that of every log there
     `lost_lines`  lines that do not hold
@@ -49,6 +52,11 @@ class LogContents(msgspec.Struct, frozen=True):
     next_number: int
     lost_lines: int
     lost_logs: int
+
+    @property
+    def num_lines(self) -> int:
+        """Lines that count."""
+        return int(np.count_nonzero(self.lines["size"]))
 
 
 def log_path(directory: Path, number: int) -> Path:
@@ -74,46 +82,63 @@ def _read_logs(directory: Path) -> LogContents:
     numbers = sorted(
         int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))
     )
-    kept: list[NDArray[Any]] = []
-    used: list[int] = []
-    lost_lines = lost_logs = 0
-    for number in reversed(numbers):
-        path = log_path(directory, number)
-        data = path.read_bytes()
-        try:
-            head = decode_head(data[:LINE_BYTES])
-        except RecordError as error:
-            if error.is_foreign:
-                raise TierError(
-                    f"{path}: {error}; use another directory, or the quire that wrote this one"
-                ) from error
-            lost_logs += bool(data)  # an empty one was begun and never used
-            continue
-        lines, lost = decode_lines(data[LINE_BYTES:], head.number)
-        kept.append(lines)
-        used.append(number)
-        lost_lines += lost
-        if head.is_whole:
-            break
-    lines = np.concatenate(kept[::-1]) if kept else np.zeros(0, LINE)
-    return LogContents(lines, tuple(used[::-1]), max(numbers, default=0) + 1, lost_lines, lost_logs)
+    used: list[tuple[LogHead, FileIO]] = []
+    lost_logs = 0
+    with ExitStack() as opened:
+        for number in reversed(numbers):
+            path = log_path(directory, number)
+            file = opened.enter_context(path.open("rb", buffering=0))
+            start = file.read(LINE_BYTES)
+            try:
+                head = decode_head(start)
+            except RecordError as error:
+                if error.is_foreign:
+                    raise TierError(
+                        f"{path}: {error}; use another directory, or the quire that wrote this one"
+                    ) from error
+                lost_logs += bool(start)  # an empty one was begun and never used
+                continue
+            used.append((head, file))
+            if head.is_whole:
+                break
+        lines, lost_lines = _all_lines(used[::-1])
+    return LogContents(
+        lines,
+        tuple(head.number for head, _ in used[::-1]),
+        max(numbers, default=0) + 1,
+        lost_lines,
+        lost_logs,
+    )
 
 
-def records_in(
-    lines: NDArray[Any], num_slots: Mapping[int, int]
-) -> tuple[dict[int, NDArray[Any]], int]:
-    """Return the records that lines leave, by record size, and how many more they name in vain.
+def _all_lines(logs: Sequence[tuple[LogHead, FileIO]]) -> tuple[NDArray[Any], int]:
+    """Read logs behind their heads into one array; return how many lines do not hold, too."""
+    lengths = [os.fstat(file.fileno()).st_size - LINE_BYTES for _, file in logs]
+    lines = np.zeros(sum(length // LINE_BYTES for length in lengths), LINE)
+    at = 0
+    lost = sum(length % LINE_BYTES > 0 for length in lengths)
+    for (head, file), length in zip(logs, lengths, strict=True):
+        own = lines[at : at + length // LINE_BYTES]
+        at += len(own)
+        view = byte_view(own)
+        while len(view) and (count := file.readinto(view)):
+            view = view[count:]
+        lost += mark_lines(own, head.number)
+    return lines, lost
 
-    The records are arrays of `LINE`. `num_slots` holds the slots that each slab really has:
-    what lies beyond is in vain, and of slots with one key all but the last that was written.
+
+def records_in(lines: NDArray[Any], num_slots: Mapping[int, int]) -> tuple[dict[int, Slots], int]:
+    """Return which lines name records, by record size, and how many more are named in vain.
+
+    Indices of lines, int64. `num_slots` holds the slots that each slab really has: what lies
+    beyond is in vain, and of slots with one key all but the last that was written.
     """
-    left: list[NDArray[Any]] = []
-    is_inside = np.zeros(len(lines), np.bool_)
+    left: list[Slots] = []
+    is_inside = lines["size"] == 0
     for record_bytes, count in num_slots.items():
-        about = np.flatnonzero(
-            (lines["size"] == record_bytes // SIZE_UNIT) & (lines["slot"] < count)
-        )
-        is_inside[about] = True
+        is_about = (lines["size"] == record_bytes // SIZE_UNIT) & (lines["slot"] < count)
+        is_inside |= is_about
+        about = np.flatnonzero(is_about)
         last = np.full(count, -1, np.int64)
         last[lines["slot"][about]] = about  # of equal indices, the last is kept
         last = last[last >= 0]
@@ -123,16 +148,15 @@ def records_in(
     places = (outside["size"].astype(np.uint64) << np.uint64(32)) | outside["slot"]
     _, last = np.unique(places, return_index=True)
     in_vain = int(np.count_nonzero(outside["stamp"][last] > 0))
-    newest_first = lines[rows[::-1]]
-    words = np.ascontiguousarray(newest_first["key"]).view(np.uint64)
+    newest_first = rows[::-1]
+    words = lines.view(np.uint64).reshape(-1, LINE_BYTES // 8)[newest_first, KEY_AT // 8 :]
     repeated = later_duplicates(words)
-    if len(repeated):
-        newest_first = np.delete(newest_first, repeated)
-    found = {
-        record_bytes: newest_first[newest_first["size"] == record_bytes // SIZE_UNIT]
-        for record_bytes in num_slots
-    }
-    return found, in_vain + len(repeated)
+    rows = np.delete(newest_first, repeated)
+    sizes = lines["size"][rows]
+    return (
+        {each: rows[sizes == each // SIZE_UNIT] for each in num_slots},
+        in_vain + len(repeated),
+    )
 
 
 class DiskLog:

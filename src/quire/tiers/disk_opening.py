@@ -58,12 +58,13 @@ def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
     """Publish the records that logs name in the slabs that were opened."""
     num_slots = {size: slab.index.num_slots for size, slab in slabs.items()}
     found, in_vain = records_in(contents.lines, num_slots)
-    for size, lines in found.items():
+    lines = contents.lines
+    for size, rows in found.items():
         slabs[size].index.load(
-            lines["slot"].astype(np.int64),
-            np.ascontiguousarray(lines["key"]),
-            np.ascontiguousarray(lines["tag"]),
-            np.ascontiguousarray(lines["stamp"]),
+            lines["slot"][rows].astype(np.int64),
+            lines["key"][rows],
+            lines["tag"][rows],
+            lines["stamp"][rows],
         )
     num_records = sum(map(len, found.values()))
     return Recovered(num_records, contents.lost_lines, contents.lost_logs, in_vain)

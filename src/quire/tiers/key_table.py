@@ -39,17 +39,19 @@ def filled_table(prefixes: NDArray[np.uint64], slots: Slots, capacity: int) -> N
 
 def later_duplicates(words: NDArray[np.uint64]) -> Slots:
     """Return the rows of keys [n, 4] that repeat an earlier row: int64, usually none."""
-    order = np.argsort(words[:, 0], kind="stable")
-    first = words[order, 0]
-    alike = np.flatnonzero(first[1:] == first[:-1])
+    prefixes = words[:, 0]
+    in_order = np.sort(prefixes)
+    if not (in_order[1:] == in_order[:-1]).any():
+        return np.zeros(0, np.int64)
+    repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     seen: set[bytes] = set()
-    repeated: list[int] = []
-    for row in sorted({int(order[at + side]) for at in alike for side in (0, 1)}):
+    later: list[int] = []
+    for row in np.flatnonzero(np.isin(prefixes, repeated)).tolist():
         key = words[row].tobytes()
         if key in seen:
-            repeated.append(row)
+            later.append(row)
         seen.add(key)
-    return np.array(repeated, np.int64)
+    return np.array(later, np.int64)
 
 
 def as_words(keys: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
@@ -64,3 +66,8 @@ def as_words(keys: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
 def element_view(array: Any) -> memoryview[Any]:
     """View an array for single elements: a few times faster than indexing the array."""
     return memoryview(array) if len(array) else memoryview(b"")
+
+
+def byte_view(array: Any) -> memoryview[int]:
+    """View the bytes of an array."""
+    return memoryview(array).cast("B") if len(array) else memoryview(b"")
