@@ -9,7 +9,7 @@ import pytest
 from quire.tiers.base import Outcome
 from quire.tiers.disk import Disk
 from quire.tiers.disk_files import DiskFiles
-from quire.tiers.format import HEADER_BYTES, Header, new_buffer, payload_of, record_bytes, seal
+from quire.tiers.format import new_buffer, record_bytes
 from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
 
 HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
@@ -305,14 +305,3 @@ def test_threads_that_put_get_and_delete_while_room_is_made_never_get_wrong_byte
         held = {entry.key: entry.num_bytes for entry in disk.scan()}
     with Disk(tmp_path, 400_000) as disk:
         assert {entry.key: entry.num_bytes for entry in disk.scan()} == held
-
-
-def test_a_record_of_no_whole_unit_is_refused_before_anything_is_written(disk):
-    key, odd = name_of(1), bytearray(HEADER_BYTES + 70)
-    record = new_buffer(record_bytes(50))
-    payload_of(record, 50)[:] = bytes(50)
-    seal(record, Header(key, bytes(32), 50, 1))
-    odd[:HEADER_BYTES] = record[:HEADER_BYTES]
-    with pytest.raises(ValueError, match="multiples of 64 bytes, got 198"):
-        disk.put([key], [memoryview(odd)])
-    assert disk.stats().num_records == 0

@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.format import KEY_BYTES, read_header, verify
+from quire.tiers.format import KEY_BYTES, read_header, record_bytes, verify
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
@@ -117,9 +117,13 @@ class Tier(ABC):
         """
         check_keys(keys, records)
         for key, record in zip(keys, records, strict=True):
-            if read_header(record).key != key:
+            header = read_header(record)
+            if header.key != key:
+                raise RecordError(f"a record of key {header.key.hex()} put as {key.hex()}")
+            if len(record) != record_bytes(header.payload_bytes):
                 raise RecordError(
-                    f"a record of key {read_header(record).key.hex()} put as {key.hex()}"
+                    f"a record of {len(record)} bytes; with its payload of {header.payload_bytes} "
+                    f"it takes {record_bytes(header.payload_bytes)}"
                 )
         outcomes = self._guarded(len(keys), lambda done: self._put(keys, records, timeout_s, done))
         self._outcomes.update(outcomes)

@@ -202,6 +202,8 @@ class TierContract:
             tier.put(keys, [good, new_buffer(len(good))])
         with pytest.raises(RecordError, match="put as"):
             tier.put(keys, [good, good])
+        with pytest.raises(RecordError, match="it takes"):
+            tier.put(keys, [good, memoryview(bytes(other) + bytes(6))])
         with pytest.raises(ConfigError, match="one for each"):
             tier.get(keys, [new_buffer(1152)])
         for call in (tier.contains, tier.delete):

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.config import parse_bytes
-from quire.errors import InvariantError, OutOfSlots, RecordError, TierError
+from quire.errors import InvariantError, OutOfSlots, TierError
 from quire.tiers.background import Background
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
 from quire.tiers.disk_files import (
@@ -29,7 +29,6 @@ from quire.tiers.disk_files import (
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk_lines import SIZE_UNIT
 from quire.tiers.disk_log import DiskLog, read_logs, remove_logs
 from quire.tiers.disk_opening import (
     Recovered,
@@ -205,8 +204,6 @@ class Disk(Tier):
         return Outcome.CORRUPT
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
-        if odd := [len(record) for record in records if len(record) % SIZE_UNIT]:
-            raise RecordError(f"records are multiples of {SIZE_UNIT} bytes, got {odd[0]}")
         until = self._clock() + timeout_s
         with self._call():
             newest = self._records.touch(keys)

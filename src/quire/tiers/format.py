@@ -129,8 +129,9 @@ def record_bytes(payload_bytes: int) -> int:
 
 
 def new_buffer(num_bytes: int) -> memoryview:
-    """Return zeros for a record, writable, at the start of a page."""
-    return memoryview(mmap.mmap(-1, max(num_bytes, 1)))[:num_bytes]
+    """Return zeros for a record, writable, at the start of a page, not shared with a forked process."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return memoryview(mmap.mmap(-1, max(num_bytes, 1), flags=private))[:num_bytes]
 
 
 def payload_of(record: memoryview, payload_bytes: int) -> memoryview:
