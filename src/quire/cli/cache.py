@@ -64,9 +64,11 @@ def verify(
 ) -> None:
     """Read every record and check every byte of it.
 
-    Exit code 1 if records are damaged and still there. Without --repair nothing is changed; with
-    it, the damaged ones are dropped and read as misses, as in use. Records of a later version of
-    quire are counted as foreign and left alone.
+    Exit code 1 if damaged records are left, or some could not be read.
+
+    Without --repair nothing is changed; with it, the damaged ones are dropped,
+    which is what a read in use does. Records of a later version of quire are
+    counted as foreign and left alone.
 
     [bold]Examples[/bold]
 
@@ -126,10 +128,10 @@ def evict(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop records: the least recently used, those of a scope or a prefix, or all.
+    """Drop records: those used longest ago, of a scope or a prefix, or all.
 
-    With --prefix the block and all behind it go, so that no tail is left without its head. A
-    directory of slabs gives the room back to the file system.
+    With --prefix the block and all behind it go, so that no tail is left
+    without its head. A disk tier gives the room back to the file system.
 
     [bold]Examples[/bold]
 
@@ -193,10 +195,11 @@ def export_(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write prefixes to a safetensors file: K and V of each layer as tensors of their own.
+    """Write prefixes to a safetensors file, K and V of each layer as tensors.
 
-    quire cache import reads it, on this machine or another; so does any program that reads
-    safetensors. With --prefix the blocks before it are written, too: it is of no use without.
+    quire cache import reads it, on this machine or another; so does any
+    program that reads safetensors. With --prefix the blocks before it are
+    written, too: it is of no use without them.
 
     [bold]Examples[/bold]
 
@@ -255,7 +258,7 @@ def import_(
     [bold]Examples[/bold]
 
       quire cache import prefixes.safetensors /var/cache/quire
-      quire cache import prefixes.safetensors "disk:/new/directory?capacity=200GiB"
+      quire cache import prefixes.safetensors "disk:/new?capacity=200GiB"
       quire cache import prefixes.safetensors redis://localhost
     """
     from quire.tiers.base import Outcome

@@ -11,10 +11,9 @@ from quire.cli.output import facts_table, plain_table, progress, stdout
 from quire.config import format_bytes
 
 if TYPE_CHECKING:
-    from quire.tiers.base import Entry, Outcome, Tier
+    from quire.tiers.base import Outcome, Tier
 
 SHOWN = 10
-BATCH_BYTES = 32 << 20
 
 
 @contextmanager
@@ -29,15 +28,14 @@ def read_all(
 ) -> tuple[list[dict[str, Any]], Counter[str], int]:
     """Read every record, or some; return those that are damaged, counts by outcome, and bytes."""
     from quire.tiers.base import Outcome
-    from quire.tiers.format import new_buffer
+    from quire.tiers.batches import batches, carved
 
     entries = [entry for entry in tier.scan() if only is None or entry.key in only]
     damaged: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     with steps("verifying") as advance:
-        done = 0
-        for batch in _batches(entries):
-            buffers = [new_buffer(entry.num_bytes) for entry in batch]
+        for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
+            buffers = carved([entry.num_bytes for entry in batch])
             outcomes = tier.get([entry.key for entry in batch], buffers, 60.0)
             for entry, buffer, outcome in zip(batch, buffers, outcomes, strict=True):
                 found, reason = _judged(entry.key, buffer, outcome)
@@ -46,22 +44,8 @@ def read_all(
                     damaged.append(
                         {"key": entry.key.hex(), "bytes": entry.num_bytes, "reason": reason}
                     )
-            done += len(batch)
             advance(done, len(entries))
     return damaged, counts, sum(entry.num_bytes for entry in entries)
-
-
-def _batches(entries: "list[Entry]") -> "Generator[list[Entry]]":
-    batch: list[Entry] = []
-    held = 0
-    for entry in entries:
-        if batch and held + entry.num_bytes > BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-        batch.append(entry)
-        held += entry.num_bytes
-    if batch:
-        yield batch
 
 
 def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":

@@ -16,7 +16,7 @@ def oldest(entries: "Sequence[Entry]", keep_bytes: int) -> "list[Entry]":
     if any(entry.age < 0 for entry in entries):
         raise ConfigError(
             "this tier does not know which records were used last, it makes room by itself; "
-            "--scope, --prefix and --all work here"
+            "--all works here"
         )
     kept = 0
     by_use = sorted(entries, key=lambda entry: entry.age)

@@ -21,18 +21,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from quire.errors import RecordError, TierError
 from quire.tiers.base import Outcome, Tier
+from quire.tiers.batches import BATCH_BYTES, BATCH_RECORDS, batches, carved
 from quire.tiers.format import (
     HEADER_BYTES,
     KEY_BYTES,
     Header,
     Namespace,
-    new_buffer,
     record_bytes,
     record_key,
     verify,
@@ -49,12 +48,8 @@ from quire.tiers.portable_parts import (
 )
 from quire.tiers.tensor_file import TensorReader, TensorWriter
 
-BATCH_BYTES = 32 << 20
-
 Progress = Callable[[int, int], None]
 """Told how many steps are done, of how many. Each record takes two: it is read twice."""
-
-_T = TypeVar("_T")
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -92,7 +87,7 @@ def export_records(
     names = names if names is not None else NameBook()
     entries = list(tier.scan())
     headers: list[Header] = []
-    for done, batch in _batches(entries, [entry.num_bytes for entry in entries]):
+    for done, batch in batches(entries, [entry.num_bytes for entry in entries], BATCH_BYTES):
         sizes = [entry.num_bytes for entry in batch]
         for _, record in _get(tier, [entry.key for entry in batch], sizes):
             headers.append(verify(record))
@@ -160,7 +155,7 @@ def _write_part(
     members: Sequence[tuple[Header, bytes]],
 ) -> None:
     size = record_bytes(part.payload_bytes)
-    for done, batch in _batches(members, [size] * part.count):
+    for done, batch in batches(members, [size] * part.count, BATCH_BYTES):
         records = [
             record for _, record in _get(tier, [each.key for each, _ in batch], [size] * len(batch))
         ]
@@ -204,7 +199,7 @@ def _runs(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
     """Return which records are read together: number of the part, first record, how many."""
     runs: list[tuple[int, int, int]] = []
     for number, part in enumerate(parts):
-        step = max(1, BATCH_BYTES // record_bytes(part.payload_bytes))
+        step = max(1, min(BATCH_BYTES // record_bytes(part.payload_bytes), BATCH_RECORDS))
         runs += [
             (number, first, min(step, part.count - first)) for first in range(0, part.count, step)
         ]
@@ -223,7 +218,7 @@ def _records(
     for number, first, count in runs:
         if part != number or len(buffers) < count:
             size, part = record_bytes(parts[number].payload_bytes), number
-            buffers = [new_buffer(size) for _ in range(count)]
+            buffers = carved([size] * count)
         batch = _batch(file, f"{number}.", parts[number], (first, buffers[:count]))
         done += count
         yield done, batch
@@ -270,22 +265,10 @@ def _check_header(file: TensorReader, part: Part, header: Header, block: bytes) 
 
 def _get(tier: Tier, keys: Sequence[bytes], sizes: Sequence[int]) -> list[tuple[bytes, memoryview]]:
     """Return those records that are there and whole."""
-    buffers = [new_buffer(size) for size in sizes]
+    buffers = carved(sizes)
     outcomes = tier.get(keys, buffers, 60.0)
     return [
         (key, buffer)
         for key, buffer, outcome in zip(keys, buffers, outcomes, strict=True)
         if outcome is Outcome.HIT
     ]
-
-
-def _batches(items: Sequence[_T], sizes: Sequence[int]) -> Iterator[tuple[int, Sequence[_T]]]:
-    """Yield items in runs of `BATCH_BYTES`, at least one, with how many were yielded."""
-    first = held = 0
-    for index, size in enumerate(sizes):
-        if held and held + size > BATCH_BYTES:
-            yield index, items[first:index]
-            first, held = index, 0
-        held += size
-    if first < len(items):
-        yield len(items), items[first:]

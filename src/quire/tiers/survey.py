@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from quire.tiers.base import Entry, Outcome, Tier
-from quire.tiers.format import DType, Namespace, new_buffer, read_header
+from quire.tiers.batches import carved
+from quire.tiers.format import DType, Namespace, read_header
 from quire.tiers.names import NameBook
 
 BUCKETS = 40
@@ -155,7 +156,7 @@ def _looked_at(
     read = entries[:READ_RECORDS]
     for start in range(0, len(read), _BATCH):
         batch = read[start : start + _BATCH]
-        buffers = [new_buffer(entry.num_bytes) for entry in batch]
+        buffers = carved([entry.num_bytes for entry in batch])
         outcomes = tier.get([entry.key for entry in batch], buffers, 10.0)
         for entry, buffer, outcome in zip(batch, buffers, outcomes, strict=True):
             if outcome is Outcome.HIT:

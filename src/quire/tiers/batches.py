@@ -1,0 +1,47 @@
+"""Many records at a time, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+from quire.tiers.format import PAGE_BYTES, PAGED_FROM, new_buffer
+
+BATCH_BYTES = 32 << 20
+BATCH_RECORDS = 4096
+
+_T = TypeVar("_T")
+
+
+def batches(
+    items: Sequence[_T], sizes: Sequence[int], limit_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[int, Sequence[_T]]]:
+    """Yield items in runs that take up to `limit_bytes`, at least one, with how many were yielded."""
+    first = held = 0
+    for index, size in enumerate(sizes):
+        if index > first and (held + size > limit_bytes or index - first == BATCH_RECORDS):
+            yield index, items[first:index]
+            first, held = index, 0
+        held += size
+    if first < len(items):
+        yield len(items), items[first:]
+
+
+def carved(sizes: Sequence[int]) -> list[memoryview]:
+    """Return a buffer of zeros for each record, large ones at the start of a page, of one piece of memory.
+
+    A mapping for each would meet the limit that systems set to their number.
+    """
+    taken = [
+        -(-size // PAGE_BYTES) * PAGE_BYTES if size >= PAGED_FROM else -(-size // 64) * 64
+        for size in sizes
+    ]
+    # Large ones first, so that they stay at the start of pages.
+    order = sorted(range(len(sizes)), key=lambda index: -taken[index])
+    starts = [0, *accumulate(taken[index] for index in order)]
+    memory = new_buffer(starts[-1])
+    found = [memory[:0]] * len(sizes)
+    for index, start in zip(order, starts, strict=False):
+        found[index] = memory[start : start + sizes[index]]
+    return found
