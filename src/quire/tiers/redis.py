@@ -166,18 +166,19 @@ class Redis(Tier):
         ]
         dropped: list[bytes] = []
         for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
-            found[index] = self._what_was_found(answer, keys[index], buffers[index])
+            if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
+                found[index] = Outcome.HIT
+                continue
+            found[index] = self._why_not(answer, keys[index], buffers[index])
             if found[index] is Outcome.CORRUPT:
                 dropped.append(names[index])
         if dropped:
             self._routes.ask(dropped, [_unlink(name) for name in dropped], deadline)
 
-    def _what_was_found(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
+    def _why_not(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
         if answer is None:
             return Outcome.ABSENT
         if isinstance(answer, Value):
-            if answer.num_bytes == len(buffer):
-                return Outcome.HIT
             return _misfit(key, buffer, answer.num_bytes)
         if isinstance(answer, Failure) and answer.text.startswith("WRONGTYPE"):
             return Outcome.CORRUPT

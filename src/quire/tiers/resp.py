@@ -93,6 +93,7 @@ class Link:
         self._start: int = 0
         self._end: int = 0
         self._left = CONTROL_BYTES
+        self._usual, self._usual_line = Value(0), b"$0\r\n"
         self.is_spent = False
 
     @property
@@ -136,8 +137,15 @@ class Link:
 
     def read(self, into: memoryview | None, deadline: float, depth: int = 0) -> Reply:
         """Return the next reply; a value goes into the buffer, as far as that reaches."""
-        if into is not None and self._begins_with(b"$%d\r\n" % len(into), deadline):
-            return self._value(len(into), into, deadline)
+        if into is not None:
+            usual = self._usual
+            if usual.num_bytes != len(into):
+                self._usual = usual = Value(len(into))
+                self._usual_line = b"$%d\r\n" % len(into)
+            if self._begins_with(self._usual_line, deadline):
+                self._fill(into, deadline)
+                self._end_of_value(deadline)
+                return usual
         if not depth:
             self._left = CONTROL_BYTES
         line = self._line(deadline)
@@ -184,22 +192,29 @@ class Link:
 
     def _value(self, length: int, into: memoryview, deadline: float) -> Value:
         fits = min(length, len(into))
-        ahead = min(self._end - self._start, fits)
-        into[:ahead] = self._view[self._start : self._start + ahead]
-        self._start += ahead
-        while ahead < fits:
-            # Nothing is left of what was read ahead, so the next line may come with the same call.
-            self._start, self._end = 0, 0
-            ahead += self._wire.receive(into[ahead:fits], deadline, self._view)
-            if ahead > fits:
-                self._end = ahead - fits
+        self._fill(into[:fits], deadline)
         if length - fits > DRAIN_BYTES:
             self.is_spent = True
         else:
             self._drain(length - fits, deadline)
-            if not self._begins_with(b"\r\n", deadline):
-                raise Rubbish("a value that does not end where it said")
+            self._end_of_value(deadline)
         return Value(length)
+
+    def _fill(self, into: memoryview, deadline: float) -> None:
+        size = len(into)
+        ahead = min(self._end - self._start, size)
+        into[:ahead] = self._view[self._start : self._start + ahead]
+        self._start += ahead
+        while ahead < size:
+            # Nothing is left of what was read ahead, so the next line may come with the same call.
+            self._start, self._end = 0, 0
+            ahead += self._wire.receive(into[ahead:] if ahead else into, deadline, self._view)
+            if ahead > size:
+                self._end = ahead - size
+
+    def _end_of_value(self, deadline: float) -> None:
+        if not self._begins_with(b"\r\n", deadline):
+            raise Rubbish("a value that does not end where it said")
 
     def _drain(self, length: int, deadline: float) -> None:
         while length:
@@ -211,13 +226,14 @@ class Link:
 
     def _begins_with(self, expected: bytes, deadline: float) -> bool:
         """Return whether these bytes come next, and step over them."""
-        while self._end - self._start < len(expected):
+        size = len(expected)
+        while self._end - self._start < size:
             if not expected.startswith(self._view[self._start : self._end]):
                 return False
             self._read_ahead(deadline)
         if not self._ahead.startswith(expected, self._start):
             return False
-        self._start += len(expected)
+        self._start += size
         return True
 
     def _line(self, deadline: float) -> bytes:
