@@ -1,0 +1,83 @@
+"""What the keys in a tier's directory stand for, written beside the records, for `quire inspect`."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from quire.core import CacheManager, Scope
+from quire.core.node import Node
+from quire.core.scope import ScopePart
+from quire.errors import TierError
+from quire.tiers.base import Tier
+from quire.tiers.format import Namespace
+from quire.tiers.names import NameBook, NamesFile
+
+KEPT = 1 << 18
+"""So many blocks are remembered as written; more cost lines that stand there twice, not memory."""
+
+READ_BYTES = 4 << 20
+"""A file of names up to this size is read when it is opened, so that little is written twice."""
+
+
+class Naming:
+    """Appends the namespaces, scopes and chains of blocks to the directories that tiers are in.
+
+    Nothing depends on it, and nothing it does fails. Tokens and salts are not written: a block is
+    a digest, a salt the first four bytes of one.
+    """
+
+    def __init__(self, tiers: Iterable[Tier], namespaces: Sequence[Namespace]) -> None:
+        paths = [path for tier in tiers if (path := getattr(tier, "path", None)) is not None]
+        self._files = [NamesFile(path) for path in paths if isinstance(path, Path)]
+        self._namespaces = namespaces
+        self._written = dict.fromkeys(
+            block for file in self._files for block in _blocks_in(file.path)
+        )
+
+    def note(self, manager: CacheManager, node: Node, scope: Scope) -> None:
+        """Write down the blocks from the root to the end of a node, as far as they are new."""
+        if not self._files:
+            return
+        fresh: list[bytes] = []
+        parent = manager.digests.root(scope)
+        for each in reversed(node.path()):
+            digests = manager.digests.of(each)
+            first = len(digests)
+            while first and digests[first - 1] not in self._written:
+                first -= 1
+            fresh[:0] = digests[first:]
+            if first:
+                parent = digests[first - 1]
+                break
+        if not fresh:
+            return
+        root = manager.digests.root(scope)
+        for file in self._files:
+            file.add(self._namespaces, (root, scope_label(scope)), (parent, fresh))
+        if len(self._written) + len(fresh) > KEPT:
+            self._written.clear()
+        self._written.update(dict.fromkeys(fresh))
+
+
+def scope_label(scope: Scope) -> str:
+    """Return a scope for people; who may not know a salt learns no more than a short digest of it."""
+    parts: list[str] = []
+    if scope.lora is not None:
+        parts.append(f"lora {_short(scope.lora)}")
+    if scope.salt is not None:
+        parts.append(f"salt #{sha256(repr(scope.salt).encode()).hexdigest()[:8]}")
+    return ", ".join(parts) or "everyone"
+
+
+def _short(part: ScopePart) -> str:
+    text = part.hex() if isinstance(part, bytes) else str(part)
+    return text if len(text) <= 24 else f"{text[:12]}..."
+
+
+def _blocks_in(path: Path) -> Iterable[bytes]:
+    try:
+        if path.stat().st_size > READ_BYTES:
+            return ()
+        return NameBook.read(path.parent).parents
+    except (OSError, TierError):
+        return ()
