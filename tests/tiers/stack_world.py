@@ -106,7 +106,8 @@ class World:
 
         def slowly(copies):
             for each in copies:
-                self.lanes.sleep(self.random.choice([0.0, 0.02]))
+                if self.lanes.current.may_stall:
+                    self.lanes.sleep(self.random.choice([0.0, 0.02]))
                 copy([each])
 
         self.stack._reader._copy = slowly

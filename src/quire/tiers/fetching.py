@@ -58,7 +58,7 @@ class Ticket:
 class Chunk:
     """Keys that one call reads from one tier, into the buffers that its owner had for them."""
 
-    __slots__ = ("buffers", "deadline", "keys", "level", "owner", "state", "tickets")
+    __slots__ = ("allowed_s", "buffers", "deadline", "keys", "level", "owner", "state", "tickets")
 
     def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
         self.owner = owner
@@ -67,6 +67,7 @@ class Chunk:
         self.buffers = [owner.buffers[index] for index in indices]
         self.deadline = deadline
         self.state = State.WAITING
+        self.allowed_s = 0.0
         self.tickets: list[Ticket] = []
 
 
@@ -85,6 +86,8 @@ class Fetch:
     """Keys that one request wants. `pending` counts those that may still come.
 
     `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
+
+    With `when_done` it runs in the background: nobody waits, so each tier has all the time that there is.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Fetch:
         self.signal = shared.lanes.signal()
         self.is_over = False
         self._lock = shared.lock
+        self.is_background = when_done is not None
         self._when_done = when_done
 
     def settle(self, index: int, outcome: Outcome) -> None:

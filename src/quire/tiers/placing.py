@@ -84,20 +84,23 @@ class Placing:
                 queue.touch(keys)
 
     def _lacks(self, level: Level, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys a tier should have, and does not as far as is known."""
+        """Return which keys a tier should have, has not as far as is known, and is not about to get."""
         with self._shared.lock:
             bits = self._shared.whereabouts.get(keys)
             # A tier in memory knows what it has; what is remembered of it may be out of date.
             lacks = (bits >> np.uint8(level.index)) & np.uint8(1) == 0
             if level.in_memory:
                 lacks[:] = True
+            elif self.queues[level.index].waiting_bytes:
+                lacks &= ~np.array(self.queues[level.index].has(keys), np.bool_)
             if level.settings.write == "second_use":
                 lacks &= self._shared.uses.get(keys) >= SECOND
         return lacks
 
     def _give(self, levels: Sequence[Level], keys: Keys, chain: Chain) -> list[Outcome]:
         outcomes = [Outcome.SKIPPED] * len(keys)
-        for level in levels:
+        # The fastest last: what it lets go to make room is then on its way to the others already.
+        for level in reversed(levels):
             if not level.writes or self._shared.is_closed:
                 continue
             lacks = self._lacks(level, keys)

@@ -185,6 +185,8 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
+        if fetch.is_background:
+            return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):
             left_s /= 2
@@ -212,7 +214,7 @@ class Reader:
                 self._land(chunk)
                 return
             chunk.state = State.READING
-        left_s = chunk.deadline.left_s
+        left_s = chunk.allowed_s = chunk.deadline.left_s
         began_s = lanes.now()
         if left_s:
             outcomes = guarded(
@@ -286,8 +288,11 @@ class Reader:
 
     def _count(self, chunk: Chunk, outcomes: list[Outcome], hits: list[int], took_s: float) -> None:
         level = chunk.level
-        level.meter.loads.update(outcomes)
-        level.meter.loaded_bytes += sum(len(chunk.buffers[place]) for place in hits)
+        if chunk.tickets:
+            level.meter.loads.update(outcomes)
+            level.meter.loaded_bytes += sum(len(chunk.buffers[place]) for place in hits)
+        else:  # counted when they were given up
+            level.meter.late += len(chunk.keys)
         level.meter.load_s += took_s
         if hits:
             found = [chunk.keys[place] for place in hits]
@@ -295,10 +300,9 @@ class Reader:
         lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
         if lost:
             self._shared.whereabouts.clear(lost, level.index)
-        if any(ticket.is_first for ticket in chunk.tickets):
+        had_time = chunk.allowed_s >= PATIENCE_S or Outcome.TIMEOUT not in outcomes
+        if had_time and any(ticket.is_first for ticket in chunk.tickets):
             level.answered("load", outcomes)
-        else:
-            level.meter.late += len(chunk.keys)
 
     def _measure(self, ticket: Ticket, num_missed: int) -> None:
         """Tell the gate's estimate what a fetch's read of a tier took. The lock is held."""

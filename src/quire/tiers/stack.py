@@ -177,7 +177,7 @@ class TierStack:
         """Keep sealed records, which become the stack's: the caller writes to them no more.
 
         Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
-        that want it have it, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
+        that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
         """
         check_keys(keys, records)
         return self._placing.store(keys, records) if keys else []

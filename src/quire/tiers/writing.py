@@ -135,6 +135,10 @@ class StoreQueue:
             return 0
         return (self._limit_bytes - self.waiting_bytes) // max(self._usual_bytes, 1)
 
+    def has(self, keys: Keys) -> list[bool]:
+        """Return which keys wait. The lock is held."""
+        return [key in self._waiting for key in keys]
+
     def offer(self, chain: Chain, indices: Sequence[int], keys: Keys) -> list[Outcome]:
         """Take the records of a chain with these indices, in order, until one is refused.
 
@@ -161,10 +165,7 @@ class StoreQueue:
                     self._waiting[key] = size
                     self.waiting_bytes += size
                 outcomes[at] = Outcome.STORED
-            num_dropped = outcomes.count(Outcome.SKIPPED)
-            level.meter.dropped += num_dropped
-            if num_dropped and chain.is_ordered:
-                chain.broken_at.add(level.index)
+            level.meter.dropped += outcomes.count(Outcome.SKIPPED)
             chain.num_holders += len(parts)
             self._num_jobs += len(parts)
             if parts:

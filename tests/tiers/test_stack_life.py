@@ -1,0 +1,268 @@
+"""Prefetch, closing, statistics, and the same stack in real threads."""
+
+import threading
+import time
+
+import pytest
+from dict_tier import DictTier
+from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store
+
+from quire.errors import ConfigError
+from quire.tiers.faults import FaultPlan, Faulty
+from quire.tiers.host import Host
+from quire.tiers.samples import buffers_like
+from quire.tiers.settings import StackSettings, TierSettings
+from quire.tiers.stack import TierStack
+
+TEN = list(range(10))
+
+
+def prefetch(stack, numbers, mode="complete", num_tokens=1000):
+    keys = [KEYS[i] for i in numbers]
+    return stack.prefetch(keys, [SIZE] * len(keys), num_tokens, mode)
+
+
+def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
+    world = Stacked("host", "disk", lease_s=30.0)
+
+    def scenario(stack, host, disk):
+        put(host, [0])
+        put(disk, TEN)
+        disk.get_s = 0.5
+        begun, took_s = world.timed(lambda: prefetch(stack, TEN))
+        assert took_s == 0.0
+        assert world.timed(begun.finish) == (10, 0.5)
+        assert set(host.leased) == set(KEYS[:10])
+        disk.calls.clear()
+        assert load(stack, TEN) == ["hit"] * 10
+        assert disk.calls == []
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("mode", "waits_s", "num_ready"), [("best_effort", 0.0, 4), ("timeout", 0.75, 8)]
+)
+def test_a_request_whose_turn_has_come_takes_what_is_there(mode, waits_s, num_ready):
+    """Four chunks of one record are read at a time, by one thread, in 0.125 s each."""
+    world = Stacked("host", "disk", chunk_bytes=SIZE, threads=1)
+
+    def scenario(stack, host, disk):
+        put(disk, range(40))
+        disk.get_s = 0.125
+        begun = prefetch(stack, range(40), mode, num_tokens=1000)
+        world.lanes.sleep(0.55)
+        assert world.timed(begun.finish) == (num_ready, pytest.approx(waits_s - 0.05, abs=0.06))
+        assert begun.done
+        world.lanes.sleep(5)
+        assert len(disk.asked("get")) <= 2 + (0.55 + waits_s) / 0.125
+
+    world.run(scenario)
+
+
+def test_complete_waits_for_all_up_to_its_limit():
+    world = Stacked("host", "disk", prefetch_complete_s=2.0)
+
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        disk.get_s = 100.0
+        begun = prefetch(stack, TEN)
+        assert world.timed(begun.finish) == (0, 2.0)
+
+    world.run(scenario)
+
+
+def test_a_short_prompt_is_not_prefetched():
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        begun = prefetch(stack, TEN, num_tokens=255)
+        assert begun.done
+        assert disk.calls == []
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_a_prefetch_ends_at_the_first_key_that_no_tier_has():
+    def scenario(stack, host, disk, remote):
+        put(disk, range(5))
+        put(remote, [5, 7])
+        assert prefetch(stack, TEN).finish() == 6
+
+    Stacked("host", "disk", "remote").run(scenario)
+
+
+def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        disk.get_s = 1.0
+        begun = prefetch(stack, TEN)
+        begun.cancel()
+        begun.cancel()
+        assert begun.done
+        world.lanes.sleep(2)
+        assert stack._reader.num_in_flight == stack._prefetching.num_active == 0
+
+    world.run(scenario)
+
+
+def test_many_prefetches_take_turns():
+    world = Stacked("host", "disk", threads=1, prefetch_complete_s=1000.0)
+
+    def scenario(stack, host, disk):
+        put(disk, range(300))
+        disk.get_s = 1.0
+        begun = [prefetch(stack, range(10 * i, 10 * i + 10)) for i in range(30)]
+        assert stack._prefetching.num_active == 30
+        assert [each.finish() for each in begun] == [10] * 30
+        assert stack._prefetching.num_active == 0
+
+    world.run(scenario)
+
+
+def test_closing_writes_what_is_queued_and_closes_the_tiers():
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        disk.put_s = 1.0
+        store(stack, TEN)
+        stack.close()
+        assert len(disk.records) == 10
+        assert host.is_closed
+        assert disk.is_closed
+        assert stack.find(KEYS[:2]) == [-1, -1]
+        assert load(stack, [0]) == ["skipped"]
+        assert store(stack, [0]) == ["skipped"]
+        assert stack.wanted(KEYS[:1]) == [False]
+
+    world.run(scenario)
+
+
+def test_closing_does_not_wait_for_a_tier_that_hangs_which_is_closed_when_it_comes_back():
+    world = Stacked("host", "disk", "remote", close_timeout_s=2.0)
+
+    def scenario(stack, host, disk, remote):
+        put(disk, [0])
+        disk.get_s = 100.0
+        load(stack, [0], 0.1)
+        assert world.timed(stack.close) == (None, 2.0)
+        assert (host.is_closed, disk.is_closed, remote.is_closed) == (False, False, True)
+        world.lanes.sleep(200)
+        assert (host.is_closed, disk.is_closed) == (True, True)
+
+    world.run(scenario)
+
+
+def test_statistics_say_what_was_asked_of_each_tier():
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        disk.get_s = 0.5
+        load(stack, range(12))
+        host_report, disk_report = stack.stats().tiers
+        assert host_report.loads == {"absent": 12}
+        assert host_report.stores == {"stored": 10}
+        assert disk_report.loads == {"absent": 2, "hit": 10}
+        assert (disk_report.loaded_bytes, disk_report.load_s) == (10 * SIZE, 0.5)
+        assert disk_report.load_mb_s == pytest.approx(10 * SIZE / 0.5e6)
+        assert stack.stats().loads == {"absent": 2, "hit": 10}
+        lines = str(stack).splitlines()
+        assert [line.split()[0] for line in lines] == ["tier", "host", "disk"]
+        assert repr(stack) == "<TierStack host > disk>"
+
+    world.run(scenario)
+
+
+def test_tiers_of_one_name_are_numbered():
+    world = Stacked("disk", "disk", "disk")
+    assert world.stack.names == ("disk", "disk-2", "disk-3")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TierStack([]),
+        lambda: TierStack([DictTier() for _ in range(9)]),
+        lambda: TierStack([DictTier()], StackSettings(tiers={"disc": TierSettings()})),
+        lambda: StackSettings(load_timeout_s=0.0),
+        lambda: StackSettings(cool_down_s=float("nan")),
+        lambda: StackSettings(threads=0),
+        lambda: StackSettings(queue_bytes="many"),
+        lambda: TierSettings(threads=-1),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_sizes_are_read_as_people_write_them():
+    assert StackSettings(queue_bytes="1MiB").queue_bytes == 1 << 20
+
+
+def test_in_real_threads_clients_read_what_was_written_while_a_tier_misbehaves():
+    before = threading.active_count()
+    disk = Faulty(
+        DictTier("disk"),
+        FaultPlan(latency_s=0.001, errors=0.05, corruption=0.05, short_reads=0.05),
+        seed=1,
+    )
+    settings = StackSettings(failures=1000, chunk_bytes=8 * SIZE, gate=False)
+    stack = TierStack([Host("64KiB"), disk], settings)
+    hits, errors = [], []
+
+    def client(number):
+        try:
+            for turn in range(15):
+                numbers = [(20 * (number + turn) + i) % 300 for i in range(30)]
+                keys = [KEYS[i] for i in numbers]
+                stack.store(keys, [RECORDS[i] for i in numbers])
+                stack.find(keys)
+                buffers = stack.buffers([SIZE] * 30)
+                outcomes = stack.load(keys, buffers, 0.05 if turn % 5 == 0 else 2.0)
+                for i, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
+                    if outcome == "hit":
+                        hits.append(i)
+                        assert buffer == RECORDS[i]
+                stack.give_back(buffers)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join(60)
+    assert not errors
+    assert len(hits) > 1000
+    assert stack.drain(10)
+    stack.check()
+    stack.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
+    release = threading.Event()
+    disk = Faulty(DictTier("disk"), FaultPlan(), sleep=lambda _: release.wait(60))
+    remote = DictTier("remote")
+    remote.in_memory = False
+    put(disk.tier, TEN)
+    put(remote, TEN)
+    disk.plan = FaultPlan(hangs=1.0)
+    settings = StackSettings(lookup_timeout_s=0.2, load_timeout_s=0.4, close_timeout_s=0.3)
+    stack = TierStack([disk, remote], settings)
+    began_s = time.monotonic()
+    buffers = buffers_like(RECORDS[:10])
+    assert stack.find(KEYS[:10]) == [1] * 10
+    assert stack.load(KEYS[:10], buffers) == ["hit"] * 10
+    assert buffers == RECORDS[:10]
+    assert time.monotonic() - began_s < 5
+    stack.close()
+    assert time.monotonic() - began_s < 8
+    release.set()

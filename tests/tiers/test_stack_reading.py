@@ -1,0 +1,416 @@
+"""A stack's reads: the fastest tier, the next one where that fails, and never longer than a deadline."""
+
+import pytest
+from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put
+
+from quire.errors import ConfigError
+from quire.tiers.samples import buffers_like
+
+TEN = list(range(10))
+
+
+def test_find_says_the_fastest_tier_that_has_a_key():
+    def scenario(stack, host, disk, remote):
+        put(host, [0, 1])
+        put(disk, [1, 2])
+        put(remote, [2, 3])
+        assert stack.find(KEYS[:5]) == [0, 0, 1, 2, -1]
+
+    Stacked("host", "disk", "remote").run(scenario)
+
+
+def test_find_of_a_prefix_ends_at_the_first_hole():
+    def scenario(stack, host, disk):
+        put(host, [0, 3])
+        put(disk, [4])
+        assert stack.find(KEYS[:5]) == [0, -1, -1, -1, -1]
+        assert stack.find(KEYS[:5], contiguous=False) == [0, -1, -1, 0, 1]
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_a_cold_prompt_asks_a_remote_tier_for_few_of_its_keys():
+    def scenario(stack, host, remote):
+        assert set(stack.find(KEYS)) == {-1}
+        assert [len(keys) for keys in remote.asked("contains")] == [64]
+
+    Stacked("host", "remote").run(scenario)
+
+
+def test_a_warm_prompt_asks_a_remote_tier_in_a_few_growing_questions():
+    def scenario(stack, host, remote):
+        put(remote, range(1000))
+        assert stack.find(KEYS) == [1] * 1000
+        assert [len(keys) for keys in remote.asked("contains")] == [64, 256, 680]
+
+    Stacked("host", "remote").run(scenario)
+
+
+def test_a_slower_tier_is_not_asked_for_what_a_faster_one_has():
+    def scenario(stack, host, disk):
+        put(host, TEN)
+        stack.find(KEYS[:10])
+        load(stack, TEN)
+        assert disk.calls == []
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_a_lookup_of_a_tier_that_hangs_ends_in_time_and_finds_what_others_have():
+    world = Stacked("host", "disk", "remote", lookup_timeout_s=0.1)
+
+    def scenario(stack, host, disk, remote):
+        disk.contains_s = 5.0
+        put(remote, TEN)
+        assert world.timed(lambda: stack.find(KEYS[:10])) == ([2] * 10, 0.05)
+        assert stack.stats().tiers[1].loads == {"lookup_timeout": 1}
+
+    world.run(scenario)
+
+
+def test_what_a_slower_tier_gave_is_kept_in_the_fastest_one():
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        assert load(stack, TEN) == ["hit"] * 10
+        assert load(stack, TEN) == ["hit"] * 10
+        assert len(disk.asked("get")) == 1
+        assert host.contains(KEYS[:10]) == [True] * 10
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_nothing_is_promoted_where_that_is_switched_off():
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        load(stack, TEN)
+        assert not host.records
+
+    Stacked("host", "disk", promote=False).run(scenario)
+
+
+def test_keys_of_several_tiers_are_read_side_by_side():
+    world = Stacked("disk", "remote")
+
+    def scenario(stack, disk, remote):
+        put(disk, [0, 1])
+        put(remote, [2, 3])
+        disk.get_s = remote.get_s = 1.0
+        outcomes, took_s = world.timed(lambda: load(stack, range(4), found=[0, 0, 1, 1]))
+        assert outcomes == ["hit"] * 4
+        assert took_s == 1.0
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("wrong", ["bits", "gone", "shorter"])
+def test_what_one_tier_cannot_give_comes_from_the_next(wrong):
+    def scenario(stack, disk, remote):
+        put(disk, TEN)
+        put(remote, TEN)
+        if wrong == "bits":
+            disk.records[KEYS[3]] = bytes(SIZE)
+        elif wrong == "gone":
+            del disk.records[KEYS[3]]
+        else:
+            disk.records[KEYS[3]] = bytes(RECORDS[3])[:-64]
+        assert load(stack, TEN, found=[0] * 10) == ["hit"] * 10
+        assert remote.asked("get") == [[KEYS[3]]]
+
+    Stacked("disk", "remote").run(scenario)
+
+
+def test_a_miss_says_the_first_cause_that_is_more_than_absence():
+    def scenario(stack, host, disk, remote):
+        disk.records[KEYS[0]] = bytes(SIZE)
+        assert load(stack, [0, 1]) == ["corrupt", "absent"]
+        assert stack.stats().loads == {"absent": 1, "corrupt": 1}
+
+    Stacked("host", "disk", "remote").run(scenario)
+
+
+def test_keys_that_were_not_found_are_not_looked_for():
+    def scenario(stack, disk):
+        put(disk, TEN)
+        assert load(stack, TEN, found=[0] * 5 + [-1] * 5) == ["hit"] * 5 + ["absent"] * 5
+
+    Stacked("disk").run(scenario)
+
+
+def test_a_read_ends_at_its_deadline():
+    world = Stacked("disk")
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 50.0
+        assert world.timed(lambda: load(stack, TEN, 0.2)) == (["timeout"] * 10, 0.2)
+
+    world.run(scenario)
+
+
+def test_a_tier_that_hangs_leaves_half_the_time_to_the_next_one():
+    world = Stacked("disk", "remote")
+
+    def scenario(stack, disk, remote):
+        put(disk, TEN)
+        put(remote, TEN)
+        disk.get_s = 50.0
+        assert world.timed(lambda: load(stack, TEN, 1.0)) == (["hit"] * 10, 0.5)
+
+    world.run(scenario)
+
+
+def test_a_buffer_that_a_late_read_may_write_is_replaced():
+    world = Stacked("disk")
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 1.0
+        given = buffers_like(RECORDS[:10])
+        buffers = list(given)
+        stack.load(KEYS[:10], buffers, 0.5)
+        assert all(new.obj is not old.obj for new, old in zip(buffers, given, strict=True))
+        world.lanes.sleep(5)
+        assert given == RECORDS[:10]
+        assert [bytes(buffer) for buffer in buffers] == [bytes(SIZE)] * 10
+        assert stack.stats().tiers[0].late == 10
+
+    world.run(scenario)
+
+
+def test_a_buffer_whose_read_never_began_is_left_in_place():
+    world = Stacked("disk", threads=1)
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 1.0
+        first = world.beside(lambda: load(stack, [0]))
+        world.lanes.sleep(0.1)
+        given = buffers_like(RECORDS[1:2])
+        buffers = list(given)
+        stack.load(KEYS[1:2], buffers, 0.5)
+        assert buffers[0] is given[0]
+        world.lanes.sleep(5)
+        assert bytes(given[0]) == bytes(SIZE)
+        assert len(disk.asked("get")) == 1
+        assert first == [(["hit"], 1.0)]
+
+    world.run(scenario)
+
+
+def test_two_requests_for_one_key_share_one_read():
+    world = Stacked("disk")
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 1.0
+        first = world.beside(lambda: load(stack, TEN))
+        world.lanes.sleep(0.5)
+        assert world.timed(lambda: load(stack, [3, 4, 5])) == (["hit"] * 3, 0.5)
+        assert first == [(["hit"] * 10, 1.0)]
+        assert len(disk.asked("get")) == 1
+        assert stack.stats().tiers[0].joined == 3
+
+    world.run(scenario)
+
+
+def test_a_request_does_not_wait_for_a_shared_read_beyond_its_own_deadline():
+    world = Stacked("disk")
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 3.0
+        first = world.beside(lambda: load(stack, TEN))
+        world.lanes.sleep(0.5)
+        assert world.timed(lambda: load(stack, [3], 0.2)) == (["timeout"], 0.2)
+        world.lanes.sleep(5)
+        assert first == [(["hit"] * 10, 3.0)]
+
+    world.run(scenario)
+
+
+def test_a_shared_read_goes_on_for_the_second_request_when_the_first_has_left():
+    world = Stacked("disk", threads=1)
+
+    def scenario(stack, disk):
+        put(disk, range(20))
+        disk.get_s = 1.0
+        world.beside(lambda: load(stack, [19]))
+        world.lanes.sleep(0.5)
+        given = buffers_like(RECORDS[:10])
+        buffers = list(given)
+        first = world.beside(lambda: stack.load(KEYS[:10], buffers, 0.9))
+        world.lanes.sleep(0.1)
+        second = world.beside(lambda: load(stack, TEN, 1.5))
+        world.lanes.sleep(5)
+        assert set(first[0][0]) == {"timeout"}
+        assert second == [(["hit"] * 10, 0.9 + 0.0)] or second[0][0] == ["hit"] * 10
+        assert [bytes(buffer) for buffer in buffers] == [bytes(SIZE)] * 10
+        assert len(disk.asked("get")) == 2
+
+    world.run(scenario)
+
+
+def test_a_first_request_that_leaves_before_its_read_began_has_nothing_written_to_its_buffers():
+    world = Stacked("disk", threads=1)
+
+    def scenario(stack, disk):
+        put(disk, range(20))
+        disk.get_s = 1.0
+        world.beside(lambda: load(stack, [19]))
+        world.lanes.sleep(0.1)
+        buffers = buffers_like(RECORDS[:10])
+        first = world.beside(lambda: stack.load(KEYS[:10], buffers, 0.8))
+        world.lanes.sleep(0.1)
+        second = world.beside(lambda: load(stack, TEN, 1.3))  # half of that is left: it joins
+        world.lanes.sleep(0.71)
+        assert set(first[0][0]) == {"timeout"}
+        for buffer in buffers:
+            buffer[:] = b"!" * SIZE
+        world.lanes.sleep(5)
+        assert [bytes(buffer) for buffer in buffers] == [b"!" * SIZE] * 10
+        assert second[0][0] in (["hit"] * 10, ["timeout"] * 10)
+        assert stack.stats().tiers[0].joined == 10
+
+    world.run(scenario)
+
+
+def test_a_slow_read_holds_up_nobody_who_reads_from_another_tier():
+    world = Stacked("disk", "remote")
+
+    def scenario(stack, disk, remote):
+        put(remote, range(20))
+        put(disk, range(20, 30))
+        remote.get_s = 3.0
+        slow = [world.beside(lambda i=i: load(stack, [i], found=[1])) for i in range(20)]
+        world.lanes.sleep(0.5)
+        fast = world.timed(lambda: load(stack, range(20, 30), found=[0] * 10))
+        assert fast == (["hit"] * 10, 0.0)
+        assert slow == [[]] * 20
+
+    world.run(scenario)
+
+
+def test_a_small_read_takes_its_turn_between_the_chunks_of_a_large_one():
+    world = Stacked("disk", threads=1, chunk_bytes=SIZE, load_timeout_s=1000.0)
+
+    def scenario(stack, disk):
+        put(disk, range(110))
+        disk.get_s = 1.0
+        large = world.beside(lambda: load(stack, range(100)))
+        world.lanes.sleep(10.5)
+        assert world.timed(lambda: load(stack, [105])) == (["hit"], 2.5)
+        world.lanes.sleep(100)
+        assert large == [(["hit"] * 100, 101.0)]
+
+    world.run(scenario)
+
+
+def test_a_tier_that_fails_again_and_again_is_left_alone():
+    world = Stacked("disk", failures=3, cool_down_s=10.0)
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 1e6
+        for _ in range(3):
+            assert load(stack, [0], 0.2) == ["timeout"]
+        assert world.timed(lambda: load(stack, [0], 0.2)) == (["skipped"], 0.0)
+        assert world.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
+        report = stack.stats().tiers[0]
+        assert (report.reading, report.num_opened) == ("open", 1)
+        assert report.loads == {"skipped": 1, "timeout": 3}
+
+    world.run(scenario)
+
+
+def test_no_request_waits_for_the_trial_of_a_tier_that_was_left_alone():
+    world = Stacked("disk", failures=1, cool_down_s=1.0)
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = disk.contains_s = 0.5
+        assert load(stack, [0], 0.2) == ["timeout"]
+        world.lanes.sleep(2)
+        disk.get_s = 0.0
+        disk.contains_s = 0.05
+        assert world.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
+        world.lanes.sleep(0.1)
+        assert stack.find(KEYS[:1]) == [0]
+        assert load(stack, [0]) == ["hit"]
+
+    world.run(scenario)
+
+
+def test_a_caller_in_a_hurry_does_not_discredit_a_tier():
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 0.03
+        for _ in range(20):
+            load(stack, [0], 0.01)
+        assert stack.stats().tiers[0].reading == "closed"
+
+    Stacked("disk", failures=3).run(scenario)
+
+
+def test_a_tier_that_raises_what_it_should_not_is_a_miss():
+    def scenario(stack, disk, remote):
+        put(remote, TEN)
+        disk._get = disk._contains = disk._put = lambda *_: 1 // 0
+        assert stack.find(KEYS[:10]) == [1] * 10
+        assert load(stack, TEN) == ["hit"] * 10
+        assert stack.stats().tiers[0].loads == {"error": 10, "lookup_error": 1}
+
+    Stacked("disk", "remote").run(scenario)
+
+
+def test_a_refused_tier_is_measured_in_the_background():
+    world = Stacked("disk", probe_s=10.0)
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        sizes, found = [SIZE] * 10, [0] * 10
+
+        def choose():
+            return stack.choose(KEYS[:10], found, sizes, lambda n: (10 - n) * 1e-6)
+
+        disk.get_s = 0.1
+        assert world.timed(choose) == (0, 0.0)
+        assert choose() == 0
+        world.lanes.sleep(1)
+        assert len(disk.asked("get")) == 1
+        disk.get_s = 0.0
+        for _ in range(8):
+            world.lanes.sleep(11)
+            choose()
+        world.lanes.sleep(1)
+        assert choose() == 10
+        assert stack.stats().refused_keys >= 80
+
+    world.run(scenario)
+
+
+def test_without_a_gate_all_that_was_found_is_loaded():
+    def scenario(stack, disk):
+        assert stack.choose(KEYS[:5], [0, 0, 0, 0, -1], [1] * 5, lambda _: 0.0) == 4
+        assert stack.choose(KEYS[:5], [0, 0, 0, 0, -1], [1] * 5, lambda _: 0.0, step=3) == 3
+
+    Stacked("disk", gate=False).run(scenario)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stack: stack.load(KEYS[:2], buffers_like(RECORDS[:1])),
+        lambda stack: stack.load(KEYS[:2], buffers_like(RECORDS[:2]), found=[0]),
+        lambda stack: stack.find([b"short"]),
+        lambda stack: stack.choose(KEYS[:2], [0], [1, 1], float),
+        lambda stack: stack.prefetch(KEYS[:2], [1], 1000),
+        lambda stack: stack.store(KEYS[:2], RECORDS[:1]),
+    ],
+)
+def test_arguments_that_do_not_fit_together_are_refused(call):
+    def scenario(stack, disk):
+        with pytest.raises(ConfigError):
+            call(stack)
+        assert disk.calls == []
+
+    Stacked("disk").run(scenario)

@@ -1,0 +1,268 @@
+"""A stack's writes: policies, order, back-pressure, and nothing twice."""
+
+import pytest
+from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store
+
+from quire.tiers.base import Outcome
+from quire.tiers.settings import TierSettings
+
+TEN = list(range(10))
+
+
+def use(stack, numbers):
+    stack.used([KEYS[i] for i in numbers])
+
+
+def held(tier):
+    return sorted(KEYS.index(key) for key in tier.records)
+
+
+def test_through_writes_to_all_tiers_at_once():
+    def scenario(stack, host, disk, remote):
+        assert stack.wanted(KEYS[:10]) == [True] * 10
+        assert store(stack, TEN) == ["stored"] * 10
+        assert held(host) == TEN
+        assert stack.drain(1)
+        assert held(disk) == held(remote) == TEN
+        assert stack.wanted(KEYS[:10]) == [False] * 10
+
+    Stacked("host", "disk", "remote").run(scenario)
+
+
+def test_store_never_waits():
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        disk.put_s = disk.contains_s = 50.0
+        assert world.timed(lambda: store(stack, TEN)) == (["stored"] * 10, 0.0)
+        assert world.timed(lambda: stack.wanted(KEYS[10:20])) == ([True] * 10, 0.0)
+        assert world.timed(lambda: use(stack, TEN))[1] == 0.0
+        assert not stack.drain(1)
+
+    world.run(scenario)
+
+
+def test_back_writes_what_the_device_and_then_each_tier_lets_go():
+    def scenario(stack, host, disk):
+        assert stack.wanted(KEYS[:10]) == [False] * 10
+        assert store(stack, TEN) == ["skipped"] * 10
+        stack.evicted(KEYS[:10], RECORDS[:10])
+        stack.drain(1)
+        assert held(host) == [6, 7, 8, 9]
+        assert held(disk) == [0, 1, 2, 3, 4, 5]
+
+    Stacked("host", "disk", write="back", capacity=4).run(scenario)
+
+
+def test_second_use_writes_what_is_asked_for_again():
+    def scenario(stack, host):
+        use(stack, TEN)
+        assert stack.wanted(KEYS[:10]) == [False] * 10
+        assert store(stack, TEN) == ["skipped"] * 10
+        use(stack, [0, 1, 2])
+        assert stack.wanted(KEYS[:10]) == [True] * 3 + [False] * 7
+        assert store(stack, TEN) == ["stored"] * 3 + ["skipped"] * 7
+
+    Stacked("host", write="second_use").run(scenario)
+
+
+def test_each_tier_may_have_a_policy_of_its_own():
+    def scenario(stack, host, disk, remote):
+        use(stack, TEN)
+        use(stack, [0])
+        store(stack, TEN)
+        stack.drain(1)
+        assert (held(host), held(disk), held(remote)) == (TEN, [], [0])
+
+    tiers = {
+        "disk": TierSettings(read_only=True),
+        "remote": TierSettings(write="second_use"),
+    }
+    Stacked("host", "disk", "remote", tiers=tiers).run(scenario)
+
+
+def test_a_stack_that_is_read_only_writes_nothing():
+    def scenario(stack, host, disk):
+        put(disk, [1])
+        assert stack.wanted(KEYS[:2]) == [False, False]
+        assert store(stack, [0]) == ["skipped"]
+        stack.evicted(KEYS[:1], RECORDS[:1])
+        stack.load(KEYS[1:2], [memoryview(bytearray(SIZE))])
+        assert (held(host), held(disk)) == ([], [1])
+
+    Stacked("host", "disk", read_only=True).run(scenario)
+
+
+def test_what_a_tier_lets_go_is_kept_by_the_next_one():
+    def scenario(stack, host, disk):
+        put(disk, [0, 1])
+        stack.find(KEYS[:2], contiguous=False)
+        store(stack, TEN)
+        stack.drain(1)
+        assert held(host) == [6, 7, 8, 9]
+        assert held(disk) == TEN
+
+    Stacked("host", "disk", capacity=4).run(scenario)
+
+
+def test_nothing_is_written_to_a_tier_that_has_it():
+    def scenario(stack, host, disk, remote):
+        store(stack, TEN)
+        stack.drain(1)
+        for _ in range(3):
+            store(stack, TEN)
+            stack.evicted(KEYS[:10], RECORDS[:10])
+            stack.drain(1)
+        assert len(disk.asked("put")) == len(remote.asked("put")) == 1
+
+    Stacked("host", "disk", "remote", capacity=4).run(scenario)
+
+
+def test_a_tier_that_others_write_to_is_asked_before_it_is_sent_anything():
+    def scenario(stack, remote):
+        put(remote, range(5))
+        store(stack, TEN)
+        stack.drain(1)
+        assert remote.asked("put") == [KEYS[5:10]]
+        assert stack.stats().tiers[0].stores == {"present": 5, "stored": 5}
+
+    Stacked("remote").run(scenario)
+
+
+def test_a_key_waits_once():
+    def scenario(stack, disk):
+        disk.put_s = 1.0
+        store(stack, TEN)
+        assert store(stack, TEN) == ["present"] * 10
+        assert stack.stats().tiers[0].queued_bytes == 10 * SIZE
+        stack.drain(10)
+        assert len(disk.asked("put")) == 1
+
+    Stacked("disk").run(scenario)
+
+
+def test_what_finds_no_room_to_wait_is_dropped_from_the_tail():
+    def scenario(stack, host, disk):
+        disk.put_s = 1.0
+        store(stack, TEN)
+        report = stack.stats().tiers[1]
+        assert (report.queued_bytes, report.dropped) == (4 * SIZE, 6)
+        assert stack.wanted(KEYS[:20]) == [False] * 10 + [True] * 10
+        stack.drain(10)
+        assert (held(host), held(disk)) == (TEN, [0, 1, 2, 3])
+
+    Stacked("host", "disk", queue_bytes=4 * SIZE).run(scenario)
+
+
+def test_a_full_queue_wants_as_much_as_it_has_room_for():
+    def scenario(stack, disk):
+        disk.put_s = 1.0
+        store(stack, [0])
+        assert stack.wanted(KEYS[1:10]) == [True] * 3 + [False] * 6
+        stack.drain(10)
+        assert stack.wanted(KEYS[1:10]) == [True] * 4 + [False] * 5
+
+    Stacked("disk", queue_bytes=4 * SIZE).run(scenario)
+
+
+@pytest.mark.parametrize("refused_by", ["one answer", "one call"])
+def test_no_tail_is_stored_behind_a_refused_head(refused_by):
+    def scenario(stack, disk):
+        keep = disk._put
+
+        def refuse_third(keys, records, timeout_s, done):
+            keep(keys, records, timeout_s, done)
+            if KEYS[3] in keys:
+                done[keys.index(KEYS[3])] = Outcome.FULL
+                del disk.records[KEYS[3]]
+
+        disk._put = refuse_third
+        store(stack, TEN)
+        stack.drain(10)
+        assert held(disk) == [0, 1, 2]
+
+    chunk_bytes = SIZE if refused_by == "one call" else 1 << 20
+    Stacked("disk", chunk_bytes=chunk_bytes).run(scenario)
+
+
+def test_a_tier_that_is_not_written_for_failures_still_gives_what_it_has():
+    def scenario(stack, disk):
+        put(disk, [0])
+
+        def fails(*_):
+            raise OSError(28, "disk full")
+
+        disk._put = fails
+        for number in range(1, 5):
+            store(stack, [number])
+            stack.drain(1)
+        report = stack.stats().tiers[0]
+        assert (report.reading, report.writing) == ("closed", "open")
+        assert store(stack, [8]) == ["skipped"]
+        assert stack.wanted(KEYS[8:9]) == [False]
+        assert stack.find(KEYS[:1]) == [0]
+
+    Stacked("disk", failures=3, cool_down_s=10.0).run(scenario)
+
+
+def test_a_hung_tier_keeps_its_own_queue_only():
+    world = Stacked("host", "disk", "remote", queue_bytes=20 * SIZE)
+
+    def scenario(stack, host, disk, remote):
+        disk.put_s = 1000.0
+        for first in range(0, 100, 10):
+            store(stack, range(first, first + 10))
+            world.lanes.sleep(0.1)
+        assert held(host) == held(remote) == list(range(100))
+        assert stack.stats().tiers[1].queued_bytes <= 20 * SIZE
+
+    world.run(scenario)
+
+
+def test_records_from_the_stack_come_back_when_all_tiers_have_read_them():
+    def scenario(stack, disk, remote):
+        disk.put_s = 1.0
+        buffers = stack.buffers([SIZE] * 3)
+        for buffer, record in zip(buffers, RECORDS[:3], strict=True):
+            buffer[:] = record
+        stack.store(KEYS[:3], buffers)
+        assert not {id(each.obj) for each in stack.buffers([SIZE] * 3)} & {
+            id(each.obj) for each in buffers
+        }
+        stack.drain(10)
+        again = stack.buffers([SIZE] * 3)
+        assert {id(each.obj) for each in again} == {id(each.obj) for each in buffers}
+
+    Stacked("disk", "remote").run(scenario)
+
+
+def test_a_buffer_that_comes_back_twice_is_lent_once():
+    def scenario(stack, disk):
+        buffers = stack.buffers([SIZE])
+        stack.give_back(buffers)
+        stack.give_back(buffers)
+        one, two = stack.buffers([SIZE, SIZE])
+        assert one.obj is not two.obj
+
+    Stacked("disk").run(scenario)
+
+
+def test_uses_keep_records_in_memory_from_ageing():
+    def scenario(stack, host):
+        store(stack, range(4))
+        use(stack, [0, 1])
+        store(stack, [4, 5])
+        assert held(host) == [0, 1, 4, 5]
+
+    Stacked("host", capacity=4).run(scenario)
+
+
+def test_deleted_keys_are_gone_everywhere_and_may_be_written_again():
+    def scenario(stack, host, disk):
+        store(stack, TEN)
+        stack.drain(1)
+        stack.delete(KEYS[:5])
+        assert held(host) == held(disk) == [5, 6, 7, 8, 9]
+        assert stack.wanted(KEYS[:10]) == [True] * 5 + [False] * 5
+
+    Stacked("host", "disk").run(scenario)
