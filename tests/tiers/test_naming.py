@@ -7,6 +7,7 @@ from prefixes_help import FULL, STATES
 from quire import CacheManager, Scope
 from quire.core.hashing import block_hashes, root_digest
 from quire.engines.tiered.naming import Naming, scope_label
+from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.names import FILE_NAME, NameBook
 
@@ -19,9 +20,9 @@ def manager():
     return CacheManager(64, 4)
 
 
-@pytest.fixture
-def tier(tmp_path):
-    with Files(tmp_path) as opened:
+@pytest.fixture(params=["files", "disk"])
+def tier(request, tmp_path):
+    with Files(tmp_path) if request.param == "files" else Disk(tmp_path, "1MiB") as opened:
         yield opened
 
 

@@ -120,6 +120,11 @@ class Disk(Tier):
         self._room.fit()
 
     @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    @property
     def is_direct(self) -> bool:
         """Whether slabs of whole pages are read and written past the page cache."""
         return self._flags != open_flags(direct=False)
