@@ -89,12 +89,14 @@ def measure(directory, count):
     }.items():
         figures[name] = timed(call)[2] / LOOKUPS * 1e6
     evicted = count // EVICTED_SHARE
-    places, wall, _ = timed(
-        lambda: disk._room._oldest(disk._records.recency.now + 1, disk._room._slabs)
-    )
+    room, before = disk._room, disk._records.recency.now + 1
+    chosen, wall, _ = timed(lambda: room._oldest(before, room._slabs))
     figures["choose_victims_s"] = wall
-    _, wall, _ = timed(lambda: disk._records.drop(places))
-    figures["evict_us"] = wall / evicted * 1e6
+    figures["chosen_of_asked"] = len(chosen) / evicted
+    room._chosen, room._chosen_from = chosen, room._slabs
+    _, figures["evict_1024_s"], _ = timed(lambda: room._evicts(before, None, room._slabs))
+    _, wall, _ = timed(lambda: [room._evicts(before, None, room._slabs) for _ in range(20)])
+    figures["evict_us"] = wall / 20 / 1024 * 1e6
     _, figures["compact_s"], _ = timed(disk._records.write_whole)
     _, figures["close_s"], _ = timed(disk.close)
     return figures

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
-from quire.tiers.index import NOWHERE, Recency, SlotIndex
+from quire.tiers.index import NOWHERE, SlotIndex
+from quire.tiers.recency import Recency, oldest
 
 
 def key_of(number):
@@ -154,6 +155,19 @@ def test_a_lease_ends_with_the_record():
 def test_victims_can_be_limited_to_those_used_before_a_stamp():
     index = filled(4)
     assert index.victims(4, before=3).tolist() == [0, 1]
+
+
+def test_of_very_many_slots_the_victims_are_about_as_many_as_asked_and_the_oldest():
+    stamps = np.random.default_rng(3).permutation(300_000) + 1
+    stamps[:100_000] = 0
+    victims = oldest(stamps, 10_000, before=400_000)
+    assert 9_000 <= len(victims) <= 10_000
+    used = np.sort(stamps[stamps > 0])
+    assert stamps[victims].tolist() == used[: len(victims)].tolist()
+    assert len(oldest(stamps, 10_000, before=int(used[50]))) == 50
+    assert len(oldest(stamps, 1, before=400_000)) == 1
+    assert len(oldest(stamps, 200_000, before=400_000)) >= 190_000
+    assert len(oldest(np.zeros(300_000, np.int64), 5, before=9)) == 0
 
 
 def test_indexes_that_share_a_recency_have_comparable_stamps():

@@ -31,11 +31,15 @@ _FEW = 16
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a record lies, and the tag that it must carry there."""
+    """Where a record lies, and the tag that it must carry there.
+
+    With a stamp, it is meant only as long as it was not used again.
+    """
 
     slab: Slab
     slot: int
     tag: int
+    stamp: int = 0
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -94,7 +98,7 @@ class DiskRecords:
     def pinned_at(self, place: Place) -> bytes | None:
         """Return the key of the record that lies there, if one still does; its bytes stay until `unpin`."""
         with self.lock:
-            if not _is_there(place):
+            if not is_there(place):
                 return None
             place.slab.pin(place.slot)
             return place.slab.index.key_of(place.slot)
@@ -177,7 +181,7 @@ class DiskRecords:
         for start in range(0, len(places), _AT_ONCE):
             with self._changes:
                 with self.lock:
-                    some = [place for place in places[start : start + _AT_ONCE] if _is_there(place)]
+                    some = [place for place in places[start : start + _AT_ONCE] if is_there(place)]
                 try:
                     self._append([Line(each.slab.record_bytes, each.slot) for each in some])
                 except OSError:
@@ -202,7 +206,7 @@ class DiskRecords:
         """
         with self._changes:
             with self.lock:
-                if not _is_there(place):
+                if not is_there(place):
                     return False
                 index = place.slab.index
                 key, stamp = index.key_of(place.slot), int(index.stamps[place.slot])
@@ -310,12 +314,14 @@ def _line_of(each: Written) -> Line:
     return Line(each.slab.record_bytes, each.slot, each.stamp, each.tag, each.key)
 
 
-def _is_there(place: Place) -> bool:
+def is_there(place: Place) -> bool:
+    """Return whether the record that was meant still lies there. The caller holds the lock."""
     index = place.slab.index
     return (
         place.slot < index.num_slots
         and index.stamps[place.slot] > 0
         and index.generation_of(place.slot) == place.tag
+        and place.stamp in (0, index.stamps[place.slot])
     )
 
 

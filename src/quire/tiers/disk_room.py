@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.tiers.base import Evicting, Outcome, checked
 from quire.tiers.disk_files import AlignedBuffers, is_full
-from quire.tiers.disk_records import DiskRecords, Place
+from quire.tiers.disk_records import DiskRecords, Place, is_there
 from quire.tiers.format import new_buffer
 from quire.tiers.slab import Slab
 
@@ -20,13 +21,17 @@ STEP_BYTES = 4 << 20
 """Room that is added, or pre-written, at once."""
 
 EVICTED_SHARE = 20
-"""One in so many records goes at once: choosing them takes a look at all stamps."""
+"""One in so many records is chosen at once to go: choosing takes a look at all stamps."""
 
-TOLD_BYTES = 64 << 20
-"""The most that is evicted at once where their bytes are read for somebody."""
+AT_ONCE = 1024
+AT_ONCE_BYTES = 64 << 20
+"""Records, and bytes of records, that make room for one that comes: a few milliseconds."""
 
 IDLE_SHARE = 10
 """One in so many bytes may be free in slabs of other sizes before they are taken from there."""
+
+
+_CHOSEN = np.dtype([("slab", "i8"), ("slot", "i8"), ("tag", "u8"), ("stamp", "i8")])
 
 
 class DiskRoom:
@@ -44,6 +49,8 @@ class DiskRoom:
         self._ahead = ahead
         self._clock = clock
         self._buffer = AlignedBuffers()
+        self._chosen = np.zeros(0, _CHOSEN)
+        self._chosen_from: list[Slab] = []
 
     @property
     def used(self) -> int:
@@ -146,31 +153,55 @@ class DiskRoom:
         )
 
     def _evicts(self, before: int, evicting: Evicting | None, slabs: list[Slab]) -> bool:
-        """Let the records of slabs go that were used longest ago, a share of all at once."""
-        places = self._oldest(before, slabs)
+        """Let records of slabs go that were used longest ago; return whether any did.
+
+        A share of all is chosen at once, and goes in pieces, as room is needed.
+        """
+        places = self._next_victims(before, slabs)
+        if not places:
+            self._chosen, self._chosen_from = self._oldest(before, slabs), slabs
+            places = self._next_victims(before, slabs)
         if evicting is not None:
-            sizes = np.cumsum([place.slab.record_bytes for place in places])
-            places = places[: max(1, int(np.searchsorted(sizes, TOLD_BYTES, "right")))]
             self._tell(places, evicting)
         self._records.drop(places)
         return bool(places)
 
-    def _oldest(self, before: int, slabs: list[Slab]) -> list[Place]:
-        """Return a share of the records of slabs, used longest ago first."""
+    def _next_victims(self, before: int, slabs: list[Slab]) -> list[Place]:
+        """Take the next piece of those that were chosen, as far as they still may go."""
+        places: list[Place] = []
+        num_bytes = 0
+        while len(self._chosen) and not places:
+            piece = self._chosen[:AT_ONCE].tolist()
+            taken = 0
+            with self._records.lock:
+                now = self._clock()
+                for number, slot, tag, stamp in piece:
+                    if num_bytes >= AT_ONCE_BYTES:
+                        break
+                    taken += 1
+                    place = Place(self._chosen_from[int(number)], slot, tag, stamp)
+                    may_go = stamp < before and not place.slab.index.is_leased(slot, now)
+                    if may_go and place.slab in slabs and is_there(place):
+                        places.append(place)
+                        num_bytes += place.slab.record_bytes
+            self._chosen = self._chosen[taken:]
+        return places
+
+    def _oldest(self, before: int, slabs: list[Slab]) -> NDArray[Any]:
+        """Return a share of the records of slabs, an array of `_CHOSEN`, used longest ago first."""
         with self._records.lock:
             count = max(1, sum(len(slab.index) for slab in slabs) // EVICTED_SHARE)
             now = self._clock()
             found = [slab.index.victims(count, now, before) for slab in slabs]
-            each = list(zip(slabs, found, strict=True))
-            stamps = np.concatenate([slab.index.stamps[slots] for slab, slots in each])
-            tags = np.concatenate([slab.index.generations_of(slots) for slab, slots in each])
-        owners = np.repeat(np.arange(len(slabs)), [len(slots) for slots in found])
-        slots = np.concatenate(found)
-        oldest = np.argsort(stamps)[:count]
-        columns = zip(
-            owners[oldest].tolist(), slots[oldest].tolist(), tags[oldest].tolist(), strict=True
-        )
-        return [Place(slabs[int(at)], slot, tag) for at, slot, tag in columns]
+            chosen = np.zeros(sum(map(len, found)), _CHOSEN)
+            at = 0
+            for number, (slab, slots) in enumerate(zip(slabs, found, strict=True)):
+                own = chosen[at : at + len(slots)]
+                own["slab"], own["slot"] = number, slots
+                own["stamp"] = slab.index.stamps[slots]
+                own["tag"] = slab.index.generations_of(slots)
+                at += len(slots)
+        return chosen[np.argsort(chosen["stamp"])[:count]]
 
     def _tell(self, places: list[Place], evicting: Evicting) -> None:
         """Read records that are about to go and hand them over."""

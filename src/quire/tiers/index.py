@@ -31,7 +31,7 @@ from quire.tiers.key_table import (
     filled_table,
     later_duplicates,
 )
-from quire.tiers.recency import Leases, Recency
+from quire.tiers.recency import Leases, Recency, oldest
 
 NOWHERE = -1
 """What `find` returns for a key that is not there: no index of a slot."""
@@ -79,8 +79,8 @@ class SlotIndex:
     @property
     def num_bytes(self) -> int:
         """Memory of the arrays, used or not."""
-        arrays = (self._stamps, self._generations, self._free, self._table)
-        return len(self._keys) + sum(array.nbytes for array in arrays)
+        arrays = (self._words, self._stamps, self._generations, self._free, self._table)
+        return sum(array.nbytes for array in arrays)
 
     @property
     def stamps(self) -> NDArray[np.int64]:
@@ -110,12 +110,11 @@ class SlotIndex:
         found = np.full(len(wanted), NOWHERE, np.int64)
         open_ = np.arange(len(wanted))
         places = (wanted[:, 0] & np.uint64(self._mask)).astype(np.int64)
-        words = self._words
         while len(open_):
             slots = self._table[places].astype(np.int64) - 1
             taken = slots >= 0
             open_, places, slots = open_[taken], places[taken], slots[taken]
-            same = (words[slots] == wanted[open_]).all(axis=1)
+            same = (self._words[slots] == wanted[open_]).all(axis=1)
             found[open_[same]] = slots[same]
             open_, places = open_[~same], (places[~same] + 1) & self._mask
         return found
@@ -163,12 +162,9 @@ class SlotIndex:
     def reserve(self) -> int:
         """Take a free slot, to fill it before it can be found. Raises `OutOfSlots`."""
         if not self._num_free:
-            raise OutOfSlots(
-                f"none of {self._num_slots} slots is free; remove records first",
-                num_slots=self._num_slots,
-                busy=self._num_slots,
-                pinned=len(self._leases),
-            )
+            total = self._num_slots
+            message = f"none of {total} slots is free; remove records first"
+            raise OutOfSlots(message, num_slots=total, busy=total, pinned=len(self._leases))
         self._num_free -= 1
         return self._free_view[self._num_free]
 
@@ -236,8 +232,7 @@ class SlotIndex:
 
     def lease(self, slots: Sequence[int] | Slots, until: float) -> None:
         """Keep published slots out of `victims` until that time of its clock; a longer lease stays."""
-        each = list(map(int, slots))
-        for slot in each:
+        for slot in (each := list(map(int, slots))):
             self._check_published(slot)
         self._leases.extend(each, until)
 
@@ -245,20 +240,21 @@ class SlotIndex:
         """Forget the leases of slots, if there are any."""
         self._leases.end(map(int, slots))
 
+    def is_leased(self, slot: int, now: float) -> bool:
+        """Return whether a slot is leased beyond `now`."""
+        return self._leases.is_active(slot, now)
+
     def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Slots:
         """Return up to `count` slots, used longest ago first: int64.
 
-        Without those leased beyond `now`, and only ones with stamps below `before`.
+        Without those leased beyond `now`, and only ones with stamps below `before`. Of very
+        many slots it may return a few less than `count`.
         """
-        candidates = self.published()
-        stamps = self._stamps[candidates]
-        allowed = stamps < (before if before is not None else self.recency.now + 1)
-        allowed[np.searchsorted(candidates, self._leases.active(now))] = False
-        candidates, stamps = candidates[allowed], stamps[allowed]
-        if count < len(candidates):
-            oldest = np.argpartition(stamps, count)[:count]
-            candidates, stamps = candidates[oldest], stamps[oldest]
-        return candidates[np.argsort(stamps)]
+        stamps = self.stamps
+        if leased := self._leases.active(now):
+            stamps = stamps.copy()
+            stamps[leased] = 0
+        return oldest(stamps, count, before if before is not None else self.recency.now + 1)
 
     def grow(self, num_slots: int) -> None:
         """Add slots, up to `num_slots` in all."""
@@ -268,9 +264,8 @@ class SlotIndex:
             raise ConfigError(f"cannot grow from {self._num_slots} slots to {num_slots}")
         if num_slots > len(self._stamps):
             self._allocate(num_slots + (num_slots // 4 if self._num_slots else 0))
-        self._free[self._num_free : self._num_free + added] = np.arange(
-            num_slots - 1, self._num_slots - 1, -1
-        )
+        new = np.arange(num_slots - 1, self._num_slots - 1, -1)
+        self._free[self._num_free : self._num_free + added] = new
         self._num_free += added
         self._num_slots = num_slots
 
@@ -295,7 +290,7 @@ class SlotIndex:
         at = np.flatnonzero((free >= first) & (free < stop))[:count]
         taken, kept = free[at].astype(np.int64), np.delete(free, at)
         self._num_free = len(kept)
-        self._free[: len(kept)] = kept
+        free[: len(kept)] = kept
         return taken
 
     def load(
@@ -349,9 +344,7 @@ class SlotIndex:
             "nothing behind the last slot": not self._stamps[self._num_slots :].any(),
             "no stamp twice": len(np.unique(self._stamps[slots])) == len(slots),
             "no stamp from the future": not (self.stamps > self.recency.now).any(),
-            "leases are of published slots": all(
-                self._stamp_view[slot] for slot in self._leases.slots()
-            ),
+            "leases are of published slots": bool(self._stamps[self._leases.slots()].all()),
         }
         if broken := [law for law, holds in laws.items() if not holds]:
             raise InvariantError(f"index of {self._num_slots} slots: {', '.join(broken)}")
@@ -369,10 +362,10 @@ class SlotIndex:
             for name in ("_words", "_stamps", "_generations"):
                 getattr(self, name)[:kept] = old[name][:kept]
             self._free[: self._num_free] = old["_free"][: self._num_free]
-        self._word_view: memoryview[Any] = memoryview(self._keys).cast("Q")
-        self._stamp_view: memoryview[Any] = element_view(self._stamps)
-        self._generation_view: memoryview[Any] = element_view(self._generations)
-        self._free_view: memoryview[Any] = element_view(self._free)
+        self._word_view: Any = memoryview(self._keys).cast("Q")
+        self._stamp_view = element_view(self._stamps)
+        self._generation_view = element_view(self._generations)
+        self._free_view = element_view(self._free)
         self._fill_table()
 
     def _fill_table(self) -> None:
@@ -380,7 +373,7 @@ class SlotIndex:
         slots = np.flatnonzero(self._stamps)
         self._table = filled_table(self._words[slots, 0], slots, len(self._stamps))
         self._mask = len(self._table) - 1
-        self._table_view: memoryview[Any] = element_view(self._table)
+        self._table_view = element_view(self._table)
 
     def _drop_entry(self, slot: int) -> None:
         """Take a slot's entry out of the table and close the gap, so that probing needs no marks."""

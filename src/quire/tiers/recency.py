@@ -51,9 +51,37 @@ class Leases:
         self._until = {slot: until for slot, until in self._until.items() if until > now}
         return list(self._until)
 
-    def slots(self) -> Sequence[int]:
-        """Return the slots with a lease, over or not."""
-        return list(self._until)
+    def is_active(self, slot: int, now: float) -> bool:
+        """Return whether a slot is leased beyond `now`."""
+        return self._until.get(slot, now) > now
+
+    def slots(self) -> NDArray[np.int64]:
+        """Return the slots with a lease, over or not: int64."""
+        return np.array(list(self._until), np.int64)
 
     def __len__(self) -> int:
         return len(self._until)
+
+
+def oldest(stamps: NDArray[np.int64], count: int, before: int) -> NDArray[np.int64]:
+    """Return up to `count` slots with the lowest stamps above 0 and below `before`: int64, lowest first.
+
+    Of many slots it may return fewer than are there, but no other would have come before them.
+    """
+    end = before
+    sample = stamps[:: max(1, len(stamps) // _SAMPLE)]
+    if len(stamps) > 2 * _SAMPLE and len(sample := sample[sample > 0]) > _SAMPLE // 2:
+        # All below a stamp are the oldest; a sample tells which stamp leaves about so many.
+        rank = min(len(sample) - 1, count * len(sample) // int(np.count_nonzero(stamps)))
+        end = min(before, int(np.partition(sample, rank)[rank]))
+    slots = np.flatnonzero((stamps > 0) & (stamps < end))
+    if not len(slots) and end < before:
+        slots = np.flatnonzero((stamps > 0) & (stamps < before))
+    own = stamps[slots]
+    if count < len(slots):
+        chosen = np.argpartition(own, count)[:count]
+        slots, own = slots[chosen], own[chosen]
+    return slots[np.argsort(own)]
+
+
+_SAMPLE = 1 << 15
