@@ -23,7 +23,7 @@ class Staging:
         """Copy rows, uint8 `[n, bytes]` on any device, each into its buffer of as many bytes."""
         waiting: tuple[int, torch.Tensor, Sequence[memoryview]] | None = None
         for rows, buffers in chunks:
-            if rows.device.type == "cpu":
+            if self._is_host(rows.device):
                 _deal(rows, buffers)
                 continue
             turn, area = self._area(tuple(rows.shape))
@@ -42,7 +42,7 @@ class Staging:
         On CUDA they are there for what is queued on the current stream inside the context.
         """
         shape = (len(buffers), buffers[0].nbytes)
-        if device.type == "cpu":
+        if self._is_host(device):
             rows = torch.empty(shape, dtype=torch.uint8)
             _gather(buffers, rows)
             yield rows
@@ -53,13 +53,17 @@ class Staging:
         self._mark(turn)
         yield rows
 
+    def _is_host(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
     def _area(self, shape: tuple[int, ...]) -> tuple[int, torch.Tensor]:
         """Return the area whose turn it is, no longer in use, as uint8 of this shape."""
         self._turn = turn = 1 - self._turn
         self._wait(turn)
         area, size = self._areas[turn], shape[0] * shape[1]
         if area is None or area.numel() < size:
-            self._areas[turn] = area = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            pinned = torch.cuda.is_available()
+            self._areas[turn] = area = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return turn, area[:size].view(shape)
 
     def _mark(self, turn: int) -> None:
