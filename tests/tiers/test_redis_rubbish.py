@@ -150,6 +150,20 @@ def test_a_reply_takes_no_more_memory_than_its_limit(data):
     link.close()
 
 
+def test_a_value_that_does_not_end_where_it_said_is_rubbish():
+    link = link_to(b"$3\r\nabcd\r\n", random.Random(1))
+    with pytest.raises(Rubbish, match="does not end"):
+        link.read(memoryview(bytearray(3)), time.monotonic() + 5)
+    link.close()
+
+
+def test_bytes_that_are_there_are_not_read_behind_the_deadline():
+    link = link_to(b"+OK\r\n", random.Random(1))
+    with pytest.raises(TimeoutError):
+        link.read(None, time.monotonic())
+    link.close()
+
+
 # the tier
 
 
@@ -257,6 +271,14 @@ def test_an_answer_too_many_ends_the_connection_so_that_none_is_taken_for_anothe
     buffers = buffers_like(records_of(keys))
     assert tier.get(keys, buffers) == [HIT] * 4
     assert buffers == records_of(keys)
+
+
+@pytest.mark.parametrize("answer", [b":1\r\n", b"+OK\r\n", b"*0\r\n"])
+def test_an_answer_of_another_kind_than_the_commands_ends_the_connection(server, tier, answer):
+    server.mischief = lambda _, command: answer
+    assert tier.get([name_of(1)], buffers_like([record_of(name_of(1))])) == [ERROR]
+    assert "another kind" in tier.last_failure
+    assert tier._routes._node._num_open == 0
 
 
 def test_the_answer_to_another_key_is_corrupt(server, tier):
