@@ -214,7 +214,7 @@ class Reader:
                 self._land(chunk)
                 return
             chunk.state = State.READING
-        left_s = chunk.allowed_s = chunk.deadline.left_s
+            left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
         began_s = lanes.now()
         if left_s:
             outcomes = guarded(
