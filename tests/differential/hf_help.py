@@ -318,7 +318,7 @@ def check_stored(model, cache, tokens, scope=None):
     """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
     store, making = cache._store, cache._making
     ids = tokens.numpy().astype("int32")
-    seq = store.open(ids, Terms(cache._scope(scope)))
+    seq = store.open(ids, Terms(cache._weights.scope(scope)))
     try:
         length = seq.num_cached
         if length == 0:

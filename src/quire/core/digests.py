@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.core.hashing import chain, root_digest
-from quire.core.scope import MediaTable, Scope
+from quire.core.scope import MediaTable, Scope, ScopePart
 from quire.core.tokens import Key
 
 if TYPE_CHECKING:
@@ -16,12 +16,23 @@ if TYPE_CHECKING:
 class Digests:
     """Names the blocks of a tree as `block_hashes` does; `Node.hashes` keeps what was computed.
 
-    A root keeps the digest of its scope, so that a chain can start there.
+    A root keeps the digest of its scope, so that a chain can start there. `public` has other names of
+    models, for scopes whose own mean nothing outside this process; it changes before anything is named.
     """
 
     def __init__(self, tree: PrefixTree, media: MediaTable) -> None:
         self._tree = tree
         self._media = media
+        self.public: dict[ScopePart, ScopePart] = {}
+
+    def named(self, scope: Scope) -> Scope:
+        """Return a scope under the name that its model has outside."""
+        model = self.public.get(scope.model, scope.model)
+        return Scope(scope.salt, scope.lora, model) if self.public else scope
+
+    def root(self, scope: Scope) -> bytes:
+        """Return the digest that stands for the empty prefix of a scope."""
+        return root_digest(self.named(scope))
 
     def of(self, node: Node) -> list[bytes]:
         """Return the digests of a node's blocks, or the digest of a root's scope, as kept there."""
@@ -50,7 +61,7 @@ class Digests:
 
     def _compute(self, node: Node) -> None:
         if node.parent is None:
-            node.hashes = [root_digest(self._scope(node))]
+            node.hashes = [self.root(self._scope(node))]
             return
         known = node.hashes
         if known is None:

@@ -45,6 +45,8 @@ class Explanation(msgspec.Struct, frozen=True):
     segments: list[Segment]
     found_in: list[tuple[Scope, int]]
     """Other scopes in which a longer prefix is cached, with its tokens; longest first."""
+    in_tiers: list[tuple[str, int]] = []
+    """Tiers that would add to it, with the tokens that would come from each; an engine fills it in."""
 
     def __str__(self) -> str:
         share = self.hit.num_tokens / self.num_tokens
@@ -53,6 +55,7 @@ class Explanation(msgspec.Struct, frozen=True):
             mark = "hit " if part.cached else "miss"
             lines.append(f"  {mark} [{part.start:>7}, {part.stop:>7})  {part.why}")
         lines += [f"  {scope!r} has {tokens} tokens of it" for scope, tokens in self.found_in]
+        lines += [f"  tier {name} has {tokens} tokens more" for name, tokens in self.in_tiers]
         return "\n".join(lines)
 
 

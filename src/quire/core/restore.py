@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.hashing import block_hashes, root_digest
+from quire.core.hashing import block_hashes
 from quire.core.hints import set_outlooks
 from quire.core.node import Match, Node
 from quire.core.requests import Requests
@@ -111,7 +111,8 @@ class Restores(Requests):
         accepted = self.lookup.accepted(match).num_bytes // self.tree.block_bytes
         held = tuple(self._held(match, group) for group in range(len(self.groups)))
         if media:
-            digests = block_hashes(tokens, size, scope, tuple(media))
+            named = self.digests.named(scope or NO_SCOPE)
+            digests = block_hashes(tokens, size, named, tuple(media))
         else:
             digests = self._digests(match, key, scope)
         return Residency(matched, accepted, held, self._room_beside(match, accepted, held), digests)
@@ -314,7 +315,7 @@ class Restores(Requests):
         digests: list[bytes] = []
         for node, num_blocks in self._nodes(match):
             digests += self.digests.of(node)[:num_blocks]
-        parent = digests[-1] if digests else root_digest(scope or NO_SCOPE)
+        parent = digests[-1] if digests else self.digests.root(scope or NO_SCOPE)
         return digests + self.digests.beyond(parent, key[match.num_bytes :])
 
     def _check_brought(self, match: Match, ends: tuple[int, int], brought: Brought) -> None:

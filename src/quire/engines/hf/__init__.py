@@ -17,7 +17,8 @@ request      one call: its sequences, working cache, and what is kept
 prefill      computing prompts before generate does
 texts        which texts a call leaves in its working cache
 report       what one call reused and computed
-cache        PrefixCache
+keeping      what a cache keeps: pools, tiers below them, saved files
+cache        PrefixCache: what is called
 static       SlotPrefixCache: the same over slots of fixed shape
 """
 

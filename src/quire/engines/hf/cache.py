@@ -1,42 +1,38 @@
 """Prefix reuse for Hugging Face models."""
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
-from quire.config import format_bytes, parse_bytes
-from quire.core import CacheManager, Explanation, Hint, Observer, Scope, Stats, TokenRange
-from quire.core.budget import EXPECTED_TOKENS
+from quire.core import Explanation, Hint, Scope, TokenRange
 from quire.core.hints import NO_HINT
-from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
-    Signatures,
     inferred_pad_id,
     read_plan,
     read_prompts,
 )
-from quire.engines.hf.making import Making
-from quire.engines.hf.media import Media, MediaReader, Named
-from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.keeping import KeptBlocks
+from quire.engines.hf.media import Media, Named
 from quire.engines.hf.prefill import prefill
-from quire.engines.hf.probe import probe_model
 from quire.engines.hf.recorder import Recorder
-from quire.engines.hf.report import NO_REPORT, CallReport
+from quire.engines.hf.report import CallReport
 from quire.engines.hf.request import Feed, Request
-from quire.engines.hf.store import BlockStore, Terms
+from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
-from quire.tensors.pool import make_pool
+from quire.errors import ConfigError, TokensError
+
+if TYPE_CHECKING:
+    from quire.tiers.prefetch import Mode, Prefetch
 
 
-class PrefixCache:
+class PrefixCache(KeptBlocks):
     """The KV of what a model has read before, kept and found again by prefix.
 
         cache = PrefixCache(model, "2GiB")
@@ -59,6 +55,10 @@ class PrefixCache:
                 at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
     clock, observer    seconds, rising; told of every prompt, for instance `quire.Recorder`
+    tiers       where KV goes that outlives the pool, fastest first: `[Host("8GiB"), Disk(path, "200GiB")]`, or
+                lines as `quire.tiers.opening` reads them, or a `TierStack`. Reading is verified; a tier
+                that fails is a miss. With tiers, `close` the cache or use it in a `with` block
+    tier_dtype  store K and V in tiers as "fp8", "int8" or "int4", giving up equality; None: as in the pool
 
     One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
@@ -70,62 +70,6 @@ class PrefixCache:
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
     KV is not a function of the tokens before it; the message names the layers and the reason.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        capacity: str | int | Mapping[str, int] = "1GiB",
-        block_size: int = 16,
-        *,
-        policy: Any = "lru",
-        dtype: torch.dtype | None = None,
-        expected_tokens: int = EXPECTED_TOKENS,
-        snapshot_interval: int | None = None,
-        debug: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        observer: Observer | None = None,
-    ) -> None:
-        capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
-        kinds, computed = probe_model(model, block_size)
-        computed = computed.with_interval(snapshot_interval)
-        self.layout = computed.stored_as(dtype)
-        groups = (
-            named_groups(self.layout, cast("Mapping[str, int]", capacity))
-            if capacity_bytes is None
-            else split_layout(self.layout, capacity_bytes, expected_tokens)
-        )
-        self.model = model
-        self.pools = [
-            make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
-            for group, num in zip(self.layout.groups, groups, strict=True)
-        ]
-        self.manager = CacheManager(
-            groups=groups,
-            block_size=block_size,
-            policy=policy,
-            debug=debug,
-            clock=clock,
-            observer=observer,
-            curve=True,
-        )
-        self._weights = Weights(model, self.layout)
-        self.last = NO_REPORT
-        self._clock = clock
-        self._store = BlockStore(self.manager, self.pools, self.layout)
-        self._balance = Balance(self.manager, self.layout)
-        self._making = Making(kinds, computed, model.device, debug_nan=debug)
-        self._signatures = Signatures.of(model)
-        self._media = MediaReader(model)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of what binds K and V to the model: config, layout, a sample of weights."""
-        return self._weights.fingerprint
-
-    @property
-    def stats(self) -> Stats:
-        """Counters of the manager: hit rate, misses by reason, evictions."""
-        return self.manager.stats
 
     def generate(
         self,
@@ -169,7 +113,7 @@ class PrefixCache:
         found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
         self._check_expandable(prompts, found, plan)
-        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges), hint)
+        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, found, terms)
         try:
             making = self._making.for_call(plan.room, plan.eos)
@@ -234,7 +178,7 @@ class PrefixCache:
             )
         prompts = self._prompts(input_ids, attention_mask, {})
         declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        terms = Terms(self._scope(scope), priority, retain_s, tuple(ranges), hint)
+        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, declared, terms)
         state = self._weights.state()
         try:
@@ -274,69 +218,39 @@ class PrefixCache:
         )
         if content:
             raise ConfigError(f"{', '.join(content)}: no media that this model takes")
-        return self.manager.explain(prompts.tokens[0], self._scope(scope), found.spans[0])
+        bound, tokens = self._weights.scope(scope), prompts.tokens[0]
+        explained = self.manager.explain(tokens, bound, found.spans[0])
+        if self._store.tiers is not None:
+            held = self._store.tiers.held(tokens, bound, found.spans[0])
+            explained = msgspec.structs.replace(explained, in_tiers=list(held.items()))
+        return explained
 
-    def end_session(self, session_id: str) -> int:
-        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+    def prefetch(
+        self,
+        input_ids: Any,
+        scope: Scope | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        media: Named | None = None,
+        mode: "Mode" = "best_effort",
+        **content: Any,
+    ) -> "list[Prefetch]":
+        """Begin to bring what a prompt will need from slower tiers into the fastest one; returns at once.
 
-        Returns how many blocks that only this session has used are in the cache.
+        One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
+        of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
         """
-        return self.manager.end_session(session_id)
-
-    def clear(self) -> int:
-        """Drop all that is cached, accept changed weights, and return how many blocks that were."""
-        dropped = self.manager.clear()
-        self._weights.renew()
-        return dropped
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all pools."""
-        return sum(pool.num_bytes for pool in self.pools)
-
-    def memory(self) -> list[GroupMemory]:
-        """Return what each layer group has of the memory: blocks, their states and bytes."""
-        return group_memory(self.layout, self.manager)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
-        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
-
-    def rebalance(self) -> bool:
-        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
-
-        Counts what each group was refused, and what prompts missed for want of it, since the last
-        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change:
-        call it now and then, not in every turn. A model with one group has nothing to move.
-        """
-        refused = self._store.lacked
-        self._store.lacked = [0] * len(refused)
-        wanted = self._balance.counts(refused)
-        changed = {
-            group.name: wanted[group.name]
-            for group in self.memory()
-            if group.num_blocks != wanted[group.name]
-        }
-        try:
-            self._store.resize(changed)
-        except OutOfBlocks:
-            return False  # sessions that are open hold what would have moved
-        return bool(changed)
-
-    def __repr__(self) -> str:
-        groups = self.memory()
-        used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)
-        named = [f"{group.name} " if len(groups) > 1 else "" for group in groups]
-        blocks = ", ".join(
-            f"{name}{group.active + group.cached} of {group.num_blocks}"
-            for name, group in zip(named, groups, strict=True)
+        ids = torch.as_tensor(input_ids)
+        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        found = self._media.read(prompts, content, media)
+        bound, below = self._weights.scope(scope), self._store.tiers
+        if below is None:
+            return []
+        begun = (
+            below.prefetch(tokens, bound, spans, mode)
+            for tokens, spans in zip(prompts.tokens, found.spans, strict=True)
         )
-        return (
-            f"PrefixCache({type(self.model).__name__}, {blocks} blocks of "
-            f"{self.layout.block_size} tokens used ({format_bytes(used)} of "
-            f"{format_bytes(self.num_bytes)}), {sum(group.active for group in groups)} active, "
-            f"{sum(group.cached for group in groups)} cached, hit rate {self.stats.hit_rate:.1%})"
-        )
+        return [each for each in begun if each is not None]
 
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
@@ -375,20 +289,9 @@ class PrefixCache:
     def _prefill(
         self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
     ) -> None:
-        with self._recorder(past, media):
+        with self._recorder(past, media) as recorder:
             prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
-
-    def _scope(self, scope: object) -> Scope:
-        if scope is None:
-            return self._weights.bind(Scope())
-        if not isinstance(scope, Scope):
-            raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
-        if scope.model is not None:
-            raise ScopeError(
-                f"scope.model is {scope.model!r}; a PrefixCache sets it to the fingerprint of its "
-                "model: leave it out, and use salt to keep prompts apart"
-            )
-        return self._weights.bind(scope)
+        self._learn(recorder)
 
     def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
         first = recorder.first_token_at
@@ -397,4 +300,20 @@ class PrefixCache:
             cached_tokens=request.num_reused,
             stored_tokens=stored,
             ttft_s=None if first is None else first - started,
+            tier_tokens=_sum(each.tokens for each in request.onboarded),
+            tier_misses=_sum(each.causes for each in request.onboarded),
         )
+        self._learn(recorder)
+
+    def _learn(self, recorder: Recorder) -> None:
+        """Tell the tiers' gate what computing took."""
+        start, stop = recorder.first_span
+        if self._store.tiers is not None and stop > start:
+            self._store.tiers.cost.observe(start, stop, recorder.first_s)
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return dict(total)

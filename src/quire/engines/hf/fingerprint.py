@@ -2,15 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import transformers
 
 from quire.core import Scope
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ScopeError
 
 SAMPLED_VALUES = 32
+
+PIECE_BYTES = 64 << 20
+"""Weights are copied from a device in pieces of so many bytes."""
+
+NamedWeights = Sequence[tuple[str, torch.Tensor]]
 
 Version = tuple[int, int]
 """Where a tensor's values lie, and how often they were written in place."""
@@ -39,11 +45,19 @@ class Weights:
     Other changes are noticed where torch counts them: a weight that was written in place (an
     optimizer's step, `weight.add_(...)` under `no_grad`) or replaced. They are the caller's to
     name. Writing through `weight.data`, and hooks that change what a layer returns, leave no trace.
+
+    `read` turns weights into bytes that name them: a sample of their values, which tells models of one
+    process apart, or with `whole_weights` all of them, for what is kept beyond it. Then names are
+    of contents alone, the same in every process.
     """
 
-    def __init__(self, model: Any, layout: object) -> None:
+    def __init__(
+        self, model: Any, layout: object, read: Callable[[NamedWeights], bytes] | None = None
+    ) -> None:
         self._model = model
         self._layout = layout
+        self._read = read
+        self._content: tuple[frozenset[Version], str] | None = None
         self._digests: dict[str, tuple[object, bytes]] = {}
         self._base: dict[str, Version] = {}
         self._num_changes = -1
@@ -51,11 +65,12 @@ class Weights:
 
     def renew(self) -> None:
         """Take the weights as they are now for those that unnamed scopes are bound to."""
-        self.fingerprint = model_fingerprint(self._model, self._layout)
+        self.fingerprint = self._named()
         base = {name: _version(weight) for name, weight in _base_weights(self._model)}
         if base != self._base:  # a sample of the values might not show it
             self._base = base
-            self._num_changes += 1
+            if self._read is None or self._num_changes < 0:
+                self._num_changes += 1
 
     def state(self) -> State:
         """Return what decides K and V now; it is compared with `==`."""
@@ -87,15 +102,46 @@ class Weights:
         state = self.state()
         if scope.lora is None and state.base != frozenset(self._base.values()):
             raise ConfigError(self._what_changed())
+        fingerprint = self._fingerprint_of(state)
         if not state.names and not self._num_changes:
-            return Scope(salt=scope.salt, lora=scope.lora, model=self.fingerprint)
-        digest = hashlib.sha256(self.fingerprint.encode())
+            return Scope(salt=scope.salt, lora=scope.lora, model=fingerprint)
+        digest = hashlib.sha256(fingerprint.encode())
         _add(digest, repr((self._num_changes, state.adapters)).encode())
         for name in state.names:
             _add(digest, name.encode())
             _add(digest, self._adapter_digest(name))
         lora = "+".join(state.names) or None if scope.lora is None else scope.lora
         return Scope(salt=scope.salt, lora=lora, model=digest.hexdigest())
+
+    def scope(self, scope: object) -> Scope:
+        """Return what a caller gave as its scope, bound as `bind` does. Raises `ScopeError` as well."""
+        if scope is None:
+            return self.bind(Scope())
+        if not isinstance(scope, Scope):
+            raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
+        if scope.model is not None:
+            raise ScopeError(
+                f"scope.model is {scope.model!r}; a PrefixCache sets it to the fingerprint of its "
+                "model: leave it out, and use salt to keep prompts apart"
+            )
+        return self.bind(scope)
+
+    def _fingerprint_of(self, state: State) -> str:
+        """Return the fingerprint of the weights of a state that a caller has named."""
+        if self._read is None or state.base == frozenset(self._base.values()):
+            return self.fingerprint
+        if self._content is None or self._content[0] != state.base:
+            self._content = (state.base, self._named())
+        return self._content[1]
+
+    def whole(self) -> str:
+        """Return the fingerprint over all of the weights, as they are now."""
+        if self._read is whole_weights:
+            return self.fingerprint
+        return model_fingerprint(self._model, self._layout, whole_weights)
+
+    def _named(self) -> str:
+        return model_fingerprint(self._model, self._layout, self._read or sampled_weights)
 
     def _adapter_digest(self, name: str) -> bytes:
         """Return SHA-256 over all that an adapter adds; read again only when it was written."""
@@ -129,11 +175,12 @@ class Weights:
         )
 
 
-def model_fingerprint(model: Any, layout: object) -> str:
-    """Return SHA-256 (hex) over the config, the KV layout and a sample of every weight.
+def model_fingerprint(
+    model: Any, layout: object, read: Callable[[NamedWeights], bytes] | None = None
+) -> str:
+    """Return SHA-256 (hex) over the config, the KV layout and what `read` makes of the weights.
 
-    The sample is `SAMPLED_VALUES` evenly spaced values per parameter: it tells checkpoints and
-    fine-tunes apart in milliseconds, and is no proof of equal weights. Adapters are left out.
+    By default a sample of each, `sampled_weights`. Adapters are left out.
     """
     digest = hashlib.sha256()
     config = model.config.to_dict()
@@ -144,9 +191,35 @@ def model_fingerprint(model: Any, layout: object) -> str:
     named = sorted(_base_weights(model))
     for name, weight in named:
         _add(digest, f"{name}{list(weight.shape)}{weight.dtype}".encode())
-    samples = torch.cat([_sample(weight) for _, weight in named])
-    _add(digest, samples.cpu().numpy().tobytes())
+    _add(digest, (read or sampled_weights)(named))
     return digest.hexdigest()
+
+
+def sampled_weights(named: NamedWeights) -> bytes:
+    """Return `SAMPLED_VALUES` evenly spaced values of each weight.
+
+    It tells checkpoints and fine-tunes apart in milliseconds, and is no proof of equal weights.
+    """
+    return torch.cat([_sample(weight) for _, weight in named]).cpu().numpy().tobytes()
+
+
+def whole_weights(named: NamedWeights) -> bytes:
+    """Return a checksum of every byte of each weight, and the release of the library that computes with them.
+
+    XXH3 with 128 bits, at the speed of memory; weights on a device are copied to the host in pieces.
+    """
+    import xxhash  # noqa: PLC0415 - of the extra `tiers`
+
+    release = ".".join(transformers.__version__.split(".")[:2])
+    parts = [f"transformers {release}".encode()]
+    for _, weight in named:
+        values = weight.detach()
+        checksum = xxhash.xxh3_128()
+        flat = values.reshape(-1).contiguous().view(torch.uint8)
+        for start in range(0, flat.numel(), PIECE_BYTES):
+            checksum.update(cast("Any", flat[start : start + PIECE_BYTES].cpu().numpy()).data)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+        parts.append(checksum.digest())
+    return b"".join(parts)
 
 
 def _base_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

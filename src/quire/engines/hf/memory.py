@@ -110,6 +110,21 @@ def memory_table(groups: list[GroupMemory]) -> str:
     )
 
 
+def used_words(groups: list[GroupMemory], block_size: int, num_bytes: int) -> str:
+    """Return in words how much of the memory is in use."""
+    used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)
+    named = [f"{group.name} " if len(groups) > 1 else "" for group in groups]
+    blocks = ", ".join(
+        f"{name}{group.active + group.cached} of {group.num_blocks}"
+        for name, group in zip(named, groups, strict=True)
+    )
+    return (
+        f"{blocks} blocks of {block_size} tokens used ({format_bytes(used)} of "
+        f"{format_bytes(num_bytes)}), {sum(group.active for group in groups)} active, "
+        f"{sum(group.cached for group in groups)} cached"
+    )
+
+
 class Balance:
     """Moves memory between the groups of a model, towards those whose lack of room cost hits.
 

@@ -24,6 +24,8 @@ class Recorder:
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
 
+    `first_span` are the columns that the first forward computed.
+
     `names` are the parameters of `model.forward` in order; () has them looked up. Placeholders
     that `media` does not declare, and all that follows them, count as not known: their K and V
     are those of content without a name.
@@ -39,6 +41,8 @@ class Recorder:
         media: Media | None = None,
     ) -> None:
         self.first_token_at: float | None = None
+        self.first_span = (0, 0)
+        self._begun_at = 0.0
         self.num_forwards = 0
         self.num_computed = 0
         self._model = model
@@ -72,12 +76,19 @@ class Recorder:
         if self.first_token_at is None and self.num_forwards:
             self.first_token_at = self._clock()
 
+    @property
+    def first_s(self) -> float:
+        """Seconds from the first forward's begin to the first token: what computing `first_span` took."""
+        return self.first_token_at - self._begun_at if self.first_token_at is not None else 0.0
+
     def _before(
         self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._argument("past_key_values", args, kwargs) is not self._cache:
             return None
         self.mark_first_token()
+        if not self.num_forwards:
+            self._begun_at = self._clock()
         self._cache.forward_starts()
         ids = self._argument("input_ids", args, kwargs)
         self._fed = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else None
@@ -103,6 +114,8 @@ class Recorder:
         self.num_computed += self._cache.forward_ends(self._fed)
         self._forget_unnamed(self._fed, start)
         self._fed = None
+        if not self.num_forwards:
+            self.first_span = (start, self._cache.ledger.length)
         self.num_forwards += 1
 
     def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:

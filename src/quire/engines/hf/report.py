@@ -1,6 +1,6 @@
 """What one call reused and computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,17 @@ class CallReport:
     turned out to have written already.
     ttft_s: seconds from the call to the first new token, the lookup included; None when no
     forward finished.
+    tier_tokens: tokens that came back from tiers for this call, by the tier's name; they are
+    among `cached_tokens` where all rows could start behind them.
+    tier_misses: records that were found in a tier and did not come, by cause: `quire.tiers.Outcome`.
     """
 
     prompt_tokens: int
     cached_tokens: int
     stored_tokens: int
     ttft_s: float | None
+    tier_tokens: dict[str, int] = field(default_factory=dict[str, int])
+    tier_misses: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def computed_tokens(self) -> int:

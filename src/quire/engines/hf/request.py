@@ -13,6 +13,7 @@ from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
 from quire.engines.hf.store import BlockStore, Terms, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
+from quire.engines.tiered.onboarded import Onboarded
 from quire.tensors.copy import KV
 
 Feed = Callable[[Prompts, WorkingCache, int], None]
@@ -41,8 +42,10 @@ class Request:
         self._terms = terms
         self._sequences: list[Sequence] = []
         self.num_reused = 0
+        self.onboarded: list[Onboarded] = []
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
+                self.onboarded.append(store.onboard(tokens, terms, items))
                 self._sequences.append(store.open(tokens, terms, items))
         except BaseException:
             self.close()
@@ -157,7 +160,7 @@ class Request:
     def close(self) -> None:
         """Close all sequences; what was kept stays cached."""
         while self._sequences:
-            self._store.manager.close(self._sequences.pop())
+            self._store.close(self._sequences.pop())
 
     def _keep_row(self, cache: WorkingCache, origin: int, texts: list[Kept]) -> int:
         prompt, seq = self.prompts.tokens[origin], self._sequences[origin]
@@ -185,7 +188,7 @@ class Request:
         try:
             return self._save(cache, twin, text)
         finally:
-            self._store.manager.close(twin)
+            self._store.close(twin)
 
     def _keep_other(self, cache: WorkingCache, text: Kept, origin: int) -> int:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
@@ -195,7 +198,7 @@ class Request:
         try:
             return self._save(cache, seq, text)
         finally:
-            self._store.manager.close(seq)
+            self._store.close(seq)
 
     def _save(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
         def read(layers: Items[int], start: int, stop: int) -> list[KV]:

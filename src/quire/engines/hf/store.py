@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,14 @@ from quire.core import (
 from quire.core.groups import Kind
 from quire.core.hints import NO_HINT, Hint
 from quire.engines.hf.states import RowStates, Snapshot
+from quire.engines.tiered.onboarded import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool
+
+if TYPE_CHECKING:
+    from quire.engines.tiered.store import TieredStore
 
 Tokens = npt.NDArray[np.int32]
 ReadKV = Callable[[Items[int], int, int], list[KV]]
@@ -51,16 +56,34 @@ class BlockStore:
     then gather or scatter, then commit. A block is never committed before its bytes are there.
 
     `pools[g]` and `layout.groups[g]` belong to `manager.groups[g]`. `lacked[g]` counts the
-    blocks that were refused in group g for want of room.
+    blocks that were refused in group g for want of room. `tiers` are what lies below the pools, if
+    anything does.
     """
 
-    def __init__(self, manager: CacheManager, pools: list[Pool], layout: ModelLayout) -> None:
+    def __init__(
+        self,
+        manager: CacheManager,
+        pools: list[Pool],
+        layout: ModelLayout,
+        tiers: "TieredStore | None" = None,
+    ) -> None:
         self.manager = manager
+        self.tiers = tiers
+        self._saved: set[int] = set()
         self.pools = pools
         self.layout = layout
         self.lacked = [0] * len(pools)
         self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
         self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
+
+    def onboard(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Onboarded:
+        """Bring back from tiers what the pools lack of a prompt and can hold, before it is opened."""
+        if self.tiers is None:
+            return NOTHING
+        head = tokens[: self._most_tokens()]
+        if head.size < tokens.size:
+            media = media_before(media, head.size)
+        return self.tiers.onboard(head, terms.scope, media)
 
     def open(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
@@ -87,6 +110,13 @@ class BlockStore:
             return None
         self._copy()
         return twin
+
+    def close(self, seq: Sequence) -> None:
+        """Close a sequence; what was saved of it is handed down to the tiers that want it."""
+        if self.tiers is not None and id(seq) in self._saved:
+            self._saved.discard(id(seq))
+            self.tiers.offload(seq)
+        self.manager.close(seq)
 
     def first_token(self, group: int, num_tokens: int) -> int:
         """Return the first token whose K and V a group needs to go on after `num_tokens`."""
@@ -147,6 +177,8 @@ class BlockStore:
         if snapshot and self._states and start < seq.computed == snapshot.length:
             self.manager.checkpoint(seq)
             self._copy()
+        if self.tiers is not None and seq.computed > start:
+            self._saved.add(id(seq))
         return seq.computed - start
 
     def resize(self, num_blocks: Mapping[str, int]) -> None:
@@ -201,6 +233,8 @@ class BlockStore:
             self.lacked[group] += max(needed - room, 0)
 
     def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
+        if self.tiers is not None:
+            self.tiers.spill()
         apply_plan(self.pools, self.manager.take_copies(), fresh)
 
     def _most_tokens(self) -> int:

@@ -105,11 +105,12 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
         store = over(stack)
         _check_same(source, manifest, store)
         for prefix in manifest.prefixes:
+            scope = _scope_here(prefix.scope, store)
             tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
             num_saved += tokens.size
             for end in prefix.ends:
                 text, media = _head(tokens, prefix.media, end * manifest.block_size)
-                came = store.onboard(np.append(text, np.int32(0)), prefix.scope, media)
+                came = store.onboard(np.append(text, np.int32(0)), scope, media)
                 num_tokens += sum(came.tokens.values())
                 causes.update(came.causes)
     return Loaded(num_tokens, num_saved, dict(sorted(causes.items())))
@@ -156,13 +157,21 @@ def _manifest(store: TieredStore) -> Manifest:
         model=_model(store),
         block_size=store.manager.block_size,
         namespaces=_namespaces(store),
-        prefixes=[_written(prefix) for prefix in prefixes(store.manager)],
+        prefixes=[
+            _written(prefix, store.manager.digests.named(prefix.scope))
+            for prefix in prefixes(store.manager)
+        ],
     )
 
 
-def _written(prefix: Prefix) -> SavedPrefix:
+def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
     tokens = prefix.tokens.astype("<i4").tobytes()
-    return SavedPrefix(tokens, prefix.scope, prefix.media, prefix.ends)
+    return SavedPrefix(tokens, scope, prefix.media, prefix.ends)
+
+
+def _scope_here(scope: Scope, store: TieredStore) -> Scope:
+    own = {public: model for model, public in store.manager.digests.public.items()}
+    return Scope(scope.salt, scope.lora, own.get(scope.model, scope.model))
 
 
 def _read(source: Path) -> Manifest:

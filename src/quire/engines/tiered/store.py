@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from quire.core.evictions import NamedBlock
 from quire.core.kept import all_blocks, blocks_of
 from quire.core.tokens import IntArray
 from quire.engines.tiered.cost import PrefillCost
+from quire.engines.tiered.onboarded import NOTHING, Onboarded
 from quire.engines.tiered.parts import Origin, Part, make_parts
 from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
@@ -23,21 +23,6 @@ from quire.tiers.stack import TierStack
 
 CHUNK_BYTES = 32 << 20
 """So many bytes of records are encoded at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Onboarded:
-    """What came back for one prompt.
-
-    tokens   per tier, by name: those that a request finds now and would not have found before
-    causes   why keys that were asked for did not come, by the name of their `Outcome`
-    """
-
-    tokens: dict[str, int] = field(default_factory=dict[str, int])
-    causes: dict[str, int] = field(default_factory=dict[str, int])
-
-
-NOTHING = Onboarded()
 
 
 class TieredStore:

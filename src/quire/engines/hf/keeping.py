@@ -1,0 +1,241 @@
+"""What a cache of a transformers model keeps: pools on its device, and tiers below them."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+
+from quire.config import parse_bytes
+from quire.core import CacheManager, Observer, Stats
+from quire.core.budget import EXPECTED_TOKENS
+from quire.engines.hf.fingerprint import Weights, whole_weights
+from quire.engines.hf.inputs import Signatures
+from quire.engines.hf.making import Making
+from quire.engines.hf.media import MediaReader
+from quire.engines.hf.memory import (
+    Balance,
+    GroupMemory,
+    group_memory,
+    named_groups,
+    split_layout,
+    used_words,
+)
+from quire.engines.hf.probe import probe_model
+from quire.engines.hf.report import NO_REPORT
+from quire.engines.hf.store import BlockStore
+from quire.errors import ConfigError, OutOfBlocks
+from quire.tensors.pool import make_pool
+
+if TYPE_CHECKING:
+    from quire.engines.tiered.opening import Tiers
+    from quire.engines.tiered.saved import Loaded
+    from quire.engines.tiered.store import TieredStore
+    from quire.tiers.stack import TierStack
+
+
+class KeptBlocks:
+    """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: str | int | Mapping[str, int] = "1GiB",
+        block_size: int = 16,
+        *,
+        policy: Any = "lru",
+        dtype: torch.dtype | None = None,
+        expected_tokens: int = EXPECTED_TOKENS,
+        snapshot_interval: int | None = None,
+        debug: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
+        tiers: "Tiers | None" = None,
+        tier_dtype: str | None = None,
+    ) -> None:
+        capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        kinds, computed = probe_model(model, block_size)
+        computed = computed.with_interval(snapshot_interval)
+        self.layout = computed.stored_as(dtype)
+        groups = (
+            named_groups(self.layout, cast("Mapping[str, int]", capacity))
+            if capacity_bytes is None
+            else split_layout(self.layout, capacity_bytes, expected_tokens)
+        )
+        self.model = model
+        self.pools = [
+            make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
+            for group, num in zip(self.layout.groups, groups, strict=True)
+        ]
+        self.tiers, self._owns_tiers = _stack(tiers)
+        self.manager = CacheManager(
+            groups=groups,
+            block_size=block_size,
+            policy=policy,
+            evictions=self.tiers is not None and _writes_back(self.tiers),
+            debug=debug,
+            clock=clock,
+            observer=observer,
+            curve=True,
+        )
+        self.last = NO_REPORT
+        self._clock = clock
+        self._signatures = Signatures.of(model)
+        self._media = MediaReader(model)
+        # What is kept beyond this process is named by all of the weights.
+        self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
+        self._store = BlockStore(self.manager, self.pools, self.layout)
+        if self.tiers is not None:
+            try:
+                self._store.tiers = self._over(self.tiers, self.fingerprint, tier_dtype)
+            except BaseException:
+                self.close()
+                raise
+        self._balance = Balance(self.manager, self.layout)
+        self._making = Making(kinds, computed, model.device, debug_nan=debug)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of what binds K and V to the model: config, layout, weights (a sample; with tiers, all)."""
+        return self._weights.fingerprint
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the manager: hit rate, misses by reason, evictions."""
+        return self.manager.stats
+
+    def end_session(self, session_id: str) -> int:
+        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+
+        Returns how many blocks that only this session has used are in the cache.
+        """
+        return self.manager.end_session(session_id)
+
+    def clear(self) -> int:
+        """Drop all that is cached, accept changed weights, and return how many blocks that were.
+
+        Tiers keep what they have; under changed weights it is not found.
+        """
+        dropped = self.manager.clear()
+        self._weights.renew()
+        return dropped
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write all that is cached into a directory, for `load`; return how many records that were.
+
+        It holds the prompts, and the salts of their scopes, beside K and V. A cache that was saved
+        there before is replaced. Raises `ConfigError` for a directory of anything else, `TierError`
+        where it cannot be written.
+        """
+        from quire.engines.tiered.saved import save_to  # noqa: PLC0415 - needs the extra `tiers`
+
+        return save_to(path, self._over_saved())
+
+    def load(self, path: str | os.PathLike[str]) -> "Loaded":
+        """Bring a saved cache back, as far as there is room: what was used last stays.
+
+        Raises `ConfigError` for what is no saved cache, or one of another model or layout. Damaged
+        records are left out, with what follows them.
+        """
+        from quire.engines.tiered.saved import load_saved  # noqa: PLC0415 - needs the extra `tiers`
+
+        return load_saved(path, self._over_saved())
+
+    def close(self) -> None:
+        """Write what is to be written to tiers, and close those that this cache has opened.
+
+        Tiers that are written back get what is still cached. Using the cache afterwards works,
+        without tiers. Twice does nothing.
+        """
+        below, self._store.tiers = self._store.tiers, None
+        if below is not None and self.manager.eviction_log is not None:
+            below.offload_all()
+        if self.tiers is None:
+            return
+        if self._owns_tiers:
+            self.tiers.close()
+        else:
+            self.tiers.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.num_bytes for pool in self.pools)
+
+    def memory(self) -> list[GroupMemory]:
+        """Return what each layer group has of the memory: blocks, their states and bytes."""
+        return group_memory(self.layout, self.manager)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
+        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
+
+    def rebalance(self) -> bool:
+        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
+
+        Counts what each group was refused, and what prompts missed for want of it, since the last
+        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change:
+        call it now and then, not in every turn. A model with one group has nothing to move.
+        """
+        refused = self._store.lacked
+        self._store.lacked = [0] * len(refused)
+        wanted = self._balance.counts(refused)
+        changed = {
+            group.name: wanted[group.name]
+            for group in self.memory()
+            if group.num_blocks != wanted[group.name]
+        }
+        try:
+            self._store.resize(changed)
+        except OutOfBlocks:
+            return False  # sessions that are open hold what would have moved
+        return bool(changed)
+
+    def __repr__(self) -> str:
+        used = used_words(self.memory(), self.layout.block_size, self.num_bytes)
+        below = "" if self.tiers is None else f", tiers {' > '.join(self.tiers.names)}"
+        return (
+            f"PrefixCache({type(self.model).__name__}, {used}, "
+            f"hit rate {self.stats.hit_rate:.1%}{below})"
+        )
+
+    def _over_saved(self) -> "Callable[[TierStack], TieredStore]":
+        """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
+        whole = self._weights.whole()
+        if self.tiers is None:
+            self.manager.digests.public[self._weights.fingerprint] = whole
+        return lambda stack: self._over(stack, whole, None)
+
+    def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":
+        from quire.engines.tiered.parts import Origin  # noqa: PLC0415 - needs the extra `tiers`
+        from quire.engines.tiered.store import TieredStore  # noqa: PLC0415
+
+        origin = Origin(f"hf {model}", dtype)
+        return TieredStore(self.manager, self.pools, self.layout, stack, origin)
+
+
+def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
+    """Return the stack of what was given, and whether it was opened here."""
+    if tiers is None or (isinstance(tiers, Sequence) and not tiers):
+        return None, False
+    try:
+        from quire.engines.tiered.opening import open_stack  # noqa: PLC0415 - needs the extra
+        from quire.tiers.stack import TierStack  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
+    if isinstance(tiers, TierStack):
+        return tiers, False
+    return open_stack(tiers), True
+
+
+def _writes_back(stack: "TierStack") -> bool:
+    settings = stack.settings
+    return "back" in (settings.write, *(each.write for each in settings.tiers.values()))
