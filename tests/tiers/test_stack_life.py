@@ -91,6 +91,17 @@ def test_a_prefetch_ends_at_the_first_key_that_no_tier_has():
     Stacked("host", "disk", "remote").run(scenario)
 
 
+def test_a_prefetch_ends_where_the_fastest_tier_is_full_of_leased_records():
+    disk = DictTier("disk")
+    disk.in_memory = False
+    put(disk, range(1000))
+    stack = TierStack([Host("64KiB"), disk], StackSettings(chunk_bytes=10 * SIZE))
+    ready = prefetch(stack, range(1000)).finish()
+    assert 100 < ready < 256
+    assert all(stack.tiers[0].contains(KEYS[:ready]))
+    stack.close()
+
+
 def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
     world = Stacked("host", "disk")
 
@@ -266,3 +277,29 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
     stack.close()
     assert time.monotonic() - began_s < 8
     release.set()
+
+
+def test_trials_of_a_tier_whose_calls_never_return_do_not_pile_up():
+    world = Stacked("disk", failures=1, cool_down_s=1.0, max_cool_down_s=2.0, threads=2)
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = disk.contains_s = 1e9
+        for _ in range(200):
+            load(stack, [0], 0.1)
+            world.lanes.sleep(1)
+        assert stack._levels[0].loads.num_waiting <= 2
+
+    world.run(scenario)
+
+
+def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        given = []
+        host._get = lambda keys, buffers, timeout_s, found: given.append(timeout_s)
+        load(stack, [0], 3.0)
+        assert given == [3.0]
+
+    world.run(scenario)

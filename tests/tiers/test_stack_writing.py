@@ -247,6 +247,13 @@ def test_a_buffer_that_comes_back_twice_is_lent_once():
     Stacked("disk").run(scenario)
 
 
+def test_buffers_of_small_records_do_not_use_up_the_maps_of_a_process():
+    stack = Stacked("disk").stack
+    buffers = stack.buffers([64] * 100_000)
+    stack.give_back(buffers)
+    assert len({id(each.obj) for each in stack.buffers([64] * 1000)}) == 1000
+
+
 def test_uses_keep_records_in_memory_from_ageing():
     def scenario(stack, host):
         store(stack, range(4))

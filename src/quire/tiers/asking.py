@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -54,6 +55,7 @@ class Asking:
         self._probed_at: dict[int, float] = {}
         self._num_probes = 0
         self._busy: set[int] = set()
+        self._num_trials: Counter[int] = Counter()
 
     def find(self, keys: Keys, *, contiguous: bool) -> list[int]:
         """Return the fastest tier that seems to have each key; see `TierStack.find`."""
@@ -128,7 +130,10 @@ class Asking:
             if level.reading.state is State.CLOSED:
                 continue
             with self._shared.lock:
-                is_due = level.reading.take_trial()
+                # Where every thread hangs, trials would only queue up.
+                can_run = self._num_trials[level.index] < level.loads.num_threads
+                is_due = can_run and level.reading.take_trial()
+                self._num_trials[level.index] += is_due
             if is_due:
                 self._try(level, list(keys[:1]))
 
@@ -187,8 +192,13 @@ class Asking:
                 outcomes = guarded(lambda: level.tier.lookup(keys, timeout_s)[1], 1)
             with shared.lock:
                 level.answered("load" if wanted else "lookup", outcomes)
+            done()
 
-        level.loads.submit(self, Job(attempt, lambda: None))
+        def done() -> None:
+            with shared.lock:
+                self._num_trials[level.index] -= 1
+
+        level.loads.submit(self, Job(attempt, done))
 
 
 def _looked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], list[Outcome]]:

@@ -6,9 +6,17 @@ import mmap
 import threading
 from collections.abc import Sequence
 
+from quire.tiers.format import PAGED_FROM
+
 
 class _Pages(mmap.mmap):
     """Memory of a pool. `is_lent` from `take` until it comes back, so that twice does nothing."""
+
+    is_lent: bool
+
+
+class _Few(bytearray):
+    """The same for less than `PAGED_FROM` bytes: a process may have some 65,000 maps, all in all."""
 
     is_lent: bool
 
@@ -26,7 +34,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def take(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return writable buffers of these sizes, at the start of a page, with any content."""
+        """Return writable buffers of these sizes with any content, large ones at the start of a page."""
         buffers: list[memoryview] = []
         with self._lock:
             for size in sizes:
@@ -35,7 +43,7 @@ class BufferPool:
                     buffer = idle.pop()
                     self.idle_bytes -= size
                 else:
-                    buffer = memoryview(_Pages(-1, max(size, 1)))[:size]
+                    buffer = memoryview(_Pages(-1, size) if size >= PAGED_FROM else _Few(size))
                 buffer.obj.is_lent = True  # type: ignore[reportAttributeAccessIssue] - of our making
                 buffers.append(buffer)
         return buffers
@@ -45,7 +53,7 @@ class BufferPool:
         with self._lock:
             for buffer in buffers:
                 pages = buffer.obj
-                if not isinstance(pages, _Pages) or not pages.is_lent:
+                if not isinstance(pages, (_Pages, _Few)) or not pages.is_lent:
                     continue
                 pages.is_lent = False
                 size = len(buffer)

@@ -15,7 +15,7 @@ from quire.tiers.settings import StackSettings
 from quire.tiers.stack_stats import Meter, TierReport
 from quire.tiers.uses import KeyTable
 
-PATIENCE_S = 0.05
+PATIENCE_S = 0.02
 """A call that was given up sooner says more about its caller than about the tier."""
 
 _FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
@@ -63,6 +63,11 @@ class Level:
         self.stores = Lane(shared.lanes, f"{name} stores", 1, when_closed)
 
     @property
+    def patience_s(self) -> float:
+        """The shortest wait that is held against the tier."""
+        return min(PATIENCE_S, self.shared.settings.lookup_timeout_s / 4)
+
+    @property
     def writes(self) -> bool:
         """Whether anything may be written to it."""
         return not (self.settings.read_only or self.shared.settings.read_only)
@@ -77,7 +82,7 @@ class Level:
 
     def given_up(self, kind: Kind, waited_s: float) -> None:
         """Tell the breaker that a call did not return in time. The lock is held."""
-        if waited_s >= PATIENCE_S:
+        if waited_s >= self.patience_s:
             self.reading.failed(kind)
 
     def report(self, queued_bytes: int) -> TierReport:

@@ -102,16 +102,19 @@ class Prefetch:
         return range(first, stop), begin.shared.pool.take(self._sizes[first:stop])
 
     def _arrived(self, fetch: Fetch) -> None:
-        """Go on behind what has arrived. A key that is there already counts as well."""
+        """Go on behind what has arrived and was kept, if that is all that was asked for."""
         begin = self._begin
         hits = [outcome is Outcome.HIT for outcome in fetch.outcomes]
         whole = hits.index(False) if False in hits else len(hits)
+        if whole and begin.top.in_memory:
+            there = begin.top.tier.contains(fetch.keys[:whole])  # not where it was full
+            whole = there.index(False) if False in there else whole
+            begin.top.tier.lease(fetch.keys[:whole], begin.shared.settings.lease_s)
         with begin.shared.lock:
             is_over = self._is_over
             self._fetch = None
             self.num_ready += whole
         begin.shared.pool.give_back(fetch.buffers)
-        begin.top.tier.lease(fetch.keys[:whole], begin.shared.settings.lease_s)
         if whole < len(hits) or is_over:
             self._end()
         else:

@@ -11,7 +11,7 @@ from quire.errors import InvariantError
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.fetching import Chunk, Fetch, Span, State, Ticket
 from quire.tiers.lanes import Deadline, Job
-from quire.tiers.level import PATIENCE_S, Level, Shared, guarded
+from quire.tiers.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
 
@@ -42,17 +42,21 @@ class Reader:
         with self._shared.lock:
             return sum(map(len, self._flights))
 
-    def at_once(self, keys: Keys, buffers: Sequence[memoryview]) -> list[Outcome]:
+    def at_once(
+        self, keys: Keys, buffers: Sequence[memoryview], deadline: Deadline
+    ) -> list[Outcome]:
         """Read from the fastest tier, which is in memory, on this thread."""
         level, lanes = self._levels[0], self._shared.lanes
         began_s = lanes.now()
-        outcomes = guarded(lambda: level.tier.get(keys, buffers, PATIENCE_S), len(keys))
+        left_s = deadline.left_s
+        outcomes = guarded(lambda: level.tier.get(keys, buffers, left_s), len(keys))
         took_s = max(0.0, lanes.now() - began_s)
         num_hits = outcomes.count(Outcome.HIT)
         with self._shared.lock:
             meter = level.meter
             meter.load_s += took_s
-            level.answered("load", outcomes)
+            if left_s >= level.patience_s:
+                level.answered("load", outcomes)
             if num_hits == len(keys):
                 num_bytes = sum(map(len, buffers))
                 meter.loads[Outcome.HIT] += num_hits
@@ -300,7 +304,7 @@ class Reader:
         lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
         if lost:
             self._shared.whereabouts.clear(lost, level.index)
-        had_time = chunk.allowed_s >= PATIENCE_S or Outcome.TIMEOUT not in outcomes
+        had_time = chunk.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
         if had_time and any(ticket.is_first for ticket in chunk.tickets):
             level.answered("load", outcomes)
 
@@ -347,6 +351,7 @@ class Reader:
                 is_written = ticket.is_copying
             if not chunk.tickets and chunk.state is State.WAITING:
                 self._land(chunk)
+                chunk.buffers = []  # its job may wait for long yet
             if is_written:
                 sizes = [len(fetch.buffers[index]) for index in ticket.indices]
                 fresh = self._shared.pool.take(sizes)

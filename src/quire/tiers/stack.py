@@ -299,11 +299,13 @@ class TierStack:
         if self._levels[0].in_memory and self._levels[0].reading.allows:
             here = [index for index, where in enumerate(places) if not where]
             if len(here) == len(keys):
-                outcomes = self._reader.at_once(keys, buffers)
+                outcomes = self._reader.at_once(keys, buffers, deadline)
             elif here:
                 outcomes = [Outcome.ABSENT] * len(keys)
                 answers = self._reader.at_once(
-                    [keys[index] for index in here], [buffers[index] for index in here]
+                    [keys[index] for index in here],
+                    [buffers[index] for index in here],
+                    deadline,
                 )
                 for index, answer in zip(here, answers, strict=True):
                     outcomes[index] = answer
