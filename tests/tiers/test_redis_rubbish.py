@@ -1,5 +1,6 @@
 """Answers that are none: whatever comes over the wire, no exception, no wrong byte, no wait, no memory."""
 
+import os
 import random
 import socket
 import threading
@@ -20,6 +21,7 @@ from quire.tiers.samples import buffers_like, name_of, names_of, record_of, reco
 HIT, ABSENT, CORRUPT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT
 TIMEOUT, ERROR = Outcome.TIMEOUT, Outcome.ERROR
 SECONDS = 0.04
+CASES = int(os.environ.get("QUIRE_REDIS_FUZZ", "200"))
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_good_replies_are_read_whatever_pieces_they_come_in(seed):
     link.close()
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(2 * CASES))
 def test_changed_replies_end_in_an_error_and_stay_within_the_buffer(seed):
     numbers = random.Random(seed)
     data = bytearray(b"".join(data for data, _ in some_replies(numbers, 12)))
@@ -167,7 +169,7 @@ def test_bytes_that_are_there_are_not_read_behind_the_deadline():
 # the tier
 
 
-@pytest.mark.parametrize("seed", range(220))
+@pytest.mark.parametrize("seed", range(CASES))
 def test_rubbish_is_a_miss_in_time_and_the_next_call_finds_what_is_there(server, tier, seed):
     numbers = random.Random(seed)
     sizes = [numbers.choice([0, 1000, 1000, 70_000, 200_000]) for _ in range(6)]

@@ -8,16 +8,14 @@ import socket
 from collections.abc import Callable, Sequence
 
 from quire.errors import TierError
-
-SOCKET_BYTES = 1 << 20
-"""Asked of the kernel for each direction of a socket."""
+from quire.tiers.redis_url import RECEIVE_BYTES, SEND_BYTES
 
 
 def raw_socket(host: str, port: int) -> socket.socket:
-    """Return a connected TCP socket with buffers of `SOCKET_BYTES`."""
+    """Return a connected TCP socket whose buffers are as large as the tier's."""
     raw = socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.connect((host, port))
     return raw
@@ -29,9 +27,12 @@ def raw_put(raw: socket.socket, keys: Sequence[bytes], values: Sequence[memoryvi
     Raises `TierError` where an answer is not `+OK`.
     """
     for key, value in zip(keys, values, strict=True):
-        raw.sendall(b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, len(value)))
-        raw.sendall(value)
-        raw.sendall(b"\r\n")
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, len(value))
+        size = len(head) + len(value) + 2
+        # One call for all; what a signal cut off follows.
+        sent = raw.sendmsg((head, value, b"\r\n"))
+        if sent < size:
+            raw.sendall((head + bytes(value) + b"\r\n")[sent:])
     expected = b"+OK\r\n" * len(keys)
     answer = bytearray(len(expected))
     _fill(raw, memoryview(answer))

@@ -17,8 +17,10 @@ from quire.tiers.resp import Failure, Link, Reply, Request, command
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 
-SOCKET_BYTES = 1 << 20
-"""Asked of the kernel for each direction: the default lets a loopback server stall after every 128 KiB."""
+RECEIVE_BYTES = 1 << 20
+SEND_BYTES = 1 << 18
+"""Asked of the kernel for a socket's two directions. On loopback, less to receive doubles the time of a GET of 64 KiB, and
+more to send that of a SET of 1 MiB: what waits to be sent leaves the processor's cache."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -163,8 +165,8 @@ def _open(endpoint: Endpoint, deadline: float) -> socket.socket:
             if family != socket.AF_UNIX:
                 fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 fresh.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for direction in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                fresh.setsockopt(socket.SOL_SOCKET, direction, SOCKET_BYTES)
+            fresh.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            fresh.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             fresh.connect(address)
         except TimeoutError:
             fresh.close()

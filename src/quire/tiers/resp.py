@@ -118,7 +118,8 @@ class Link:
             for each in requests
         ]
         for answered, request in enumerate(requests):
-            if sent < len(requests) and (sent == answered or under_way < WINDOW_BYTES // 2):
+            is_low = under_way < WINDOW_BYTES // 2 and sent - answered < WINDOW_COMMANDS // 2
+            if sent < len(requests) and (sent == answered or is_low):
                 pieces: list[bytes | memoryview] = []
                 last = min(len(requests), answered + WINDOW_COMMANDS)
                 while sent == answered or (sent < last and under_way + sizes[sent] <= WINDOW_BYTES):
