@@ -59,6 +59,14 @@ def test_what_is_known_is_not_written_again(manager, tier, tmp_path):
     assert list(book.parents) == block_hashes([*PROMPT, *range(8)], 4)
 
 
+def test_another_namespace_of_known_blocks_is_named(manager, tier, tmp_path):
+    serve(manager, Naming([tier], [FULL]), PROMPT)
+    serve(manager, Naming([tier], [STATES, FULL]), PROMPT)
+    assert list(NameBook.read(tmp_path).namespaces.values()) == [FULL, STATES]
+    lines = (tmp_path / FILE_NAME).read_text().splitlines()
+    assert len(lines) == 4
+
+
 def test_branches_begin_where_they_part(manager, tier, tmp_path):
     naming = Naming([tier], [FULL])
     serve(manager, naming, PROMPT)

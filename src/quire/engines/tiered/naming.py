@@ -29,10 +29,14 @@ class Naming:
     def __init__(self, tiers: Iterable[Tier], namespaces: Sequence[Namespace]) -> None:
         paths = [path for tier in tiers if (path := getattr(tier, "path", None)) is not None]
         self._files = [NamesFile(path) for path in paths if isinstance(path, Path)]
-        self._namespaces = namespaces
-        self._written = dict.fromkeys(
-            block for file in self._files for block in _blocks_in(file.path)
-        )
+        self._written: dict[bytes, None] = {}
+        self._namespaces: dict[bytes, Namespace] = {}
+        for file in self._files:
+            book = _read(file.path)
+            self._written.update(dict.fromkeys(book.parents))
+            for each in namespaces:
+                if each.digest not in book.namespaces:
+                    self._namespaces[each.digest] = each
 
     def note(self, manager: CacheManager, node: Node, scope: Scope) -> None:
         """Write down the blocks from the root to the end of a node, as far as they are new."""
@@ -49,11 +53,12 @@ class Naming:
             if first:
                 parent = digests[first - 1]
                 break
-        if not fresh:
+        if not fresh and not self._namespaces:
             return
-        root = manager.digests.root(scope)
+        label = (manager.digests.root(scope), scope_label(scope)) if fresh else None
         for file in self._files:
-            file.add(self._namespaces, (root, scope_label(scope)), (parent, fresh))
+            file.add(list(self._namespaces.values()), label, (parent, fresh))
+        self._namespaces.clear()
         if len(self._written) + len(fresh) > KEPT:
             self._written.clear()
         self._written.update(dict.fromkeys(fresh))
@@ -74,10 +79,10 @@ def _short(part: ScopePart) -> str:
     return text if len(text) <= 24 else f"{text[:12]}..."
 
 
-def _blocks_in(path: Path) -> Iterable[bytes]:
+def _read(path: Path) -> NameBook:
     try:
-        if path.stat().st_size > READ_BYTES:
-            return ()
-        return NameBook.read(path.parent).parents
+        if path.stat().st_size <= READ_BYTES:
+            return NameBook.read(path.parent)
     except (OSError, TierError):
-        return ()
+        pass
+    return NameBook()

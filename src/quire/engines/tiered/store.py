@@ -11,6 +11,7 @@ from quire.core.evictions import NamedBlock
 from quire.core.kept import all_blocks, blocks_of
 from quire.core.tokens import IntArray
 from quire.engines.tiered.cost import PrefillCost
+from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.onboarded import NOTHING, Onboarded
 from quire.engines.tiered.parts import Origin, Part, make_parts
 from quire.engines.tiered.search import Search
@@ -53,6 +54,8 @@ class TieredStore:
         self.manager = manager
         self.stack = stack
         self.parts = make_parts(layout, origin)
+        namespaces = [part.namespace for parts in self.parts for part in parts]
+        self._naming = Naming(() if stack.settings.read_only else stack.tiers, namespaces)
         self.cost = PrefillCost()
         self.pools = pools
         writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
@@ -102,6 +105,7 @@ class TieredStore:
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
+        self._naming.note(self.manager, seq.node, seq.scope)
         return self._store(blocks_of(self.manager, seq), self.stack.store)
 
     def offload_all(self) -> int:
