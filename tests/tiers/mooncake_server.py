@@ -57,7 +57,7 @@ class MooncakeServer:
             "--metrics_host=127.0.0.1",
             f"--metrics_port={free_port()}",
             "--enable_metric_reporting=false",
-            "--default_kv_lease_ttl=100",
+            "--default_kv_lease_ttl=1000",
         ]
         with self._log.open("ab") as output:
             self.master = subprocess.Popen(

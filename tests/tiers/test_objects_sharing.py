@@ -10,6 +10,7 @@ import obstore
 import pytest
 from objects_help import objects_of, rewrite, s3_front, s3_tier
 from obstore.store import MemoryStore
+from s3_server import denied
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
@@ -289,3 +290,16 @@ def test_only_new_names_are_listed_again(front):
         seen.clear()
         reader.contains([name_of(99)], timeout_s=10)
         assert len(seen) == 2
+
+
+def test_own_writes_do_not_hide_what_others_wrote_before_and_was_not_listed(front):
+    now = [time.time() - 7200]
+    folder = {"folder": "hidden", "clock": lambda: now[0]}
+    writer, reader = s3_tier(front.url, **folder), s3_tier(front.url, **folder, refresh_s=0)
+    with writer, reader:
+        assert reader.contains([name_of(1)], 10) == [False]
+        writer.put([name_of(1)], [record_of(name_of(1))], 10)
+        now[0] += 7200
+        with front.failing(denied, lambda handler: handler.is_listing):
+            assert reader.put([name_of(2)], [record_of(name_of(2))], 0.8) == [STORED]
+        assert outcome_of(reader, name_of(1)) is HIT

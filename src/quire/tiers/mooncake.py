@@ -26,8 +26,10 @@ _OUTCOMES = {
     -702: Outcome.ABSENT,
     -703: Outcome.ABSENT,
     -704: Outcome.ABSENT,
+    -707: Outcome.TIMEOUT,
 }
-"""Of its error codes: no room; larger than the buffer; no replica, none that is whole; no such key. Others: `ERROR`."""
+"""Of its error codes: no room; larger than the buffer; no replica, none that is whole; no such key;
+reading took longer than the master's lease. Others: `ERROR`."""
 
 _CLOSE_TIMEOUT_S = 2.0
 
