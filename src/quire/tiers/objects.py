@@ -51,7 +51,7 @@ class Objects(Tier):
     is reading its index: one request per 1,000 objects, that is up to 20,000 records. A process lists all names once, when
     it is first asked, and from then on those that are newer, at most once per `refresh_s` and only when it is asked for a key
     that it does not know. Nothing is private: another process lists the same names. Names of all objects take about
-    150 bytes of memory per record.
+    160 bytes of memory per record.
 
     **Requests.** `put`: one per bundle, and the listing. `get`: one per run of records that lie side by side. `contains`: none,
     or the listing. `delete`: one. Where each record had an object, all of these would be one per record.

@@ -45,7 +45,7 @@ class BundleIndex:
     A key that two writers stored at once lies in two bundles; the first that was learned is the one
     that is read, the others are remembered so that a deletion reaches them.
 
-    For every bundle: its records that are not dead are found by `places`, and no others. About 150 bytes
+    For every bundle: its records that are not dead are found by `places`, and no others. About 160 bytes
     per record. Safe to use from several threads.
     """
 
