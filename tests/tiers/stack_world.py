@@ -69,7 +69,7 @@ def all_settings(random):
         probe_s=0.5,
         prefetch_min_tokens=1,
         prefetch_complete_s=3.0,
-        remembered_keys=256,
+        remembered_keys=1 << 12,
     )
 
 

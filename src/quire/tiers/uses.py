@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -9,59 +10,101 @@ from numpy.typing import NDArray
 
 from quire.tiers.base import Keys
 
-Bits: TypeAlias = NDArray[np.uint8]
+Bytes: TypeAlias = NDArray[np.uint8]
+Places: TypeAlias = NDArray[np.intp]
+Words: TypeAlias = NDArray[np.uint64]
 
+WAYS = 8
 _MOST = 255
 
 
 class KeyTable:
-    """One byte for each of the keys that were set last; the others read as 0.
+    """One byte for each of about `num_slots` keys; a key that is not remembered reads as 0.
 
-    Direct-mapped: a key's first 8 bytes say where it lies and the next 63 bits whether it is the one, so
-    that two of a billion keys are mixed up once in 10^10 years of such tables; what is kept here is a
-    hint anyway. All calls take whole prompts and are vectorised. Not thread-safe; its owner locks.
+    A key's first 8 bytes say in which bucket of `WAYS` places it may lie, and the next 63 bits whether it
+    does. Where a bucket is full, the key with the lowest byte gives way. What is kept here is a hint: two keys
+    that are taken for one, once in 2^63 pairs of a bucket, do no harm.
+
+    All calls take whole prompts and are vectorised. Not thread-safe; its owner locks.
     """
 
     def __init__(self, num_slots: int) -> None:
-        size = 1 << max(4, (num_slots - 1).bit_length())
-        self._mask = np.uint64(size - 1)
-        self._tags = np.zeros(size, np.uint64)
-        self._values = np.zeros(size, np.uint8)
+        num_buckets = 1 << max(1, (max(num_slots, 1) // WAYS - 1).bit_length())
+        self._mask = np.uint64(num_buckets - 1)
+        self._tags = np.zeros((num_buckets, WAYS), np.uint64)
+        self._values = np.zeros((num_buckets, WAYS), np.uint8)
 
-    def get(self, keys: Keys) -> Bits:
+    def get(self, keys: Keys) -> Bytes:
         """Return the byte of each key."""
-        slots, tags = self._places(keys)
-        return np.where(self._tags[slots] == tags, self._values[slots], np.uint8(0))
+        buckets, tags = self._words(keys)
+        is_there, ways = self._find(buckets, tags)
+        return np.where(is_there, self._values[buckets, ways], np.uint8(0))
 
     def mark(self, keys: Keys, bit: int) -> None:
         """Set a bit (0 to 7) of each key."""
-        slots, tags = self._places(keys)
-        known = np.where(self._tags[slots] == tags, self._values[slots], np.uint8(0))
-        self._tags[slots] = tags
-        self._values[slots] = known | np.uint8(1 << bit)
+        one = np.uint8(1 << bit)
+        self._change(keys, lambda values: values | one, lambda values: np.full_like(values, one))
 
     def clear(self, keys: Keys, bit: int) -> None:
         """Clear a bit of each key."""
-        slots, tags = self._places(keys)
-        slots = slots[self._tags[slots] == tags]
-        self._values[slots] &= np.uint8(_MOST ^ (1 << bit))
+        buckets, tags = self._words(keys)
+        is_there, ways = self._find(buckets, tags)
+        self._values[buckets[is_there], ways[is_there]] &= np.uint8(_MOST ^ (1 << bit))
 
     def count(self, keys: Keys) -> None:
         """Add 1 to each key's byte, up to 255.
 
-        Where another key with a higher count than 1 has the place, that count falls by 1 instead:
-        traffic that comes once does not make what comes often forgotten.
+        Where all places of a bucket have higher counts than 1, the lowest falls by 1 instead: traffic that comes
+        once does not make what comes often forgotten.
         """
-        slots, tags = self._places(keys)
-        values = self._values[slots]
-        same = self._tags[slots] == tags
-        kept = ~same & (values > 1)
-        self._tags[slots] = np.where(kept, self._tags[slots], tags)
-        more = np.where(values < _MOST, values + np.uint8(1), values)
-        self._values[slots] = np.where(
-            same, more, np.where(kept, values - np.uint8(1), np.uint8(1))
-        )
 
-    def _places(self, keys: Keys) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        def more(values: Bytes) -> Bytes:
+            return np.where(values < _MOST, values + np.uint8(1), values)
+
+        def first(values: Bytes) -> Bytes:
+            return np.where(values > 1, values - np.uint8(1), np.uint8(1))
+
+        self._change(keys, more, first, most_replaced=1)
+
+    def _change(
+        self,
+        keys: Keys,
+        known: Callable[[Bytes], Bytes],
+        new: Callable[[Bytes], Bytes],
+        most_replaced: int = _MOST,
+    ) -> None:
+        """Set the bytes of keys from what they are: of those remembered, and of the places of new ones.
+
+        A new key takes a place whose byte is at most `most_replaced`; else only the byte changes.
+        """
+        buckets, tags = self._words(keys)
+        is_there, ways = self._find(buckets, tags)
+        at = (buckets[is_there], ways[is_there])
+        self._values[at] = known(self._values[at])
+        rest = np.flatnonzero(~is_there)
+        while len(rest):
+            # Those that would take the same place go one after the other.
+            bucket, tag = buckets[rest], tags[rest]
+            again, ways = self._find(bucket, tag)
+            ways = np.where(again, ways, self._lowest(bucket, tag))
+            _, now = np.unique(bucket * WAYS + ways, return_index=True)
+            at = (bucket[now], ways[now])
+            values = self._values[at]
+            takes = ~again[now] & (values <= most_replaced)
+            self._tags[at] = np.where(takes, tag[now], self._tags[at])
+            self._values[at] = np.where(again[now], values, new(values))
+            rest = np.delete(rest, now)
+
+    def _find(self, buckets: Places, tags: Words) -> tuple[NDArray[np.bool_], Places]:
+        same = self._tags[buckets] == tags[:, None]
+        ways = same.argmax(axis=1)
+        return same[np.arange(len(ways)), ways], ways
+
+    def _lowest(self, buckets: Places, tags: Words) -> Places:
+        """Return the way with the lowest byte; of several, another one for each key."""
+        turn = (np.arange(WAYS) - tags[:, None].astype(np.int64) // 2) % WAYS
+        return (self._values[buckets].astype(np.int64) * WAYS + turn).argmin(axis=1)
+
+    def _words(self, keys: Keys) -> tuple[Places, Words]:
         words = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 4)
-        return words[:, 0] & self._mask, words[:, 1] | np.uint64(1)
+        return (words[:, 0] & self._mask).astype(np.intp), words[:, 1] | np.uint64(1)
