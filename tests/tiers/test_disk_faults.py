@@ -305,3 +305,49 @@ def test_threads_that_put_get_and_delete_while_room_is_made_never_get_wrong_byte
         held = {entry.key: entry.num_bytes for entry in disk.scan()}
     with Disk(tmp_path, 400_000) as disk:
         assert {entry.key: entry.num_bytes for entry in disk.scan()} == held
+
+
+@pytest.mark.parametrize("direct", [None, False])
+@pytest.mark.parametrize(("error", "outcome"), [(errno.ENOSPC, FULL), (errno.EIO, ERROR)])
+def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
+    tmp_path, direct, error, outcome
+):
+    class FailsAt(FaultyFiles):
+        at = None
+
+        def write_at(self, descriptor, data, offset):
+            if (
+                self.at is not None
+                and len(data) > 100_000
+                and name_of(self.at) in bytes(data[:128])
+            ):
+                raise OSError(error, os.strerror(error))
+            super().write_at(descriptor, data, offset)
+
+    keys = names_of(range(12))
+    records = records_of(keys, 200_000)
+    files = FailsAt()
+    with Disk(tmp_path, "16MiB", direct=direct, files=files) as disk:
+        for at in (0, 5, 11):
+            files.at = at
+            assert disk.put(keys, records, 60) == [STORED] * at + [outcome] * (12 - at)
+            assert disk.contains(keys) == [True] * at + [False] * (12 - at)
+            buffers = buffers_like(records)
+            assert disk.get(keys, buffers, 60) == [HIT] * at + [ABSENT] * (12 - at)
+            assert buffers[:at] == records[:at]
+            disk.check()
+            assert disk._records.slabs[len(records[0])].index.num_reserved == 0
+            disk.delete(keys)
+
+
+def test_a_call_of_many_large_records_is_found_in_groups_and_in_order(tmp_path):
+    keys = names_of(range(48))
+    records = records_of(keys, 1 << 20)
+    with Disk(tmp_path, "24MiB") as disk:
+        outcomes = disk.put(keys, records, 60)
+        stored = outcomes.count(STORED)
+        assert stored >= 20
+        assert outcomes == [STORED] * stored + [FULL] * (48 - stored)
+        buffers = buffers_like(records)
+        assert disk.get(keys, buffers, 60) == [HIT] * stored + [ABSENT] * (48 - stored)
+        assert buffers[:stored] == records[:stored]

@@ -14,7 +14,7 @@ Every record is verified when it is read.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from quire.config import parse_bytes
 from quire.errors import InvariantError, OutOfSlots, TierError
 from quire.tiers.background import Background
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.crew import Crew
 from quire.tiers.disk_files import (
     DirectoryLock,
     DiskFiles,
@@ -43,8 +44,12 @@ from quire.tiers.disk_room import Clock, DiskRoom
 from quire.tiers.recency import Recency
 from quire.tiers.slab import Slab
 
-_COMMIT_BYTES = 4 << 20
+_GROUP_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
+
+_HELPERS = 3
+_HELPED_FROM = 1 << 16
+"""Bytes of a record from which on several are read or written at once, past the page cache."""
 
 _CLOSE_S = 60.0
 
@@ -96,6 +101,7 @@ class Disk(Tier):
         except OSError as error:
             raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
         self._background = Background(self._chore, f"quire-{name}")
+        self._crew = Crew(_HELPERS, f"quire-{name}")
 
     def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
         works = direct is not False and takes_direct(self._directory)
@@ -175,6 +181,7 @@ class Disk(Tier):
         give_up = time.monotonic() + _CLOSE_S
         while self._calls and time.monotonic() < give_up:
             time.sleep(0.001)
+        self._crew.close()
         if self._records.num_lines or self._records.num_touches:
             with suppress(OSError):  # then the logs stay that are there
                 self._records.write_whole()
@@ -183,11 +190,23 @@ class Disk(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
         until = self._clock() + timeout_s
+
+        def read(index: int) -> None:
+            if self._clock() > until:
+                found[index] = Outcome.TIMEOUT
+            else:
+                found[index] = self._read(keys[index], buffers[index])
+
         with self._call():
-            for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-                if self._clock() > until:
-                    raise TimeoutError
-                found[index] = self._read(key, buffer)
+            self._each(min(map(len, buffers), default=0), len(keys), read)
+
+    def _each(self, record_bytes: int, count: int, work: Callable[[int], None]) -> None:
+        """Read or write `count` records of at least that size, several at once where that pays."""
+        if count > 1 and self.is_direct and record_bytes >= _HELPED_FROM:
+            self._crew.help_with(count, work)
+        else:
+            for index in range(count):
+                work(index)
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         place = self._records.pinned(key)
@@ -213,51 +232,72 @@ class Disk(Tier):
         with self._call():
             newest = self._records.touch(keys)
             oldest = newest - len(keys) + 1
-            batch = _Batch(self._records, done)
-            is_refused = False
+            refused: Outcome | None = None
+            group = _Group()
             try:
-                for index, (key, record) in enumerate(zip(keys, records, strict=True)):
-                    if self._clock() > until:
-                        raise TimeoutError
-                    if key in batch.keys:
-                        batch.commit()
+                for index, key in enumerate(keys):
+                    if key in group.keys or group.num_bytes >= _GROUP_BYTES:
+                        refused = self._store(group, records, until, done) or refused
+                        group = _Group()
                     if self._records.contains([key])[0]:
                         done[index] = Outcome.PRESENT
-                        continue
-                    written = None
-                    if not is_refused:
-                        written = self._write(key, record, (newest - index, oldest), until)
-                    if written is None:
-                        # What follows is behind it in the prompt: of no use without it.
-                        is_refused = True
-                        done[index] = Outcome.FULL
+                    elif refused is None and (slot := self._slot(records[index], oldest, until)):
+                        group.add(
+                            index, Written(*slot, key, tag_of(records[index]), newest - index)
+                        )
                     else:
-                        batch.add(index, written)
+                        # What follows is behind it in the prompt: of no use without it.
+                        refused = refused or Outcome.FULL
+                        done[index] = refused
             finally:
-                batch.commit()
+                self._store(group, records, until, done)
         self._wake(map(len, records))
 
-    def _write(
-        self, key: bytes, record: memoryview, stamps: tuple[int, int], until: float
-    ) -> Written | None:
-        """Fill a slot; None where there is no room. `stamps`: the record's, the call's oldest."""
-        size = len(record)
-        if size > self._room.capacity:
+    def _slot(self, record: memoryview, oldest: int, until: float) -> tuple[Slab, int] | None:
+        """Reserve a slot; None where there is no room. `oldest`: the first stamp of this call."""
+        if len(record) > self._room.capacity:
             return None
-        slab = self._slab(size)
+        slab = self._slab(len(record))
         try:
-            slot = self._room.reserve(slab, stamps[1], until, self.evicting)
+            return slab, self._room.reserve(slab, oldest, until, self.evicting)
         except OutOfSlots:
             return None
+
+    def _store(
+        self, group: _Group, records: Buffers, until: float, done: list[Outcome]
+    ) -> Outcome | None:
+        """Fill the slots of a group and let them be found, up to the first that fails: return how."""
+        failed: dict[int, Outcome] = {}
+
+        def write(at: int) -> None:
+            written = group.slots[at]
+            if failed:  # by another thread, maybe behind this one: all that is not written fails
+                failed[at] = next(iter(list(failed.values())))
+                return
+            if self._clock() > until:
+                failed[at] = Outcome.TIMEOUT
+                return
+            try:
+                written.slab.write(written.slot, records[group.indices[at]])
+            except OSError as error:
+                failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
+
+        sizes = [written.slab.record_bytes for written in group.slots]
+        self._each(min(sizes, default=0), len(group.slots), write)
+        first = min(failed, default=len(group.slots))
+        outcome = failed.get(first)
         try:
-            slab.write(slot, record)
+            late = self._records.commit(group.slots[:first])
         except OSError as error:
-            with self._records.lock:
-                slab.index.release(slot)
-            if is_full(error):
-                return None
-            raise
-        return Written(slab, slot, key, tag_of(record), stamps[0])
+            outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
+            late = []
+        with self._records.lock:
+            for written in group.slots[first:]:
+                written.slab.index.release(written.slot)
+        stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
+        for at, index in enumerate(group.indices):
+            done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
+        return outcome
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
         with self._call():
@@ -321,32 +361,17 @@ class Disk(Tier):
         return self._room.prewrite()
 
 
-class _Batch:
-    """Records of a call that were written and are not found yet."""
+class _Group:
+    """Slots that a call has reserved for its records, by their index in the call."""
 
-    def __init__(self, records: DiskRecords, done: list[Outcome]) -> None:
+    def __init__(self) -> None:
         self.keys: set[bytes] = set()
-        self._records = records
-        self._done = done
-        self._written: list[tuple[int, Written]] = []
-        self._num_bytes = 0
+        self.indices: list[int] = []
+        self.slots: list[Written] = []
+        self.num_bytes = 0
 
     def add(self, index: int, written: Written) -> None:
-        self._written.append((index, written))
         self.keys.add(written.key)
-        self._num_bytes += written.slab.record_bytes
-        if self._num_bytes >= _COMMIT_BYTES:
-            self.commit()
-
-    def commit(self) -> None:
-        """Let them be found, and say what became of each."""
-        batch, self._written, self._num_bytes = self._written, [], 0
-        self.keys.clear()
-        try:
-            late = self._records.commit([written for _, written in batch])
-        except OSError as error:
-            for index, _ in batch:
-                self._done[index] = Outcome.FULL if is_full(error) else Outcome.ERROR
-            return
-        for (index, _), is_late in zip(batch, late, strict=True):
-            self._done[index] = Outcome.PRESENT if is_late else Outcome.STORED
+        self.indices.append(index)
+        self.slots.append(written)
+        self.num_bytes += written.slab.record_bytes

@@ -1,0 +1,90 @@
+"""Threads that help a call, and the thread that works when nobody waits."""
+
+import threading
+import time
+
+import pytest
+
+from quire.tiers.background import Background
+from quire.tiers.crew import Crew
+
+
+def test_a_crew_does_every_number_once_and_several_at_the_same_time():
+    crew = Crew(3, "test")
+    done, together = [], threading.Barrier(4)
+
+    def work(number):
+        if number < 4:
+            together.wait(10)
+        done.append(number)
+
+    crew.help_with(40, work)
+    assert sorted(done) == list(range(40))
+    crew.help_with(1, done.append)
+    crew.help_with(0, done.append)
+    assert len(done) == 41
+    crew.close()
+
+
+def test_what_a_crew_raises_reaches_the_caller():
+    crew = Crew(2, "test")
+
+    def work(number):
+        if number == 5:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="5"):
+        crew.help_with(20, work)
+    crew.close()
+
+
+def test_background_work_goes_on_until_there_is_none_and_begins_again_when_woken():
+    left = [3]
+
+    def chore():
+        left[0] -= 1
+        return left[0] > 0
+
+    background = Background(chore, "test")
+    background.wake()
+    assert background.settle(10)
+    assert left == [0]
+    left[0] = 2
+    background.wake()
+    assert background.settle(10)
+    assert left == [0]
+    background.stop()
+    background.wake()
+    assert left == [0]
+
+
+def test_stopping_background_work_waits_for_the_piece_at_hand_only():
+    count = [0]
+
+    def chore():
+        count[0] += 1
+        time.sleep(0.005)
+        return True
+
+    background = Background(chore, "test")
+    background.wake()
+    while not count[0]:
+        time.sleep(0.001)
+    background.stop()
+    reached = count[0]
+    time.sleep(0.02)
+    assert count[0] == reached
+
+
+def test_background_work_that_raises_is_over_and_nobody_waits_for_it(monkeypatch):
+    raised = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
+
+    def chore():
+        raise ZeroDivisionError
+
+    background = Background(chore, "test")
+    background.wake()
+    assert background.settle(10)
+    background.stop()
+    assert raised.wait(10)
