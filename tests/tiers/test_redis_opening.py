@@ -1,5 +1,7 @@
 """Opening a Redis tier: what is refused, and with which reason."""
 
+import sys
+
 import pytest
 from redis_help import get
 from servers import make_certificate, running, wait_until
@@ -105,6 +107,12 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
 def test_a_url_that_cannot_work_is_refused_without_its_password(url, reason):
     with pytest.raises(ConfigError, match=reason):
         Redis(url)
+
+
+def test_without_redis_py_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis.connection", None)
+    with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[redis\]'"):
+        Redis("redis://127.0.0.1")
 
 
 @pytest.mark.parametrize(

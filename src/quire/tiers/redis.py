@@ -161,7 +161,7 @@ class Redis(Tier):
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
         requests = [
-            Request((_GET % (len(name), name),), (Value, type(None)), buffer)
+            Request((_GET % (len(name), name),), _FOUND_OR_NOT, buffer)
             for name, buffer in zip(names, buffers, strict=True)
         ]
         dropped: list[bytes] = []
@@ -335,6 +335,7 @@ class Redis(Tier):
 
 
 _INFO = Request((command(b"INFO"),), (bytes,))
+_FOUND_OR_NOT = (Value, type(None))
 _GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
 
 

@@ -113,10 +113,7 @@ class Link:
         `WINDOW_COMMANDS`. It ends early where the connection `is_spent`.
         """
         sent = under_way = 0
-        sizes = [
-            sum(map(len, each.pieces)) + (0 if each.into is None else len(each.into))
-            for each in requests
-        ]
+        sizes = [sum(map(len, each.pieces)) + len(each.into or b"") for each in requests]
         for answered, request in enumerate(requests):
             is_low = under_way < WINDOW_BYTES // 2 and sent - answered < WINDOW_COMMANDS // 2
             if sent < len(requests) and (sent == answered or is_low):
