@@ -7,6 +7,7 @@ import pytest
 
 import quire
 import quire.core
+import quire.tiers
 
 
 def fresh(code):
@@ -22,6 +23,22 @@ def test_every_public_name_exists_and_the_list_is_sorted():
         assert getattr(quire, name) is not None
     for name in quire.core.__all__:
         assert getattr(quire.core, name).__doc__
+
+
+def test_every_public_name_of_the_tiers_exists_and_the_list_is_sorted():
+    assert quire.tiers.__all__ == sorted(quire.tiers.__all__)
+    for name in quire.tiers.__all__:
+        assert getattr(quire.tiers, name).__doc__
+
+
+def test_a_missing_library_of_a_tier_is_named_with_the_command_that_installs_it():
+    code = (
+        "import sys; sys.modules['xxhash'] = None\n"
+        "import quire.tiers\n"
+        "try: quire.tiers.Host\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    assert "pip install 'quire-kv[tiers]'" in fresh(code)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -1,1 +1,89 @@
-"""Tiers: where KV lives that outlives the pool, the process and the machine. Bytes, no tensors."""
+"""Tiers: where KV lives that outlives the pool, the process and the machine. Bytes, no tensors.
+
+`Host`, `Disk`, `Files`, `Redis`, `Objects`, `Mooncake`   places for records
+`TierStack`, `StackSettings`, `TierSettings`   several of them as one, and what they can be told
+`open_tier`   a tier from a line of text, as on the command line
+`Faulty`, `FaultPlan`   any tier with faults from a seed, for tests
+`Tier`, `Outcome`   what a tier of your own is made of; `quire.tiers.contract` tests it
+
+Each name is loaded, with the library that it stands on, when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.tiers.base import Outcome, Tier
+    from quire.tiers.disk import Disk
+    from quire.tiers.faults import FaultPlan, Faulty
+    from quire.tiers.files import Files
+    from quire.tiers.host import Host
+    from quire.tiers.mooncake import Mooncake
+    from quire.tiers.objects import Objects
+    from quire.tiers.opening import open_tier
+    from quire.tiers.redis import Redis
+    from quire.tiers.settings import StackSettings, TierSettings
+    from quire.tiers.stack import TierStack
+
+_HOME = {
+    "Disk": "disk",
+    "FaultPlan": "faults",
+    "Faulty": "faults",
+    "Files": "files",
+    "Host": "host",
+    "Mooncake": "mooncake",
+    "Objects": "objects",
+    "Outcome": "base",
+    "Redis": "redis",
+    "StackSettings": "settings",
+    "Tier": "base",
+    "TierSettings": "settings",
+    "TierStack": "stack",
+    "open_tier": "opening",
+}
+
+_EXTRA = {
+    "xxhash": "tiers",
+    "redis": "redis",
+    "hiredis": "redis",
+    "obstore": "objects",
+    "mooncake": "mooncake",
+}
+
+__all__ = [
+    "Disk",
+    "FaultPlan",
+    "Faulty",
+    "Files",
+    "Host",
+    "Mooncake",
+    "Objects",
+    "Outcome",
+    "Redis",
+    "StackSettings",
+    "Tier",
+    "TierSettings",
+    "TierStack",
+    "open_tier",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module it lives in."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'quire.tiers' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"quire.tiers.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRA.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        msg = (
+            f"quire.tiers.{name} needs {error.name}; install it with: "
+            f"pip install 'quire-kv[{extra}]'"
+        )
+        raise ModuleNotFoundError(msg, name=error.name) from error
+
+
+def __dir__() -> list[str]:
+    return __all__
