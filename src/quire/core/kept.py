@@ -13,7 +13,6 @@ from quire.core.evictions import NamedBlock
 from quire.core.node import Node
 from quire.core.restore import required
 from quire.core.scope import MediaItem, Scope
-from quire.core.states import StateGroup
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
 
@@ -63,8 +62,12 @@ def prefixes(manager: CacheManager) -> list[Prefix]:
         top = path[0].parent
         assert top is not None
         ends = {node.end for node in path}
-        for state in (group for group in tree.sparse if isinstance(group, StateGroup)):
-            ends.update(end for node in path for end, _ in state.held(node))
+        for node in path:
+            for group in tree.sparse:
+                if isinstance(group, WindowGroup):
+                    ends.update(group.kept_ends(node))
+                else:
+                    ends.update(end for end, _ in group.held(node))
         tokens, media = _text(manager, b"".join(node.key for node in path))
         found.append(Prefix(tokens, scopes[id(top)], media, sorted(ends)))
     return found

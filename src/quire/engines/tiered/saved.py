@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,10 +36,13 @@ MAX_MANIFEST_BYTES = 1 << 32
 
 
 class SavedPrefix(msgspec.Struct, frozen=True):
-    """A text as it is written: tokens as little-endian int32, and the rest as `Prefix` has it."""
+    """A text as it is written: tokens as little-endian int32, and the rest as `Prefix` has it.
+
+    `scope`: salt, lora and model, each text, bytes, an integer or nothing.
+    """
 
     tokens: bytes
-    scope: Scope
+    scope: tuple[Any, Any, Any]
     media: list[MediaItem]
     ends: list[int]
 
@@ -105,7 +109,7 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
         store = over(stack)
         _check_same(source, manifest, store)
         for prefix in manifest.prefixes:
-            scope = _scope_here(prefix.scope, store)
+            scope = _scope_here(Scope(*prefix.scope), store)
             tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
             num_saved += tokens.size
             for end in prefix.ends:
@@ -166,7 +170,7 @@ def _manifest(store: TieredStore) -> Manifest:
 
 def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
     tokens = prefix.tokens.astype("<i4").tobytes()
-    return SavedPrefix(tokens, scope, prefix.media, prefix.ends)
+    return SavedPrefix(tokens, (scope.salt, scope.lora, scope.model), prefix.media, prefix.ends)
 
 
 def _scope_here(scope: Scope, store: TieredStore) -> Scope:
@@ -182,6 +186,10 @@ def _read(source: Path) -> Manifest:
     except (OSError, msgspec.DecodeError, QuireError) as error:
         raise ConfigError(f"{source} is no saved cache: {error}") from error
     for prefix in manifest.prefixes:
+        try:
+            Scope(*prefix.scope)
+        except QuireError as error:
+            raise ConfigError(f"{source} is no saved cache: {error}") from error
         whole = len(prefix.tokens) // 4 // max(manifest.block_size, 1)
         rising = prefix.ends == sorted(set(prefix.ends))
         if not prefix.ends or not rising or not 0 < prefix.ends[0] <= prefix.ends[-1] <= whole:
