@@ -1,0 +1,76 @@
+"""Prefixes carried from one machine's tier to another's as a file: named, per layer, and of use there."""
+
+import json
+
+import pytest
+import torch
+from hf_help import make_cache, random_ids, same, tiny_model
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+from quire.core import Scope
+from quire.tiers.disk import Disk
+from quire.tiers.files import Files
+from quire.tiers.settings import StackSettings
+from quire.tiers.stack import TierStack
+
+OPEN = StackSettings(gate=False)
+
+
+def quire(*words):
+    result = CliRunner().invoke(app, [*map(str, words), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_an_exported_prefix_warms_another_tier_with_the_same_tokens(family, tmp_path):
+    model = tiny_model(family)
+    ids = random_ids(torch.Generator().manual_seed(1), 90)
+    here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "all.safetensors"
+    with TierStack([Disk(here, "64MiB")], OPEN) as tiers:
+        text = same(model, make_cache(model, tiers=tiers), ids)
+        assert tiers.drain(20)
+    done = quire("cache", "export", here, file)
+    assert {part["namespace"]["dtype"] for part in done["parts"]} <= {"float32", "mixed"}
+    assert quire("cache", "import", file, f"files:{there}")["stored"] == done["records"]
+    with TierStack([Files(there)], OPEN) as tiers:
+        again = make_cache(model, tiers=tiers)
+        assert torch.equal(same(model, again, ids), text)
+        assert again.last.tier_tokens == {"files": 80}
+
+
+def test_tensors_of_an_export_are_the_models_kv(tmp_path):
+    safe_open = pytest.importorskip("safetensors").safe_open
+    model = tiny_model("llama")
+    ids = random_ids(torch.Generator().manual_seed(1), 90)
+    with TierStack([Disk(tmp_path / "tier", "64MiB")], OPEN) as tiers:
+        make_cache(model, tiers=tiers).generate(ids, max_new_tokens=1)
+        assert tiers.drain(20)
+    quire("cache", "export", tmp_path / "tier", tmp_path / "kv.safetensors")
+    with torch.inference_mode():
+        cache = model(ids, use_cache=True).past_key_values
+    with safe_open(tmp_path / "kv.safetensors", "pt") as file:
+        for number, layer in enumerate(cache.layers):
+            k = file.get_tensor(f"0.layers.{number}.k").flatten(0, 1)
+            v = file.get_tensor(f"0.layers.{number}.v").flatten(0, 1)
+            for stored, computed in ((k, layer.keys), (v, layer.values)):
+                wanted = computed[0].transpose(0, 1)[: len(stored)]
+                torch.testing.assert_close(stored, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_inspect_shows_what_an_engine_stored_by_scope(tmp_path):
+    model = tiny_model("llama")
+    ids = random_ids(torch.Generator().manual_seed(1), 90)
+    with TierStack([Disk(tmp_path, "64MiB")], OPEN) as tiers:
+        cache = make_cache(model, tiers=tiers)
+        cache.generate(ids, max_new_tokens=1)
+        cache.generate(ids, max_new_tokens=1, scope=Scope(salt="tenant"))
+        assert tiers.drain(20)
+    found = quire("inspect", tmp_path)
+    labels = sorted(scope["label"] for scope in found["scopes"])
+    assert labels[0] == "everyone"
+    assert labels[1].startswith("salt #")
+    assert [run["stop_token"] for scope in found["scopes"] for run in scope["runs"]] == [80, 80]
+    assert found["unnamed"]["records"] == 0
+    assert "tenant" not in (tmp_path / "names.jsonl").read_text()
