@@ -12,7 +12,7 @@ from quire.tiers.buffers import BufferPool
 from quire.tiers.gate import Estimate
 from quire.tiers.lanes import Lane, Lanes
 from quire.tiers.settings import StackSettings
-from quire.tiers.stack_stats import Meter, TierReport
+from quire.tiers.stack_stats import Meter, TierReport, counted
 from quire.tiers.uses import KeyTable
 
 PATIENCE_S = 0.02
@@ -92,8 +92,8 @@ class Level:
             meter = self.meter
             return TierReport(
                 tier=stats,
-                loads=dict(sorted(meter.loads.items())),
-                stores=dict(sorted(meter.stores.items())),
+                loads=counted(meter.loads),
+                stores=counted(meter.stores),
                 loaded_bytes=meter.loaded_bytes,
                 stored_bytes=meter.stored_bytes,
                 load_s=meter.load_s,

@@ -35,14 +35,14 @@ class Prefetch:
     goes on to its end, and leaves nothing behind but a lease that runs out.
     """
 
-    def __init__(self, begin: Begin, keys: Keys, sizes: Sequence[int], wait_s: float) -> None:
+    def __init__(self, owner: Prefetching, keys: Keys, sizes: Sequence[int], wait_s: float) -> None:
         self.keys = list(keys)
         self.num_ready = 0
         """Leading keys that are in the fastest tier, or were when they arrived."""
         self._sizes = list(sizes)
-        self._begin = begin
-        self._wait = Deadline(begin.shared.lanes, wait_s)
-        self._done: Signal = begin.shared.lanes.signal()
+        self._owner = owner
+        self._wait = Deadline(owner.shared.lanes, wait_s)
+        self._done: Signal = owner.shared.lanes.signal()
         self._fetch: Fetch | None = None
         self._is_over = False
 
@@ -59,75 +59,75 @@ class Prefetch:
 
     def cancel(self) -> None:
         """Stop at once; what has arrived stays. Twice does nothing."""
-        with self._begin.shared.lock:
+        with self._owner.shared.lock:
             self._is_over = True
             fetch = self._fetch
         if fetch is not None:
-            self._begin.reader.end(fetch)
+            self._owner.reader.end(fetch)
         self._end()
 
     # What the prefetcher and its lanes call
 
     def advance(self) -> None:
         """Read the next records that are not there, or end at a key that no tier has."""
-        begin = self._begin
+        owner = self._owner
         window, buffers = self._next_window()
         if not window:
             self._end()
             return
         keys = self.keys[window[0] : window[-1] + 1]
-        deadline = Deadline(begin.shared.lanes, begin.shared.settings.prefetch_complete_s)
-        fetch = Fetch(begin.shared, keys, buffers, deadline, self._arrived)
-        with begin.shared.lock:
+        deadline = Deadline(owner.shared.lanes, owner.shared.settings.prefetch_complete_s)
+        fetch = Fetch(owner.shared, keys, buffers, deadline, self._arrived)
+        with owner.shared.lock:
             is_over = self._is_over
             self._fetch = None if is_over else fetch
         if is_over:
-            begin.shared.pool.give_back(buffers)
+            owner.shared.pool.give_back(buffers)
         else:
-            begin.reader.begin(fetch, list(range(len(keys))), [1] * len(keys))
+            owner.reader.begin(fetch, list(range(len(keys))), [1] * len(keys))
 
     def _next_window(self) -> tuple[range, list[memoryview]]:
-        begin = self._begin
-        first, most = self.num_ready, CHUNKS * int(begin.shared.settings.chunk_bytes)
-        if begin.top.in_memory:
-            there = begin.top.tier.contains(self.keys[first:])
+        owner = self._owner
+        first, most = self.num_ready, CHUNKS * int(owner.shared.settings.chunk_bytes)
+        if owner.top.in_memory:
+            there = owner.top.tier.contains(self.keys[first:])
             have = there.index(False) if False in there else len(there)
-            begin.top.tier.lease(self.keys[first : first + have], begin.shared.settings.lease_s)
+            owner.top.tier.lease(self.keys[first : first + have], owner.shared.settings.lease_s)
             first += have
             self.num_ready = first
         stop = first
         while stop < len(self.keys) and (most > 0 or stop == first):
             most -= self._sizes[stop]
             stop += 1
-        return range(first, stop), begin.shared.pool.take(self._sizes[first:stop])
+        return range(first, stop), owner.shared.pool.take(self._sizes[first:stop])
 
     def _arrived(self, fetch: Fetch) -> None:
         """Go on behind what has arrived and was kept, if that is all that was asked for."""
-        begin = self._begin
+        owner = self._owner
         hits = [outcome is Outcome.HIT for outcome in fetch.outcomes]
         whole = hits.index(False) if False in hits else len(hits)
-        if whole and begin.top.in_memory:
-            there = begin.top.tier.contains(fetch.keys[:whole])  # not where it was full
+        if whole and owner.top.in_memory:
+            there = owner.top.tier.contains(fetch.keys[:whole])  # not where it was full
             whole = there.index(False) if False in there else whole
-            begin.top.tier.lease(fetch.keys[:whole], begin.shared.settings.lease_s)
-        with begin.shared.lock:
+            owner.top.tier.lease(fetch.keys[:whole], owner.shared.settings.lease_s)
+        with owner.shared.lock:
             is_over = self._is_over
             self._fetch = None
             self.num_ready += whole
-        begin.shared.pool.give_back(fetch.buffers)
+        owner.shared.pool.give_back(fetch.buffers)
         if whole < len(hits) or is_over:
             self._end()
         else:
             self.advance()
 
     def _end(self) -> None:
-        with self._begin.shared.lock:
+        with self._owner.shared.lock:
             self._is_over = True
         self._done.set()
-        self._begin.ended(self)
+        self._owner.ended(self)
 
 
-class Begin:
+class Prefetching:
     """Begins prefetches, `MOST_ACTIVE` at a time.
 
     What is read is kept in the fastest tier by the reader, as every read of a slower tier is.

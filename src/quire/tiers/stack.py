@@ -15,10 +15,10 @@ from quire.tiers.gate import CostGate
 from quire.tiers.lanes import Deadline, Lanes, ThreadLanes
 from quire.tiers.level import Level, Shared
 from quire.tiers.placing import Placing
-from quire.tiers.prefetch import Begin, Mode, Prefetch
+from quire.tiers.prefetch import Mode, Prefetch, Prefetching
 from quire.tiers.reading import Reader
 from quire.tiers.settings import StackSettings
-from quire.tiers.stack_stats import StackStats
+from quire.tiers.stack_stats import StackStats, counted
 
 MOST_TIERS = 8
 
@@ -58,7 +58,7 @@ class TierStack:
         self._placing = Placing(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._asking = Asking(shared, self._levels)
-        self._prefetching = Begin(shared, self._reader, self._levels)
+        self._prefetching = Prefetching(shared, self._reader, self._levels)
         self.gate = CostGate(
             [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
         )
@@ -155,7 +155,7 @@ class TierStack:
     def prefetch(
         self, keys: Keys, sizes: Sequence[int], num_tokens: int, mode: Mode = "best_effort"
     ) -> Prefetch:
-        """Begin to load a waiting request's records into the fastest tier, leased there.
+        """Prefetching to load a waiting request's records into the fastest tier, leased there.
 
         Returns at once. `sizes` are bytes of each record, `num_tokens` what the keys stand for.
         """
@@ -257,7 +257,7 @@ class TierStack:
         """Return what every tier holds and what became of calls."""
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]
-            loads, refused = dict(sorted(self._loads.items())), self._refused_keys
+            loads, refused = counted(self._loads), self._refused_keys
         reports = [level.report(held) for level, held in zip(self._levels, queued, strict=True)]
         return StackStats(reports, loads, refused)
 

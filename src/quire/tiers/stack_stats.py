@@ -12,7 +12,8 @@ from quire.tiers.base import Outcome, TierStats
 class TierReport(msgspec.Struct, frozen=True):
     """One tier of a stack: what it holds, what was asked of it through the stack, and how it does.
 
-    `loads`, `stores`   what became of keys, by `Outcome`; a load that found a tier switched off: "skipped"
+    `loads`, `stores`   what became of keys, by `Outcome`; a load that found a tier switched off: "skipped";
+                        a question that was not answered: "lookup_timeout" or "lookup_error"
     `loaded_bytes`, `stored_bytes`, `load_s`, `store_s`
                         what went through, and the time of the calls, added up over threads
     `queued_bytes`      records that wait to be written
@@ -79,6 +80,11 @@ class StackStats(msgspec.Struct, frozen=True):
                 f"{each.queued_bytes:>12}{each.dropped:>9}  {each.reading}/{each.writing}"
             )
         return "\n".join(rows)
+
+
+def counted(counts: Counter[str]) -> dict[str, int]:
+    """Return counts as plain data, sorted by name."""
+    return {str(name): counts[name] for name in sorted(counts)}
 
 
 class Meter:
