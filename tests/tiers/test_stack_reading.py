@@ -415,3 +415,44 @@ def test_arguments_that_do_not_fit_together_are_refused(call):
         assert disk.calls == []
 
     Stacked("disk").run(scenario)
+
+
+@pytest.mark.parametrize("blocks_per_s", [300.0, 900.0, 1100.0, 3000.0])
+def test_no_prefix_length_is_slower_with_tiers_than_without_by_over_a_tenth(blocks_per_s):
+    """The device computes 1,000 blocks a second; a read takes 5 ms and what its blocks take."""
+    world = Stacked("disk", probe_s=0.5)
+
+    def recompute_s(num_blocks):
+        return num_blocks / 1000
+
+    def scenario(stack, disk):
+        put(disk, range(200))
+        read = disk._get
+
+        def slowly(keys, *others):
+            world.lanes.sleep(0.005 + len(keys) / blocks_per_s)
+            read(keys, *others)
+
+        disk._get = slowly
+        slower, loaded = [], 0
+        for turn in range(400):
+            length = 1 + 7 * turn % 200
+            keys = KEYS[:length]
+
+            def request(keys=keys, length=length):
+                found = stack.find(keys)
+                cost_s = lambda n: recompute_s(length - n)  # noqa: E731
+                chosen = stack.choose(keys, found, [SIZE] * length, cost_s)
+                load(stack, range(chosen), found=found[:chosen])
+                world.lanes.sleep(cost_s(chosen))
+                return chosen
+
+            chosen, took_s = world.timed(request)
+            if turn >= 200:
+                loaded += chosen > 0
+                slower.append(took_s / recompute_s(length))
+            world.lanes.sleep(0.2)
+        assert max(slower) <= 1.1
+        assert (loaded > 50) == (blocks_per_s > 1000)
+
+    world.run(scenario)
