@@ -1,9 +1,11 @@
 """The record format is published: the golden files never change."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from quire.errors import ConfigError, RecordError
 from quire.tiers.format import (
@@ -11,6 +13,7 @@ from quire.tiers.format import (
     DType,
     Header,
     Namespace,
+    carries,
     new_buffer,
     payload_of,
     read_header,
@@ -113,8 +116,28 @@ def test_every_bit_flip_of_a_record_is_refused(payload_bytes):
         record[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RecordError):
             verify(record)
+        assert not carries(memoryview(record), KEY)
         record[bit // 8] ^= 1 << bit % 8
     assert verify(record).key == KEY
+    assert carries(memoryview(record), KEY)
+    assert not carries(memoryview(record), bytes(32))
+
+
+def test_a_sound_header_is_not_enough():
+    for at, field in ((8, "<H"), (14, "<H"), (24, "<Q")):  # major, dtype, length; sealed again
+        record = bytearray(small_record())
+        struct.pack_into(field, record, at, 99)
+        checksum = xxhash.xxh3_64_intdigest(record[:120])
+        struct.pack_into("<Q", record, 120, checksum)
+        with pytest.raises(RecordError):
+            verify(record)
+        assert not carries(memoryview(record), KEY)
+
+
+def test_a_golden_record_carries_its_key():
+    for name in sorted(set(CASES) - {"later_major"}):
+        record = golden(name)
+        assert carries(memoryview(record), record[80:112])
 
 
 def test_every_other_length_of_a_record_is_refused():
@@ -123,6 +146,7 @@ def test_every_other_length_of_a_record_is_refused():
     for length in (*range(size), *range(size + 1, len(record))):
         with pytest.raises(RecordError):
             verify(record[:length])
+        assert not carries(memoryview(record)[:length], KEY)
 
 
 def test_every_byte_swapped_with_the_next_is_refused():

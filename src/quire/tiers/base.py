@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.format import KEY_BYTES, read_header, record_bytes, verify
+from quire.tiers.format import KEY_BYTES, carries, read_header, record_bytes, verify
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
@@ -219,11 +219,13 @@ class Tier(ABC):
 
 def checked(key: bytes, record: memoryview) -> Outcome:
     """Return `HIT` where a record is whole and carries its key, else `CORRUPT` or `FOREIGN`."""
+    if carries(record, key):
+        return Outcome.HIT
     try:
-        header = verify(record)
+        verify(record)
     except RecordError as error:
         return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
-    return Outcome.HIT if header.key == key else Outcome.CORRUPT
+    return Outcome.CORRUPT
 
 
 def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
