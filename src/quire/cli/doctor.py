@@ -30,7 +30,6 @@ PACKAGES = (
     "safetensors",
     "xxhash",
     "redis",
-    "hiredis",
     "obstore",
     MOONCAKE,
 )
@@ -48,7 +47,7 @@ EXTRAS = {
     "torch": Extra(("torch",), "block pools in tensors"),
     "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache, demo, generate"),
     "tiers": Extra(("xxhash",), "KV in host memory, on disk, in shared files"),
-    "redis": Extra(("xxhash", "redis", "hiredis"), "KV in Redis and Valkey"),
+    "redis": Extra(("xxhash", "redis"), "KV in Redis and Valkey"),
     "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
     "mooncake": Extra(("xxhash", MOONCAKE), "KV in a Mooncake store"),
 }

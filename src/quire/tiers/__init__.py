@@ -45,7 +45,6 @@ _HOME = {
 _EXTRA = {
     "xxhash": "tiers",
     "redis": "redis",
-    "hiredis": "redis",
     "obstore": "objects",
     "mooncake": "mooncake",
 }
