@@ -1,6 +1,7 @@
 """The names beside a tier's records: written, read, and of no harm where they are damaged."""
 
 import json
+from random import Random
 
 import pytest
 from prefixes_help import FULL, STATES, book_of, hashes_of
@@ -69,6 +70,25 @@ def test_lines_that_say_nothing_are_counted_and_the_rest_is_read(tmp_path):
     assert book.num_bad_lines == len(bad)
     assert list(book.namespaces.values()) == [FULL]
     assert book.parents == {BLOCKS[0]: ROOT}
+
+
+def test_any_label_can_be_written_and_read(tmp_path):
+    for label in ("", "ä\n\x1b", "\ud800", '"{'):
+        assert NamesFile(tmp_path).add(scope=(ROOT, label))
+        assert NameBook.read(tmp_path).scopes == {ROOT: label}
+
+
+def test_no_line_of_rubbish_raises(tmp_path):
+    names = NamesFile(tmp_path)
+    names.add([FULL], (ROOT, "x"), (ROOT, BLOCKS[:2]))
+    data = (tmp_path / FILE_NAME).read_bytes()
+    for seed in range(500):
+        random = Random(seed)
+        changed = bytearray(data)
+        for _ in range(random.randint(1, 5)):
+            changed[random.randrange(len(changed))] = random.randrange(256)
+        (tmp_path / FILE_NAME).write_bytes(changed)
+        list(NameBook.read(tmp_path).lines())
 
 
 def test_a_directory_without_names_has_an_empty_book(tmp_path):

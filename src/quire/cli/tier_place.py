@@ -78,7 +78,7 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[Place]:
     elif path is not None and _checked_kind(place, path) == "files":
         tier = Files(path)
     else:
-        tier = _disk(Path(place).expanduser(), capacity_bytes)
+        tier = _disk(path or Path(place), capacity_bytes)
     yield from _placed(tier, path)
 
 
@@ -88,10 +88,15 @@ def shown(place: str) -> str:
 
 
 def path_of(place: str) -> Path | None:
-    """Return the directory that a place is, or that `disk:` and `files:` name; None for others."""
+    """Return the directory that a place is, or that `disk:` and `files:` name; None for others.
+
+    A cache that `PrefixCache.save` wrote has its records in a directory below.
+    """
     match = _ADDRESS.match(place)
     if match is None:
-        return Path(place).expanduser()
+        path = Path(place).expanduser()
+        below = path / "records"
+        return below if kind_of(path) is None and kind_of(below) is not None else path
     if match[1] not in ("disk", "files"):
         return None
     return Path(place[match.end() :].partition("?")[0].removeprefix("//")).expanduser()

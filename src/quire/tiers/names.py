@@ -214,7 +214,7 @@ def blocks_line(parent: bytes, hashes: Sequence[bytes]) -> str:
 
 
 def _json(said: dict[str, Any]) -> str:
-    return json.dumps(said, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(said, separators=(",", ":"))
 
 
 def _text(data: bytes) -> str:
