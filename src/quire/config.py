@@ -1,10 +1,12 @@
-"""Settings as people write them: sizes in bytes.
+"""Settings as people write them: sizes in bytes, and files of them.
 
 Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` powers of 1024,
 `B` or nothing is bytes; case does not matter.
 """
 
 import re
+from pathlib import Path
+from typing import Any
 
 from quire.errors import ConfigError
 
@@ -47,6 +49,18 @@ def format_bytes(num_bytes: int) -> str:
             return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says. Raises `ConfigError` for one that cannot be read."""
+    import tomllib  # noqa: PLC0415 - few processes read any
+
+    try:
+        return tomllib.loads(path.expanduser().read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is no TOML: {error}") from error
 
 
 def _parse_text(text: str) -> int:

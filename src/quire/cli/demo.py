@@ -27,6 +27,7 @@ from quire.cli.output import (
     stdout,
     times,
 )
+from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 
 SMALL = 50_000_000
@@ -48,6 +49,8 @@ def demo(
         ),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    tier: TierLines = None,
+    tiers: TierFile = None,
     seed: Annotated[int, typer.Option(help="Seed of the four samples.")] = 0,
     save: Annotated[
         Path | None,
@@ -86,7 +89,10 @@ def demo(
     size.check()
     capacity = capacity or ("64MiB" if model == TINY else "1GiB")
     parse_bytes(capacity)
-    with progress(f"loading {model}", total=conversations * turns + 1) as say:
+    with (
+        opened(tier, tiers) as stack,
+        progress(f"loading {model}", total=conversations * turns + 1) as say,
+    ):
         started = time.perf_counter()
         loaded, tokenizer = load(model, dtype, threads)
         from quire.engines.hf import PrefixCache
@@ -94,10 +100,11 @@ def demo(
         if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
             settle_threads(loaded)
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, capacity, block_size, observer=recorder)
+        cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
         pair = Pair(loaded, tokenizer, cache, size)
         with recorder or nullcontext():
             found = compare(pair, size, say, time.perf_counter() - started)
+        cache.close()
     if save is not None:
         save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
     if as_json:

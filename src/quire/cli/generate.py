@@ -2,7 +2,7 @@
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ from quire.cli.output import (
     stderr,
     stdout,
 )
+from quire.cli.tiers import TierFile, TierLines, in_words, opened
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TokensError
 
@@ -77,6 +78,8 @@ def generate(
         ),
     ] = None,
     capacity: Annotated[str, typer.Option(help="Memory for cached K and V.")] = "256MiB",
+    tier: TierLines = None,
+    tiers: TierFile = None,
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
@@ -98,19 +101,23 @@ def generate(
       quire generate --model ./my-vision-model --image cat.png "What is this?"
       quire generate --model ./my-model --lora ./my-adapter --salt me "Hello"
       quire generate --turns questions.txt --record talk.jsonl --hint session
+      quire generate --tier host:2GiB --tier "disk:./kv?capacity=20GiB" "Hello"
     """
     questions = _questions(prompt, file, turns)
     talk: Messages = [message("system", _system(system))] if system is not None else []
     parse_bytes(capacity)
     foreseen = _hint(hint)
     images = [read_image(path) for path in image or ()]
-    with progress(f"loading {model}"):
+    with ExitStack() as opening, progress(f"loading {model}"):
+        stack = opening.enter_context(opened(tier, tiers))
         loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, capacity, block_size, observer=recorder)
+        cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
+        opening.callback(cache.close)
+        until_the_end = opening.pop_all()
     arguments = _sampling(temperature) | {
         "max_new_tokens": max_new_tokens,
         "scope": Scope(salt=salt),
@@ -118,7 +125,7 @@ def generate(
         "pad_token_id": _pad_id(loaded, getattr(reader, "tokenizer", reader)),
     }
     made: list[dict[str, Any]] = []
-    with recorder or nullcontext():
+    with until_the_end, recorder or nullcontext():
         for question in questions:
             talk.append(
                 message("user", question)
@@ -168,7 +175,7 @@ def _turn(
     report = cache.last
     if streams:
         stderr().print(
-            f"[{report.cached_tokens:,} cached + {report.computed_tokens:,} computed prompt "
+            f"[{report.cached_tokens:,} cached{in_words(report.tier_tokens)} + {report.computed_tokens:,} computed prompt "
             f"tokens, first token after {milliseconds(made.ttft_s)} ms]",
             style="dim cyan",
             markup=False,
@@ -178,6 +185,7 @@ def _turn(
         "text": reply_text(tokenizer, made.new_ids[0]),
         "prompt_tokens": report.prompt_tokens,
         "cached_tokens": report.cached_tokens,
+        "tier_tokens": report.tier_tokens,
         "computed_tokens": report.computed_tokens,
         "new_tokens": len(made.new_ids[0]),
         "ttft_ms": made.ttft_s * 1e3,

@@ -1,0 +1,70 @@
+"""Tiers on the command line: `--tier`, again for each, and `--tiers FILE` for a TOML file."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.config import read_toml
+from quire.errors import ConfigError
+
+TierLines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tier",
+        help="Where KV goes that outlives the pool, fastest first, again for each: host:2GiB, "
+        "disk:/path?capacity=20GiB, redis://host, s3://bucket.",
+        show_default=False,
+    ),
+]
+TierFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tiers",
+        help="The same as a TOML file: \\[\\[tiers]] tables, and their settings in \\[stack].",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def opened(lines: Sequence[str] | None, file: Path | None) -> Generator[Any]:
+    """Open the tiers that a command names, as a `TierStack`, and close them; None for none.
+
+    Those of the file come first. Raises `ConfigError` and `TierError`.
+    """
+    specs: list[Any] = []
+    settings: dict[str, object] = {}
+    if file is not None:
+        specs, settings = _read(file)
+    specs += lines or ()
+    if not specs:
+        yield None
+        return
+    try:
+        from quire.engines.tiered.opening import open_stack
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
+    with open_stack(specs, settings) as stack:
+        yield stack
+
+
+def in_words(tier_tokens: dict[str, int]) -> str:
+    """Return what came from tiers as part of a sentence, or nothing."""
+    parts = [f"{tokens:,} from {name}" for name, tokens in tier_tokens.items()]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _read(file: Path) -> tuple[list[Any], dict[str, object]]:
+    given = read_toml(file)
+    unknown = sorted(set(given) - {"tiers", "stack"})
+    if unknown:
+        raise ConfigError(
+            f"{str(file)!r} has {', '.join(unknown)}; known are [[tiers]] and [stack]"
+        )
+    tiers, stack = given.get("tiers", []), given.get("stack", {})
+    if not isinstance(tiers, list) or not isinstance(stack, dict):
+        raise ConfigError(f"{str(file)!r}: tiers are [[tiers]] tables or lines, [stack] is a table")
+    return list(tiers), stack  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - checked where they are opened
