@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 
 import pytest
@@ -48,8 +49,9 @@ class FaultyFiles(DiskFiles):
         super().allocate(descriptor, offset, num_bytes)
 
     def read_at(self, descriptor, buffer, offset):
-        self.reading.set()
-        self.go_on.wait(10)
+        if threading.current_thread().name == "reader":
+            self.reading.set()
+            self.go_on.wait(10)
         return super().read_at(descriptor, buffer, offset)
 
 
@@ -178,7 +180,7 @@ def test_a_slot_is_not_given_away_while_it_is_read(disk, files):
     put(disk, range(100))
     files.go_on.clear()
     found = []
-    reader = threading.Thread(target=lambda: found.extend(get(disk, [7])))
+    reader = threading.Thread(target=lambda: found.extend(get(disk, [7])), name="reader")
     files.reading.clear()
     reader.start()
     assert files.reading.wait(10)
@@ -249,6 +251,48 @@ def test_room_moves_between_sizes_and_records_move_with_it(tmp_path):
     with Disk(tmp_path, 1 << 20) as disk:
         assert disk.get(kept, buffers_like(records_of(kept)), 10) == [HIT] * 200
         assert disk.get(large, buffers_like(records_of(large, 70_000)), 10) == [HIT] * 3
+
+
+def moved(path):
+    """Return a disk where the last records have just moved to make room for a larger one."""
+    disk = Disk(path, 1 << 20, ahead=1)
+    put(disk, range(800))
+    disk.delete(names_of(range(400)))
+    large = name_of(1000)
+    assert disk.put([large], [record_of(large, 200_000)], 10) == [STORED]
+    assert disk._records.slabs[1152].index.num_slots < 800
+    return disk
+
+
+def test_a_record_that_moved_and_was_deleted_does_not_come_back(tmp_path):
+    with moved(tmp_path / "open") as disk:
+        disk.delete(names_of(range(400, 800)))
+        shutil.copytree(tmp_path / "open", tmp_path / "left")
+    with Disk(tmp_path / "left", 1 << 20) as disk:
+        assert [entry.key for entry in disk.scan()] == [name_of(1000)]
+        assert disk.recovered.is_clean
+
+
+def test_a_record_may_move_while_it_is_read(tmp_path, files):
+    found = []
+    disk = Disk(tmp_path, 1 << 20, ahead=1, files=files)
+    put(disk, range(800))
+    files.go_on.clear()
+    reader = threading.Thread(target=lambda: found.extend(get(disk, [799])), name="reader")
+    reader.start()
+    assert files.reading.wait(10)
+    disk.delete(names_of(range(600)))
+    slab = disk._records.slabs[1152]
+    before = disk._records.find(name_of(799)).slot
+    assert disk._room._shrinks(slab, 300)
+    assert slab.index.num_slots == 800, "the last of them is being read"
+    assert disk._records.find(name_of(799)).slot < before
+    disk.check()
+    assert before not in slab.index.reserve_within(0, 2000, 2000).tolist()
+    files.go_on.set()
+    reader.join()
+    assert found == [HIT]
+    disk.close()
 
 
 def test_two_threads_that_put_one_key_keep_one_record(disk, files):
@@ -338,6 +382,32 @@ def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
             disk.check()
             assert disk._records.slabs[len(records[0])].index.num_reserved == 0
             disk.delete(keys)
+
+
+def test_what_others_left_unwritten_when_one_write_failed_is_not_found(tmp_path):
+    class LastFirst:
+        def help_with(self, count, work):
+            for number in reversed(range(count)):
+                work(number)
+
+        def close(self):
+            pass
+
+    keys = names_of(range(6))
+    files = FaultyFiles()
+    with Disk(tmp_path, "16MiB", files=files) as disk:
+        disk._each = lambda size, count, work: LastFirst().help_with(count, work)
+        good, calls = files.write_at, []
+
+        def fails_first(descriptor, data, offset):
+            calls.append(len(data))
+            if calls.count(len(data)) == 1 and len(data) > 100_000:
+                raise OSError(errno.EIO, "Input/output error")
+            good(descriptor, data, offset)
+
+        files.write_at = fails_first
+        assert disk.put(keys, records_of(keys, 200_000), 60) == [ERROR] * 6
+        assert disk.contains(keys) == [False] * 6
 
 
 def test_a_call_of_many_large_records_is_found_in_groups_and_in_order(tmp_path):

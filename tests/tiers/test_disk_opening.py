@@ -193,13 +193,14 @@ def test_empty_and_missing_files_are_misses(tmp_path):
 
 def test_what_was_used_lately_is_remembered_over_a_restart(tmp_path):
     keys = names_of(range(20))
-    with filled(tmp_path) as disk:
-        disk.touch(keys[:5])
+    filled(tmp_path).close()
+    with Disk(tmp_path, "1MiB", ahead=1) as disk:
+        disk.touch(keys[15:])
     with Disk(tmp_path, 1152 * 20, ahead=1) as disk:
-        assert {entry.key: entry.age for entry in disk.scan()}[keys[0]] == 0
+        assert {entry.key: entry.age for entry in disk.scan()}[keys[15]] == 0
         more = names_of(range(100, 115))
         assert disk.put(more, records_of(more), 10) == [STORED] * 15
-        assert disk.contains(keys) == [True] * 5 + [False] * 15
+        assert disk.contains(keys) == [False] * 15 + [True] * 5
 
 
 def test_a_smaller_capacity_keeps_the_newest_and_gives_the_rest_back(tmp_path):
