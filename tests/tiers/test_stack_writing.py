@@ -3,6 +3,7 @@
 import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store
 
+from quire.errors import RecordError
 from quire.tiers.base import Outcome
 from quire.tiers.settings import TierSettings
 
@@ -27,6 +28,16 @@ def test_through_writes_to_all_tiers_at_once():
         assert stack.wanted(KEYS[:10]) == [False] * 10
 
     Stacked("host", "disk", "remote").run(scenario)
+
+
+def test_a_record_that_does_not_carry_its_key_is_refused_and_nothing_is_stored():
+    def scenario(stack, host, disk):
+        for give in (stack.store, stack.evicted):
+            with pytest.raises(RecordError, match="sealed"):
+                give(KEYS[:3], [RECORDS[0], RECORDS[1], RECORDS[1]])
+        assert not host.records
+
+    Stacked("host", "disk").run(scenario)
 
 
 def test_store_never_waits():

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
-from quire.errors import ConfigError, InvariantError
+from quire.errors import ConfigError, InvariantError, RecordError
 from quire.tiers.asking import Asking, Call
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys
 from quire.tiers.fetching import Fetch
+from quire.tiers.format import KEY_BYTES
 from quire.tiers.gate import CostGate
 from quire.tiers.lanes import Deadline, Lanes, ThreadLanes
 from quire.tiers.level import Level, Shared
@@ -21,6 +22,8 @@ from quire.tiers.settings import StackSettings
 from quire.tiers.stack_stats import StackStats, counted
 
 MOST_TIERS = 8
+KEY_OFFSET = 80
+"""Where a record carries its key, see `format.py`."""
 
 
 class TierStack:
@@ -176,10 +179,10 @@ class TierStack:
     def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Keep sealed records, which become the stack's: the caller writes to them no more.
 
-        Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
+        Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
         that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
         """
-        check_keys(keys, records)
+        _check_sealed(keys, records)
         return self._placing.store(keys, records) if keys else []
 
     def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
@@ -187,7 +190,7 @@ class TierStack:
 
         A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
         """
-        check_keys(keys, records)
+        _check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
     def used(self, keys: Keys) -> None:
@@ -352,6 +355,16 @@ class TierStack:
             with suppress(Exception):  # it is closed as well as it can be
                 level.tier.close()
             self._all_closed[level.index].set()
+
+
+def _check_sealed(keys: Keys, records: Buffers) -> None:
+    """Raise where records do not carry their keys; the rest of their headers is checked by each tier."""
+    check_keys(keys, records)
+    for key, record in zip(keys, records, strict=True):
+        if bytes(record[KEY_OFFSET : KEY_OFFSET + KEY_BYTES]) != key:
+            raise RecordError(
+                f"a record of {len(record)} bytes is not sealed under {key.hex()}; see `format.seal`"
+            )
 
 
 def _names(tiers: Sequence[Tier], settings: StackSettings) -> tuple[str, ...]:
