@@ -12,7 +12,7 @@ from quire.bench.tier_pairs import PAIRS
 from quire.bench.tier_raw import RawMemory
 from quire.bench.tier_rows import TierBench, rows
 from quire.cli.app import app
-from quire.cli.bench_tiers import tier_table
+from quire.cli.bench_tiers import first_token_table, tier_table
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.host import Host
@@ -144,3 +144,46 @@ def test_peers_that_cannot_be_installed_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(tier_peers.environment, "prepare", lambda **_: missing)
     with pytest.raises(TierError, match=r"LMCache 0\.5\.6: no such version"):
         tier_peers.Peers(tmp_path)
+
+
+@pytest.fixture
+def _tiny_model(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from quire.bench import tier_ttft
+    from quire.bench.hf_models import random_llama
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(tier_ttft, "quire_tiny", lambda: random_llama(64, 2))
+    monkeypatch.setattr(tier_ttft, "QUICK_PREFIXES", (32, 64))
+    monkeypatch.setattr(tier_ttft, "COLD_TOKENS", 32)
+    monkeypatch.setattr(tier_ttft, "COLD_PROMPTS", 1)
+    monkeypatch.setattr(tier_ttft, "COLD_NEW", 2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_tiny_model")
+def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(tmp_path):
+    words = ["bench", "tiers", "--model", "--tier", "host,far", "--quick", "--json"]
+    words += ["--path", str(tmp_path), "--plot", str(tmp_path / "crossover.svg")]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert [(row["tier"], row["prefix"]) for row in found[:-1]] == [
+        ("host", 32),
+        ("host", 64),
+        ("far", 32),
+        ("far", 64),
+    ]
+    for row in found[:-1]:
+        assert row["same_tokens"] == "yes"
+        assert row["hit_ratio"] > 0
+        assert row["gated_ratio"] > 0
+    assert found[-1]["name"] == "no_reuse"
+    assert found[-1]["cpu_ratio"] > 0
+    assert (tmp_path / "crossover.svg").read_text().startswith("<?xml")
+    assert "never come back" in str(first_token_table(found).caption)
+
+
+def test_a_picture_of_what_is_not_measured_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["bench", "tiers", "--plot", str(tmp_path / "x.svg")])
+    assert isinstance(result.exception, ConfigError) or result.exit_code != 0

@@ -7,14 +7,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from quire.cli.models import check_installed, hush
 from quire.cli.output import plain_table, print_json, progress, stdout
 from quire.config import parse_bytes
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.bench.tier_measure import Row
 
 DEFAULT_BLOCKS = "64KiB,256KiB,1MiB,4MiB"
 GOOD_RATIO = 0.8
+SLOWER = 1.1
 
 
 def tiers(
@@ -34,6 +37,13 @@ def tiers(
     peers: Annotated[
         bool, typer.Option("--peers", help="LMCache's storages beside ours, in .venv-peers.")
     ] = False,
+    model: Annotated[
+        bool, typer.Option("--model", help="First tokens from tiers, against computing.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="With --model: draw them into an SVG file.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Time tiers: put, get and lookups, beside the raw file, socket or store.
@@ -41,17 +51,27 @@ def tiers(
     Wall time, medians of rounds in turn, MB/s of payload; checksums are always on. Redis and
     the S3 server are started here, on loopback. About a minute; with --peers four.
 
+    With --model: the time to the first token on quire-tiny by length of the prefix, computed, from
+    the tier, and as the cost gate decides; and what tiers cost prompts that never come back.
+
     [bold]Examples[/bold]
 
       quire bench tiers
       quire bench tiers --tier disk --path /mnt/nvme --block 1MiB,4MiB
       quire bench tiers --tier disk,redis --peers --json
+      quire bench tiers --model --plot crossover.svg
     """
+    names = tuple(name.strip() for name in tier.split(",")) if tier else None
+    if model:
+        _first_tokens(names, path, plot, quick=quick, as_json=as_json)
+        return
+    if plot is not None:
+        raise ConfigError("--plot draws what --model measures; give both")
     from quire.bench.tier_peers import Peers
     from quire.bench.tier_rows import TierBench, rows
 
     bench = TierBench(
-        names=tuple(name.strip() for name in tier.split(",")) if tier else None,
+        names=names,
         block_bytes=tuple(parse_bytes(size.strip()) for size in block.split(",")),
         path=path,
         num_bytes=parse_bytes(num_bytes),
@@ -64,6 +84,63 @@ def tiers(
         print_json(measured)
     else:
         stdout().print(tier_table(measured))
+
+
+def _first_tokens(
+    names: tuple[str, ...] | None,
+    path: Path | None,
+    plot: Path | None,
+    *,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    check_installed()
+    from quire.bench import tier_plot, tier_ttft
+
+    hush()
+    if plot is not None:
+        tier_plot.check_installed()
+    with progress("starting") as say:
+        measured = tier_ttft.rows(names, say, path=path, quick=quick)
+    if plot is not None:
+        try:
+            plot.write_text(tier_plot.crossover(measured), "utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {str(plot)!r}: {error.strerror}") from error
+    if as_json:
+        print_json(measured)
+    else:
+        stdout().print(first_token_table(measured))
+
+
+def first_token_table(measured: "list[Row]") -> Table:
+    """Return a table of first tokens, and what tiers cost where nothing comes back."""
+    title = "milliseconds to the first token, and how often computing takes that"
+    table = plain_table(title=Text(title, "bold"), title_justify="left")
+    table.add_column("tier", no_wrap=True)
+    for name in ("prefix", "computed", "from the tier", "", "with the gate", "", "tokens taken"):
+        table.add_column(name, justify="right")
+    for row in measured:
+        if "recompute_ms" in row:
+            table.add_row(*_first_token_cells(row))
+    notes = [f"{row['tier']}: {row['reason']}" for row in measured if "reason" in row]
+    notes += [
+        f"prompts of {row['prefix']} tokens that never come back, {row['tier']}: {row['on_ms']:.0f} ms with "
+        f"tiers, {row['off_ms']:.0f} without: {row['on_ratio']:.3f} of the time, {row['cpu_ratio']:.3f} of the CPU time"
+        for row in measured
+        if "on_ratio" in row
+    ]
+    table.caption, table.caption_justify = "\n".join(notes), "left"
+    return table
+
+
+def _first_token_cells(row: "Row") -> list[Text | str]:
+    cells: list[Text | str] = [str(row["tier"]), f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
+    for way in ("hit", "gated"):
+        ratio = float(row[f"{way}_ratio"])
+        color = "bold green" if ratio <= 1 else "bold yellow" if ratio <= SLOWER else "bold red"
+        cells += [f"{row[f'{way}_ms']:.1f}", Text(f"{ratio:.2f}", color)]
+    return [*cells, f"{row['gated_tokens']:,.0f}"]
 
 
 def tier_table(measured: "list[Row]") -> Table:

@@ -1,0 +1,231 @@
+"""Rows of `quire bench tiers --model`: the first token from each tier against computing it, and what tiers cost."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from quire.bench.hf_models import quire_tiny
+from quire.bench.hf_rows import Stamp
+from quire.bench.tier_measure import Row
+from quire.bench.tier_servers import redis_server
+from quire.engines.hf import PrefixCache
+from quire.errors import ConfigError, TierError
+from quire.tiers.base import Tier
+from quire.tiers.disk import Disk
+from quire.tiers.faults import FaultPlan, Faulty
+from quire.tiers.files import Files
+from quire.tiers.host import Host
+from quire.tiers.settings import StackSettings
+from quire.tiers.stack import TierStack
+
+Progress = Callable[[str], None]
+
+PREFIXES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+QUICK_PREFIXES = (64, 512, 2048)
+SUFFIX_TOKENS = 16
+POOL, TIER = "256MiB", "1GiB"
+FAR = FaultPlan(latency_s=0.02, bandwidth=100e6)
+"""A tier that is far away: 20 ms on average and 100 MB/s, drawn from a seed."""
+
+COLD_TOKENS, COLD_NEW, COLD_PROMPTS = 512, 32, 6
+DRAIN_S = 30.0
+
+
+@dataclass
+class Timings:
+    """Seconds to the first token, per way, round by round; whether the tokens were those of computing."""
+
+    ttft_s: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    same: bool = True
+
+
+def tier_names() -> tuple[str, ...]:
+    """Return the tiers that a first token can come from here; "far" is memory behind a slow link."""
+    return ("host", "disk", "files", "redis", "far")
+
+
+def rows(
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    *,
+    path: Path | None = None,
+    quick: bool = False,
+    model: Any = None,
+) -> list[Row]:
+    """Measure, in wall time, medians of interleaved rounds, on quire-tiny unless a model is given.
+
+    `ttft` rows, per tier and prefix length: `recompute_ms` without tiers, `hit_ms` from the tier whatever it costs (the gate
+    is off), `gated_ms` as the gate decides, from estimates that it learned in this run; ratios to recomputing
+    are medians over rounds, below 1 is faster. The device holds nothing at the start of each call.
+    `no_reuse` rows: prompts that were never seen, with host and disk tiers, all stores waited for, against none.
+
+    Raises `ConfigError` for names that do not exist.
+    """
+    wanted = tuple(names or tier_names())
+    unknown = sorted(set(wanted) - set(tier_names()))
+    if unknown:
+        known = ", ".join(tier_names())
+        raise ConfigError(f"no first tokens from {', '.join(unknown)}; there are {known}")
+    model = quire_tiny() if model is None else model
+    model.generation_config.eos_token_id = None
+    say = progress or _silent
+    rounds = 3 if quick else 7
+    measured: list[Row] = []
+    for name in wanted:
+        with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=path) as folder:
+            try:
+                with _bench(model, name, Path(folder)) as bench:
+                    for length in QUICK_PREFIXES if quick else PREFIXES:
+                        say(f"{name}, {length} tokens")
+                        measured.append(bench.row(length, rounds))
+            except TierError as error:
+                measured.append({"name": "ttft", "tier": name, "reason": str(error)})
+    with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=path) as folder:
+        say("traffic without reuse")
+        measured.append(no_reuse(model, Path(folder), 3 if quick else 9))
+    return measured
+
+
+class Bench:
+    """One tier twice, behind a cache without the gate and behind one with it, and a cache without tiers."""
+
+    def __init__(self, name: str, caches: dict[str, PrefixCache]) -> None:
+        self._name = name
+        self._caches = caches
+        self._random = torch.Generator().manual_seed(0)
+
+    def row(self, length: int, rounds: int) -> Row:
+        """Measure one prefix length. The rounds before those that count teach the gate."""
+        prefix = _draw(length, self._random)
+        for cache in self._caches.values():
+            _first_token(cache, torch.cat([prefix, _draw(SUFFIX_TOKENS, self._random)], 1))
+            if cache.tiers is not None:
+                cache.tiers.drain(DRAIN_S)
+        taken = Timings()
+        for number in range(2 + rounds):
+            prompt = torch.cat([prefix, _draw(SUFFIX_TOKENS, self._random)], 1)
+            ways = list(self._caches)
+            outputs: list[list[int]] = []
+            for way in ways if number % 2 else reversed(ways):
+                cache = self._caches[way]
+                cache.manager.clear()
+                seconds, tokens = _first_token(cache, prompt)
+                outputs.append(tokens)
+                if cache.tiers is not None:
+                    cache.tiers.drain(DRAIN_S)
+                if number >= 2:
+                    taken.ttft_s.setdefault(way, []).append(seconds)
+            taken.same &= outputs.count(outputs[0]) == len(outputs)
+        return self._as_row(length, taken)
+
+    def _as_row(self, length: int, taken: Timings) -> Row:
+        row: Row = {"name": "ttft", "tier": self._name, "prefix": length}
+        for way, seconds in taken.ttft_s.items():
+            row[f"{way}_ms"] = median(seconds) * 1e3
+        for way in ("hit", "gated"):
+            turns = zip(taken.ttft_s[way], taken.ttft_s["recompute"], strict=True)
+            row[f"{way}_ratio"] = median(mine / plain for mine, plain in turns)
+        gated = self._caches["gated"].last
+        row["gated_tokens"] = sum(gated.tier_tokens.values())
+        return row | {"same_tokens": "yes" if taken.same else "NO"}
+
+
+def no_reuse(model: Any, folder: Path, rounds: int) -> Row:
+    """Return the row of traffic that never comes back: a prompt without tiers, and with all its stores done.
+
+    `on_ratio` and `cpu_ratio` are medians over rounds of wall and of CPU time, all threads counted. The
+    host tier is small, so that it is full, and evicts, from the first round on that counts.
+    """
+    random = torch.Generator().manual_seed(1)
+    off = PrefixCache(model, "32MiB")
+    taken: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
+    with PrefixCache(model, "32MiB", tiers=[Host("32MiB"), Disk(folder / "kv", "128MiB")]) as on:
+        for number in range(3 + rounds):
+            prompts = [_draw(COLD_TOKENS, random) for _ in range(COLD_PROMPTS)]
+            ways = (("off", off), ("on", on))
+            for way, cache in ways if number % 2 else reversed(ways):
+                begun, cpu = time.perf_counter(), time.process_time()
+                for prompt in prompts:
+                    _generate(cache, prompt, COLD_NEW, None)
+                if cache.tiers is not None:
+                    cache.tiers.drain(DRAIN_S)
+                if number >= 3:
+                    spent = time.perf_counter() - begun, time.process_time() - cpu
+                    taken[way].append(spent)
+    pairs = list(zip(taken["on"], taken["off"], strict=True))
+    return {
+        "name": "no_reuse",
+        "tier": "host+disk",
+        "prefix": COLD_TOKENS,
+        "off_ms": median(wall for wall, _ in taken["off"]) * 1e3 / COLD_PROMPTS,
+        "on_ms": median(wall for wall, _ in taken["on"]) * 1e3 / COLD_PROMPTS,
+        "on_ratio": median(on[0] / off[0] for on, off in pairs),
+        "cpu_ratio": median(on[1] / off[1] for on, off in pairs),
+    }
+
+
+@contextmanager
+def _bench(model: Any, name: str, folder: Path) -> Generator[Bench]:
+    with ExitStack() as opened:
+        caches = {"recompute": PrefixCache(model, POOL)}
+        url = ""
+        if name == "redis":
+            url = f"redis://127.0.0.1:{opened.enter_context(redis_server())}"
+        for way in ("hit", "gated"):
+            tier = _open(name, folder / way, url, way)
+            settings = StackSettings(gate=way == "gated", lookup_timeout_s=1.0)
+            stack = opened.enter_context(TierStack([tier], settings))
+            caches[way] = opened.enter_context(PrefixCache(model, POOL, tiers=stack))
+        yield Bench(name, caches)
+
+
+def _open(name: str, folder: Path, url: str, prefix: str) -> Tier:
+    match name:
+        case "host":
+            return Host(TIER)
+        case "disk":
+            return Disk(folder, TIER)
+        case "files":
+            return Files(folder)
+        case "redis":
+            from quire.tiers.redis import Redis  # noqa: PLC0415 - an extra
+
+            return Redis(url, prefix=prefix)
+        case _:
+            return Faulty(Host(TIER), FAR, seed=0)
+
+
+def _first_token(cache: PrefixCache, ids: torch.Tensor) -> tuple[float, list[int]]:
+    """Return the seconds to the first new token, and the new tokens."""
+    stamp = Stamp()
+    output = _generate(cache, ids, 2, stamp)
+    return stamp.first_at - stamp.started, output[0, ids.shape[1] :].tolist()
+
+
+def _generate(cache: PrefixCache, ids: torch.Tensor, num_new: int, stamp: Stamp | None) -> Any:
+    words: dict[str, Any] = {} if stamp is None else {"streamer": stamp}
+    return cache.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_new,
+        do_sample=False,
+        pad_token_id=0,
+        **words,
+    )
+
+
+def _draw(num_tokens: int, random: torch.Generator) -> torch.Tensor:
+    return torch.randint(1, 256, (1, num_tokens), generator=random)
+
+
+def _silent(_: str) -> None:
+    return
