@@ -14,6 +14,7 @@ from prefixes_help import FULL, STATES, book_of, hashes_of, store
 
 from quire import Scope
 from quire.cli.app import app
+from quire.cli.tier_place import reading
 from quire.core.hashing import root_digest
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
@@ -219,6 +220,12 @@ def test_evict_to_a_size_keeps_what_was_used_last(run, place):
     after = json.loads(run("inspect", place, "--json").stdout)
     assert after["total"]["num_bytes"] == found["left_bytes"]
 
+    # The state was used last, before it the other scope's prompt, its head last.
+    left = {scope["root"]: scope["runs"][0]["own"]["records"] for scope in after["scopes"]}
+    assert left[root_digest(OTHER).hex()] == 2
+    with reading(str(place)) as opened:
+        heads = [FULL.key(block) for block in hashes_of(SYSTEM, OTHER)]
+        assert opened.tier.contains(heads) == [True, True, False, False, False, False]
     slabs = sum(each.stat().st_size for each in place.glob("slab-*"))
     assert slabs <= kept
 
