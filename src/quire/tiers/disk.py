@@ -65,6 +65,8 @@ class Disk(Tier):
     `compact_lines` lines of the log that are kept, at least, before it is written anew; from
                     then on as many as there are records
 
+    `evicting` is called while room is made: it must not put into this tier.
+
     Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
     be used or a later version wrote it.
     """
@@ -355,7 +357,7 @@ class Disk(Tier):
             try:
                 self._records.write_whole()
             except OSError:  # not soon again, as it costs as much as there are records
-                self._compact_at = 2 * self._records.num_lines + self._compact_lines
+                self._compact_at = 2 * self._records.num_lines
             else:
                 self._compact_at = self._compact_lines
         return self._room.prewrite()

@@ -225,8 +225,13 @@ class DiskRecords:
         """
         with self._changes:
             number = self.log.begin_whole()
+            before = self.num_lines
             self.num_lines = self.num_touches = 0
-        self.log.write_whole(number, self._chunks())
+        try:
+            self.log.write_whole(number, self._chunks())
+        except OSError:
+            self.num_lines += before
+            raise
 
     def entries(self) -> Iterator[Entry]:
         """List the records there are now; of one that goes meanwhile, too."""

@@ -1,0 +1,61 @@
+"""Files that fail when a test says so, and short ways to put and get."""
+
+import errno
+import os
+import threading
+
+from quire.tiers.base import Outcome
+from quire.tiers.disk_files import DiskFiles
+from quire.tiers.samples import buffers_like, names_of, record_of, records_of
+
+
+class FaultyFiles(DiskFiles):
+    """Fails writes to files whose name begins so, with an error number; None: works."""
+
+    def __init__(self):
+        self.prefix = "slab"
+        self.error = None
+        self.full = False
+        self.names = {}
+        self.reading = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def open(self, path, flags):
+        descriptor = super().open(path, flags)
+        self.names[descriptor] = path.name
+        return descriptor
+
+    def fail(self, descriptor):
+        if self.error is not None and self.names[descriptor].startswith(self.prefix):
+            raise OSError(self.error, os.strerror(self.error))
+
+    def write_at(self, descriptor, data, offset):
+        self.fail(descriptor)
+        super().write_at(descriptor, data, offset)
+
+    def allocate(self, descriptor, offset, num_bytes):
+        self.fail(descriptor)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().allocate(descriptor, offset, num_bytes)
+
+    def read_at(self, descriptor, buffer, offset):
+        if threading.current_thread().name == "reader":
+            self.reading.set()
+            self.go_on.wait(10)
+        return super().read_at(descriptor, buffer, offset)
+
+
+def put(disk, numbers, **options):
+    keys = names_of(numbers)
+    return disk.put(keys, records_of(keys), 10, **options)
+
+
+def get(disk, numbers):
+    keys = names_of(numbers)
+    buffers = buffers_like(records_of(keys))
+    outcomes = disk.get(keys, buffers, 10)
+    for key, outcome, buffer in zip(keys, outcomes, buffers, strict=True):
+        assert outcome is not Outcome.HIT or buffer == record_of(key)
+    return outcomes
