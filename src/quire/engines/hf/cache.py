@@ -267,7 +267,15 @@ class PrefixCache(KeptBlocks):
         )
 
     def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
-        return Recorder(self.model, past, self._clock, names=self._signatures.forward, media=media)
+        below = self._store.tiers
+        return Recorder(
+            self.model,
+            past,
+            self._clock,
+            names=self._signatures.forward,
+            media=media,
+            learn=below.cost.observe if below is not None else None,
+        )
 
     def _check_expandable(self, prompts: Prompts, media: Media, plan: Plan) -> None:
         last = prompts.ids.shape[1] - 1
@@ -289,9 +297,8 @@ class PrefixCache(KeptBlocks):
     def _prefill(
         self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
     ) -> None:
-        with self._recorder(past, media) as recorder:
+        with self._recorder(past, media):
             prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
-        self._learn(recorder)
 
     def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
         first = recorder.first_token_at
@@ -303,13 +310,6 @@ class PrefixCache(KeptBlocks):
             tier_tokens=_sum(each.tokens for each in request.onboarded),
             tier_misses=_sum(each.causes for each in request.onboarded),
         )
-        self._learn(recorder)
-
-    def _learn(self, recorder: Recorder) -> None:
-        """Tell the tiers' gate what computing took."""
-        start, stop = recorder.first_span
-        if self._store.tiers is not None and stop > start:
-            self._store.tiers.cost.observe(start, stop, recorder.first_s)
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -11,6 +11,9 @@ import torch
 from quire.engines.hf.media import Media
 from quire.engines.hf.working import WorkingCache
 
+Learn = Callable[[int, int, float], None]
+"""Takes the first token of a forward, the one behind its last, and the seconds that it took."""
+
 
 class Recorder:
     """Enters the tokens of every finished forward of `model` into `cache.ledger`.
@@ -24,7 +27,7 @@ class Recorder:
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
 
-    `first_span` are the columns that the first forward computed.
+    `learn` is told what the first forward over one row took.
 
     `names` are the parameters of `model.forward` in order; () has them looked up. Placeholders
     that `media` does not declare, and all that follows them, count as not known: their K and V
@@ -39,10 +42,12 @@ class Recorder:
         *,
         names: Sequence[str] = (),
         media: Media | None = None,
+        learn: Learn | None = None,
     ) -> None:
         self.first_token_at: float | None = None
-        self.first_span = (0, 0)
+        self._learn = learn
         self._begun_at = 0.0
+        self._first_span = (0, 0)
         self.num_forwards = 0
         self.num_computed = 0
         self._model = model
@@ -75,11 +80,8 @@ class Recorder:
         """Note the time of the first token: the first call after the first forward does."""
         if self.first_token_at is None and self.num_forwards:
             self.first_token_at = self._clock()
-
-    @property
-    def first_s(self) -> float:
-        """Seconds from the first forward's begin to the first token: what computing `first_span` took."""
-        return self.first_token_at - self._begun_at if self.first_token_at is not None else 0.0
+            if self._learn is not None and self._cache.ledger.num_rows == 1:
+                self._learn(*self._first_span, self.first_token_at - self._begun_at)
 
     def _before(
         self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -87,7 +89,7 @@ class Recorder:
         if self._argument("past_key_values", args, kwargs) is not self._cache:
             return None
         self.mark_first_token()
-        if not self.num_forwards:
+        if not self.num_forwards and self._learn is not None:
             self._begun_at = self._clock()
         self._cache.forward_starts()
         ids = self._argument("input_ids", args, kwargs)
@@ -115,7 +117,7 @@ class Recorder:
         self._forget_unnamed(self._fed, start)
         self._fed = None
         if not self.num_forwards:
-            self.first_span = (start, self._cache.ledger.length)
+            self._first_span = (start, self._cache.ledger.length)
         self.num_forwards += 1
 
     def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:
