@@ -8,6 +8,10 @@ pool    paged storage on a device
 copy    gather, scatter, and planned block copies
 moves   single tokens: accepted drafts
 slot_pool   contiguous storage: a slot per request
+payload     where a block's bytes lie in a record
+quant       K and V in fewer bits
+staging     between a device and host memory, in chunks
+records     blocks as payloads of records, and back
 """
 
 from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter
@@ -15,15 +19,20 @@ from quire.tensors.layout import KVLayout, StateLayout, StateShape
 from quire.tensors.model import GroupLayout, ModelLayout
 from quire.tensors.moves import move_tokens
 from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
+from quire.tensors.quant import QuantError, Quantization
+from quire.tensors.records import BlockCodec
 from quire.tensors.slot_pool import SlotPool
 
 __all__ = [
     "KV",
+    "BlockCodec",
     "GroupLayout",
     "KVLayout",
     "KVPool",
     "ModelLayout",
     "Pool",
+    "QuantError",
+    "Quantization",
     "SlotPool",
     "StateLayout",
     "StatePool",
