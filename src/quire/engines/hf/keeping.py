@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quire.engines.tiered.opening import Tiers
     from quire.engines.tiered.saved import Loaded
     from quire.engines.tiered.store import TieredStore
+    from quire.tensors.quant import QuantError
     from quire.tiers.stack import TierStack
 
 
@@ -105,6 +106,17 @@ class KeptBlocks:
     def stats(self) -> Stats:
         """Counters of the manager: hit rate, misses by reason, evictions."""
         return self.manager.stats
+
+    @property
+    def tier_error(self) -> dict[str, "QuantError"]:
+        """How far K and V in tiers are from the pools', by layer group: measured while they are stored.
+
+        All are 0 without `tier_dtype`; empty without tiers.
+        """
+        if self._store.tiers is None:
+            return {}
+        errors = self._store.tiers.errors()
+        return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
     def end_session(self, session_id: str) -> int:
         """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.

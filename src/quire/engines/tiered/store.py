@@ -18,6 +18,7 @@ from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import Pool
+from quire.tensors.quant import QuantError
 from quire.tiers.base import Outcome
 from quire.tiers.prefetch import Mode, Prefetch
 from quire.tiers.stack import TierStack
@@ -117,6 +118,10 @@ class TieredStore:
         evicted = self.manager.take_evicted()
         if evicted:
             self._store(sorted(evicted, key=lambda each: each.index), self.stack.evicted)
+
+    def errors(self) -> list[QuantError]:
+        """Return how far what was handed down is from the pools, per layer group; 0 where it is exact."""
+        return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
 
