@@ -1,0 +1,189 @@
+"""Tiers below the pools of an engine that knows no model library, and what computing is said to take."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from quire.core import CacheManager, FullAttention, LayerGroup, Scope, SlidingWindow  # noqa: E402
+from quire.engines.tiered.cost import PrefillCost  # noqa: E402
+from quire.engines.tiered.opening import open_stack  # noqa: E402
+from quire.engines.tiered.parts import Origin  # noqa: E402
+from quire.engines.tiered.store import TieredStore  # noqa: E402
+from quire.errors import ConfigError  # noqa: E402
+from quire.tensors import KVLayout  # noqa: E402
+from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
+from quire.tensors.pool import make_pool  # noqa: E402
+from quire.tiers.host import Host  # noqa: E402
+from quire.tiers.settings import StackSettings  # noqa: E402
+from quire.tiers.stack import TierStack  # noqa: E402
+
+SIZE = 4
+KINDS = {"full": FullAttention(), "sliding": SlidingWindow(8)}
+
+
+class Engine:
+    """A loop that writes, for K and V of a token, a number that stands for all tokens up to it."""
+
+    def __init__(self, stack, names=("full",), num_blocks=20, **origin):
+        memory = KVLayout(2, 4, 3, 2, torch.float32, SIZE)
+        layout = ModelLayout(
+            tuple(GroupLayout(name, KINDS[name], (i,), memory) for i, name in enumerate(names)),
+            len(names),
+            SIZE,
+        )
+        writes_back = stack.settings.write == "back"
+        groups = [LayerGroup(name, num_blocks, KINDS[name]) for name in names]
+        self.manager = CacheManager(
+            groups=groups, block_size=SIZE, evictions=writes_back, debug=True
+        )
+        self.names = names
+        self.pools = [make_pool(memory, num_blocks, debug_nan=True) for _ in names]
+        self.store = TieredStore(
+            self.manager, self.pools, layout, stack, Origin(**{"model": "engine", **origin})
+        )
+
+    def serve(self, tokens, scope=None):
+        """One request; returns what came from tiers, after all that was reused was checked."""
+        tokens, manager = np.asarray(tokens, dtype=np.int32), self.manager
+        came = self.store.onboard(tokens, scope)
+        seq = manager.open(tokens, scope)
+        self.store.spill()
+        assert manager.take_copies() == [] or seq.num_cached % SIZE
+        num_cached = seq.num_cached // SIZE * SIZE
+        self.check(seq, tokens, scope, num_cached)
+        manager.truncate(seq, num_cached)
+        manager.reserve(seq, tokens.size - num_cached)
+        self.store.spill()
+        manager.take_copies()
+        for group, pool in enumerate(self.pools):
+            table = seq.block_ids(group)
+            for at in range(num_cached, tokens.size):
+                for states in (pool.k, pool.v):
+                    states[:, table[at // SIZE], at % SIZE] = named(tokens, at, scope)
+        manager.commit(seq, tokens[num_cached:])
+        self.store.offload(seq)
+        manager.close(seq)
+        manager.check()
+        return came.tokens
+
+    def check(self, seq, tokens, scope, num_tokens):
+        for group, pool in enumerate(self.pools):
+            table = seq.block_ids(group)
+            first = max(num_tokens - 8, 0) if self.names[group] == "sliding" else 0
+            for at in range(first, num_tokens):
+                for states in (pool.k, pool.v):
+                    assert (
+                        states[:, table[at // SIZE], at % SIZE] == named(tokens, at, scope)
+                    ).all()
+
+
+def named(tokens, at, scope):
+    """A number for a prefix, exact in float32."""
+    head = bytes(np.asarray(tokens[: at + 1], dtype=np.int32)) + repr(scope).encode()
+    import zlib
+
+    return float(zlib.crc32(head) % (1 << 23))
+
+
+@pytest.fixture
+def stack():
+    with TierStack([Host("4MiB")], StackSettings(gate=False)) as tiers:
+        yield tiers
+
+
+def run(start, num_tokens):
+    return list(range(start, start + num_tokens))
+
+
+@pytest.mark.parametrize("names", [("full",), ("full", "sliding"), ("sliding",)])
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_any_engine_finds_in_a_tier_what_its_pool_evicted(names, write):
+    with TierStack([Host("4MiB")], StackSettings(gate=False, write=write)) as stack:
+        engine = Engine(stack, names, num_blocks=9)
+        random = np.random.default_rng(0)
+        came = 0
+        for _ in range(60):
+            start = 1000 * int(random.integers(3))
+            tokens = run(start, int(random.integers(5, 30)))
+            tokens += run(5000 + 1000 * int(random.integers(3)), int(random.integers(0, 5)))
+            came += sum(engine.serve(tokens).values())
+        assert came > 100
+
+
+@pytest.mark.parametrize("names", [("full",), ("full", "sliding")])
+def test_another_engine_finds_what_the_first_one_computed(stack, names):
+    Engine(stack, names).serve(run(0, 30))
+    other = Engine(stack, names)
+    assert other.serve(run(0, 30), Scope(salt="x")) == {}
+    assert other.serve(run(0, 30)) == {"host": 28}
+    assert other.serve(run(0, 30)) == {}, "the device has it now"
+    assert other.manager.stats.num_requests == 3
+
+
+@pytest.mark.parametrize("other", [{"model": "else"}, {"dtype": "int8"}, {"splits": 4}])
+def test_another_origin_finds_nothing(stack, other):
+    Engine(stack).serve(run(0, 30))
+    assert Engine(stack, **other).store.held(np.arange(30, dtype=np.int32)) == {}
+    assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+
+
+def test_heads_in_records_of_their_own_come_back_together(stack):
+    Engine(stack, splits=2).serve(run(0, 30))
+    assert stack.tiers[0].stats().num_records == 2 * 7
+    assert Engine(stack, splits=2).serve(run(0, 30)) == {"host": 28}
+    host = stack.tiers[0]
+    host.delete([next(iter(host.scan())).key])
+    found = Engine(stack, splits=2).store.held(np.arange(30, dtype=np.int32))
+    assert sum(found.values()) < 28, "a block of which a part is gone is gone"
+
+
+def test_only_wanted_blocks_are_encoded(stack, monkeypatch):
+    engine = Engine(stack)
+    engine.serve(run(0, 30))
+    monkeypatch.setattr(engine.store, "encode", None)
+    engine.serve(run(0, 30))
+    engine.serve(run(0, 20))
+
+
+def test_windows_go_down_where_hits_can_end_and_nowhere_else(stack):
+    Engine(stack, ("full", "sliding"), num_blocks=60).serve(run(0, 161))
+    num_full = 40
+    in_windows = stack.tiers[0].stats().num_records - num_full
+    assert 0 < in_windows < num_full / 2
+
+
+@pytest.mark.parametrize("coefficients", [(0.01, 2e-5, 0.0), (0.002, 1e-5, 3e-9), (0.0, 1e-4, 0.0)])
+def test_what_computing_takes_is_learned(coefficients):
+    constant, per_token, per_pair = coefficients
+    random, cost = np.random.default_rng(1), PrefillCost()
+
+    def seconds(start, stop):
+        pairs = (stop - start) * (stop + start) / 2
+        return constant + per_token * (stop - start) + per_pair * pairs
+
+    assert cost.seconds(0, 100) > 0.5, "unknown: load, and learn"
+    for _ in range(60):
+        start = int(random.integers(0, 3000))
+        stop = start + int(random.integers(16, 3000))
+        cost.observe(start, stop, seconds(start, stop) * random.uniform(0.9, 1.1))
+    for start, stop in ((0, 64), (0, 1000), (2000, 2500), (0, 6000)):
+        assert cost.seconds(start, stop) == pytest.approx(seconds(start, stop), rel=0.25)
+    assert cost.seconds(10, 10) == 0
+    cost.observe(0, 10, 0.0)
+    cost.observe(10, 10, 1.0)
+    assert cost.num_observed == 60
+
+
+def test_stacks_are_opened_from_words_and_bad_ones_are_refused(tmp_path):
+    with open_stack(["host:1MiB", f"disk:{tmp_path}?capacity=8MiB"], {"write": "back"}) as stack:
+        assert stack.settings.write == "back"
+        assert stack.names == ("host", "disk") or list(stack.names) == ["host", "disk"]
+    for tiers, settings in (
+        ("host:1MiB", None),
+        (["host:1MiB"], {"write": "never"}),
+        (["host:1MiB"], {"wrong": 1}),
+        ([], None),
+    ):
+        with pytest.raises(ConfigError):
+            open_stack(tiers, settings)
