@@ -163,6 +163,23 @@ def test_weights_that_changed_under_one_name_do_not_meet_in_a_tier(model, ids, h
     assert tier_tokens(again) == 0
 
 
+def test_each_adapter_finds_in_a_tier_what_it_computed_itself(model, ids, host):
+    pytest.importorskip("peft")
+    from test_hf_scopes import add_adapter
+
+    came = []
+    for name, seed in (("one", 1), ("one", 1), ("one", 2), ("two", 1)):
+        adapted = copy.deepcopy(model)
+        add_adapter(adapted, name, seed)
+        cache = make_cache(adapted, tiers=host)
+        same(adapted, cache, ids)
+        came.append(tier_tokens(cache))
+    assert came == [0, 80, 0, 0], "the same weights under the same name only"
+    plain = make_cache(model, tiers=host)
+    same(model, plain, ids)
+    assert tier_tokens(plain) == 0
+
+
 # -- saved caches --------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from quire.tiers.format import (
     seal,
 )
 
-REMEMBERED_KEYS = 1 << 16
+REMEMBERED_KEYS = 1 << 15
 """Keys that a part remembers by block digest: hashing each one anew is most of a lookup."""
 
 
