@@ -5,6 +5,7 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from quire.core.evictions import NamedBlock
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -19,6 +20,7 @@ from quire.core.manager import CacheManager
 from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
+from quire.core.restore import Residency, Restore
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.stats import Stats
@@ -42,11 +44,14 @@ __all__ = [
     "Hit",
     "LayerGroup",
     "MediaItem",
+    "NamedBlock",
     "Observer",
     "Pin",
     "Policy",
     "RankedPolicy",
     "Recurrent",
+    "Residency",
+    "Restore",
     "Scope",
     "Segment",
     "Sequence",
