@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -160,12 +161,19 @@ class Redis(Tier):
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
+
+        def arrived(index: int, value: Value) -> None:
+            if value.num_bytes == len(buffers[index]):
+                found[index] = Outcome.HIT
+
         requests = [
-            Request((_GET % (len(name), name),), _FOUND_OR_NOT, buffer)
-            for name, buffer in zip(names, buffers, strict=True)
+            Request((_GET % (len(name), name),), _FOUND_OR_NOT, buffer, partial(arrived, index))
+            for index, (name, buffer) in enumerate(zip(names, buffers, strict=True))
         ]
         dropped: list[bytes] = []
         for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
+            if found[index] is not Outcome.SKIPPED:
+                continue
             if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
                 found[index] = Outcome.HIT
                 continue

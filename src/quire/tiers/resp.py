@@ -9,7 +9,7 @@ Protocol: https://redis.io/docs/latest/develop/reference/protocol-spec/ (RESP 2)
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -64,11 +64,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     `pieces`   its bytes, in parts; not copied
     `expects`  the types of an answer that is none of `Failure`
     `into`     where the value of the answer goes
+    `arrived`  called with a value that is there, while its bytes are in the processor's cache
     """
 
     pieces: tuple[bytes | memoryview, ...]
     expects: tuple[type, ...]
     into: memoryview | None = None
+    arrived: Callable[[Value], None] | None = None
 
 
 def command(*words: bytes) -> bytes:
@@ -132,6 +134,8 @@ class Link:
             replies.append(reply)
             if self.is_spent:
                 return
+            if request.arrived is not None and isinstance(reply, Value):
+                request.arrived(reply)
 
     def read(self, into: memoryview | None, deadline: float, depth: int = 0) -> Reply:
         """Return the next reply; a value goes into the buffer, as far as that reaches."""
