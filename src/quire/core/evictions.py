@@ -31,7 +31,8 @@ class EvictionLog:
     """Blocks that were evicted since the last `take`, each under the last name it had.
 
     So it is never longer than the pools: a block that was given out and evicted again stands
-    in it once. Blocks that wait for a planned copy hold nothing yet and are left out.
+    in it once. Blocks that wait for a planned copy hold nothing yet and are left out, and so are
+    passing blocks of windows, which no boundary needs that is kept.
     """
 
     def __init__(self, pools: tuple[BlockPool, ...], digests: Digests) -> None:

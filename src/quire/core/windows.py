@@ -302,12 +302,12 @@ class WindowGroup(SparseGroup):
         if stop <= start:
             return 0
         if part.num_held == node.num_blocks:
-            return self._free(node, part, start, min(stop, start + num_blocks))
+            return self._evict(node, part, start, min(stop, start + num_blocks))
         ids = self._array(node)[start - node.start : stop - node.start]
         held = (ids >= 0).nonzero()[0][:num_blocks]
         if not len(held):
             return 0
-        return self._free(node, part, start, start + int(held[-1]) + 1)
+        return self._evict(node, part, start, start + int(held[-1]) + 1)
 
     def is_spent(self, node: Node) -> bool:
         if node.parts[self.place].num_held > self._sinks_in(node):
@@ -342,13 +342,18 @@ class WindowGroup(SparseGroup):
         end = number * self._interval // self._size
         return self.first(end), end
 
+    def _evict(self, node: Node, part: Part, first: int, end: int) -> int:
+        """Free blocks that a kept boundary needs; who keeps them elsewhere is told."""
+        if self.log is not None:
+            run = node.blocks[self.index][first - node.start : end - node.start]
+            self.log.add(self.index, node, range(first + 1, end + 1), run)
+        return self._free(node, part, first, end)
+
     def _free(self, node: Node, part: Part, first: int, end: int) -> int:
         """Free the blocks of a part that are there in [first, end)."""
         ids = node.blocks[self.index]
         low, high = first - node.start, end - node.start
         run = ids[low:high]
-        if self.log is not None:
-            self.log.add(self.index, node, range(first + 1, end + 1), run)
         if GAP in run:
             run = array("i", [block for block in run if block >= 0])
         if run:
