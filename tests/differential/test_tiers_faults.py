@@ -136,6 +136,12 @@ def test_another_process_has_left_it_in_redis(model, ids, tmp_path):
         with make_cache(model, tiers=[server.url]) as cache:
             same(model, cache, ids)
             assert cache.last.tier_tokens == {"redis": 80}
+            with server.hanging():
+                cache.manager.clear()
+                began = time.monotonic()
+                same(model, cache, ids)
+                assert time.monotonic() - began < 4, "no longer than the deadlines"
+                assert cache.last.tier_tokens == {}
             server.stop()
             cache.manager.clear()
             same(model, cache, ids)
