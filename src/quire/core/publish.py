@@ -122,8 +122,11 @@ class Publisher:
         ids = [rows.slots(g, row, first, first + left) for g in range(len(rows.flat))]
         for state in rows.states:
             ids[state.index] = NO_IDS
-        node = self._add(seq, key, ids, seq.priority)
+        blocks = tuple(array("i", each.tobytes()) for each in ids)
+        node = seq.node = self._tree.add(parent, key, blocks, seq.priority)
         node.session = parent.session
+        self._tree.stand(node, rows.windows)
+        self._tree.leave(parent, rows.windows)
         for window in rows.windows:
             window.find_gaps(node)
         if self._events is not None:
@@ -157,7 +160,12 @@ class Publisher:
         ):
             tree.extend(node, key, ids)
         else:
-            node = self._add(seq, key, ids, priority)
+            blocks = tuple(array("i", each.tobytes()) for each in ids)
+            new = seq.node = tree.add(node, key, blocks, priority)
+            new.session, new.spent_from = seq.session, seq.outlook
+            tree.stand(new, rows.windows)
+            tree.leave(node, rows.windows)
+            node = new
         node.writer = seq if seq.terms is None else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
@@ -175,16 +183,6 @@ class Publisher:
             num_blocks -= found.num_bytes // tree.block_bytes
             node = seq.node
         return key, num_blocks
-
-    def _add(self, seq: Sequence, key: Key, ids: list[memoryview[int]], priority: int) -> Node:
-        """Make these blocks a node of their own, on which the sequence stands."""
-        tree, windows, node = self._tree, self._rows.windows, seq.node
-        blocks = tuple(array("i", each.tobytes()) for each in ids)
-        new = seq.node = tree.add(node, key, blocks, priority)
-        new.session, new.spent_from = seq.session, seq.outlook
-        tree.stand(new, windows)
-        tree.leave(node, windows)
-        return new
 
     def _rebase(self, seq: Sequence, node: Node) -> None:
         """Use the tree's blocks down to `node` in place of the sequence's own, and free those."""
