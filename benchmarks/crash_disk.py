@@ -35,10 +35,10 @@ from pathlib import Path
 import msgspec
 
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.disk import Disk
-from quire.tiers.disk_files import DiskFiles
+from quire.tiers.disk.files import DiskFiles
 from quire.tiers.format import new_buffer, read_header, record_bytes
-from quire.tiers.samples import name_of, record_of
 
 MODES = ("before", "within", "after", "time", "power")
 PAYLOADS = (0, 100, 1000, 5000, 70_000)

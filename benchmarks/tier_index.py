@@ -25,10 +25,10 @@ LOOKUPS = 200_000
 
 def make(directory, count):
     """Leave a directory with `count` records of 4 KiB."""
-    from quire.tiers.disk_files import DiskFiles
-    from quire.tiers.disk_lines import FRAME_LINES, LINE, SIZE_UNIT
-    from quire.tiers.disk_log import DiskLog
-    from quire.tiers.disk_opening import slab_path
+    from quire.tiers.disk.files import DiskFiles
+    from quire.tiers.disk.lines import FRAME_LINES, LINE, SIZE_UNIT
+    from quire.tiers.disk.log import DiskLog
+    from quire.tiers.disk.opening import slab_path
 
     log = DiskLog(DiskFiles(), directory, 1)
 
@@ -61,7 +61,7 @@ def timed(call):
 def measure(directory, count):
     """Open the directory and measure; return figures by name."""
     from quire.tiers.disk import Disk
-    from quire.tiers.disk_room import EVICTED_SHARE
+    from quire.tiers.disk.room import EVICTED_SHARE
 
     before = resident()
     disk, wall, cpu = timed(lambda: Disk(directory, count * RECORD_BYTES, direct=False, ahead=1))

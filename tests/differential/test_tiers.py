@@ -15,8 +15,8 @@ from hf_help import (
 from quire.core import Scope
 from quire.tiers.disk import Disk
 from quire.tiers.host import Host
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 OPEN = StackSettings(gate=False)
 FAMILIES = ["llama", "deepseek_v3", *HYBRID_FAMILIES]

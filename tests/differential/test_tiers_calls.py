@@ -5,8 +5,8 @@ import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
 from quire.tiers.host import Host
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 IDS = random_ids(torch.Generator().manual_seed(3), 90)
 CALLS = {

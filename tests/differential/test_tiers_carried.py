@@ -11,8 +11,8 @@ from quire.cli.app import app
 from quire.core import Scope
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 OPEN = StackSettings(gate=False)
 

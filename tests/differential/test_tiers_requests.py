@@ -14,8 +14,8 @@ from quire.errors import ConfigError
 from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 OPEN = StackSettings(gate=False)
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))

@@ -9,8 +9,8 @@ from hf_help import make_cache, random_ids, same, tiny_model
 from quire.core import Scope
 from quire.errors import ConfigError
 from quire.tiers.host import Host
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 
 @pytest.fixture

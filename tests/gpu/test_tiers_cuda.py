@@ -14,10 +14,10 @@ from hf_help import random_ids, tiny_config  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.tiers.disk import Disk  # noqa: E402
-from quire.tiers.host import Host  # noqa: E402
-from quire.tiers.settings import StackSettings  # noqa: E402
-from quire.tiers.stack import TierStack  # noqa: E402
+from quire.tiers.disk.tier import Disk  # noqa: E402
+from quire.tiers.host.tier import Host  # noqa: E402
+from quire.tiers.stack.settings import StackSettings  # noqa: E402
+from quire.tiers.stack.stack import TierStack  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("quire.tiers.contract", "quire.tiers.contract_bounded")
+pytest.register_assert_rewrite("quire.tiers.contract.every", "quire.tiers.contract.bounded")

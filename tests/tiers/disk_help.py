@@ -5,8 +5,8 @@ import os
 import threading
 
 from quire.tiers.base import Outcome
-from quire.tiers.disk_files import DiskFiles
-from quire.tiers.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.disk.files import DiskFiles
 
 
 class FaultyFiles(DiskFiles):

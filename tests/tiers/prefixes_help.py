@@ -6,8 +6,8 @@ import numpy as np
 
 from quire import Scope, block_hashes
 from quire.core.hashing import root_digest
+from quire.tiers.contents.names import NameBook
 from quire.tiers.format import DType, Header, Namespace, new_buffer, payload_of, record_bytes, seal
-from quire.tiers.names import NameBook
 
 FULL = Namespace(
     "model-a", "float16", 4, "per layer K [4, 2, 3], V [4, 2, 5], little-endian", (0, 2), (0, 2)

@@ -1,7 +1,7 @@
 """What several tests of the Redis tier do."""
 
 from quire.tiers.base import Outcome
-from quire.tiers.samples import buffers_like, records_of
+from quire.tiers.contract.samples import buffers_like, records_of
 
 
 def get(tier, keys, payload_bytes=1000, timeout_s=5.0):

@@ -2,10 +2,10 @@
 
 from dict_tier import DictTier
 
-from quire.tiers.samples import buffers_like, names_of, records_of
-from quire.tiers.settings import StackSettings
-from quire.tiers.simulated import SimulatedLanes
-from quire.tiers.stack import TierStack
+from quire.tiers.contract.samples import buffers_like, names_of, records_of
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.simulated import SimulatedLanes
+from quire.tiers.stack.stack import TierStack
 
 KEYS = names_of(range(1000))
 RECORDS = records_of(KEYS, 100)

@@ -5,11 +5,11 @@ from random import Random
 from dict_tier import DictTier
 
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.faults import FaultPlan, Faulty
-from quire.tiers.samples import name_of, record_of
-from quire.tiers.settings import StackSettings
-from quire.tiers.simulated import SimulatedLanes
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.simulated import SimulatedLanes
+from quire.tiers.stack.stack import TierStack
 
 PAYLOADS = (40, 100, 300)
 NUM_PROMPTS = 6

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.tiers.breaker import Breaker, State
+from quire.tiers.stack.breaker import Breaker, State
 
 
 class Clock:

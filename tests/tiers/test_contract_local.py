@@ -5,8 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from quire.tiers.contract import TierContract
-from quire.tiers.contract_bounded import BoundedContract
+from quire.tiers.contract import BoundedContract, TierContract
 from quire.tiers.files import Files
 from quire.tiers.host import Host
 

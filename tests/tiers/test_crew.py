@@ -6,7 +6,7 @@ import time
 import pytest
 
 from quire.tiers.background import Background
-from quire.tiers.crew import Crew
+from quire.tiers.disk.crew import Crew
 
 
 def test_a_crew_does_every_number_once_and_several_at_the_same_time():

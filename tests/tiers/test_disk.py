@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from quire.tiers.contract_bounded import BoundedContract
+from quire.tiers.contract import BoundedContract
 from quire.tiers.disk import Disk
 
 

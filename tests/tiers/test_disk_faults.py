@@ -8,9 +8,9 @@ import pytest
 from disk_help import FaultyFiles, get, put
 
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
-from quire.tiers.disk_files import DiskFiles
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+from quire.tiers.disk.files import DiskFiles
 
 HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
 STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT

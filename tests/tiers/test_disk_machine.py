@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, name_of, record_of
 from quire.tiers.disk import Disk
-from quire.tiers.disk_reader import DiskReader
+from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import record_bytes
-from quire.tiers.samples import buffers_like, name_of, record_of
 
 PAYLOADS = (100, 1000, 9000, 70_000)
 CAPACITY = 240_000

@@ -11,12 +11,12 @@ import xxhash
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
-from quire.tiers.disk_files import DiskFiles
-from quire.tiers.disk_lines import LINE_BYTES, LogHead, encode_head
-from quire.tiers.disk_reader import DiskReader
+from quire.tiers.disk.files import DiskFiles
+from quire.tiers.disk.lines import LINE_BYTES, LogHead, encode_head
+from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import new_buffer, record_bytes
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
 
 HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.STORED
 
@@ -57,7 +57,7 @@ def log_of(path):
 
 
 def test_a_directory_that_another_process_has_open_is_refused_with_its_number(tmp_path):
-    code = "import sys, time; from quire.tiers.disk import Disk; d = Disk(sys.argv[1], '1MiB'); print('open', flush=True); time.sleep(60)"
+    code = "import sys, time; from quire.tiers.disk.tier import Disk; d = Disk(sys.argv[1], '1MiB'); print('open', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"open\n"
         with pytest.raises(TierBusy, match=f"in process {other.pid};"):

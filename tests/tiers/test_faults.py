@@ -9,8 +9,8 @@ from dict_tier import DictTier
 from quire.errors import ConfigError
 from quire.tiers.base import Outcome
 from quire.tiers.contract import TierContract
+from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.faults import FaultPlan, Faulty
-from quire.tiers.samples import buffers_like, names_of, records_of
 
 KEYS = names_of(range(200))
 RECORDS = records_of(KEYS, 100)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from quire.errors import TierError
-from quire.tiers import files, files_room
 from quire.tiers.base import Outcome
-from quire.tiers.files import Files
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
+from quire.tiers.files import Files, room
+from quire.tiers.files import tier as files
 from quire.tiers.format import HEADER_BYTES, new_buffer, record_bytes, verify
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
 
 HIT, STORED, ABSENT = Outcome.HIT, Outcome.STORED, Outcome.ABSENT
 NOBODY = 65534
@@ -243,14 +243,14 @@ def test_a_put_waits_for_a_slow_listing_no_longer_than_it_may(tmp_path, monkeypa
     with Files(tmp_path, 8 * record_bytes(1000)) as tier:
         tier.put(keys[:8], records_of(keys[:8]))
         tier.close()
-    listing = files_room.walk
+    listing = room.walk
 
     def slow(root):
         go_on.wait(20)
         yield from listing(root)
 
     with Files(tmp_path, 8 * record_bytes(1000)) as tier:
-        monkeypatch.setattr(files_room, "walk", slow)
+        monkeypatch.setattr(room, "walk", slow)
         began = time.monotonic()
         assert tier.put(keys[8:], records_of(keys[8:]), timeout_s=0.1) == [Outcome.TIMEOUT]
         assert time.monotonic() - began < 2.0
@@ -261,7 +261,7 @@ def test_a_put_waits_for_a_slow_listing_no_longer_than_it_may(tmp_path, monkeypa
 
 def test_what_is_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
     keys, new = names_of(range(8)), name_of(99)
-    listing = files_room.walk
+    listing = room.walk
 
     def walk_and_use(root):
         listed = list(listing(root))
@@ -272,6 +272,6 @@ def test_what_is_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
         tier.put(keys, records_of(keys))
         tier.close()
     with Files(tmp_path, 8 * record_bytes(1000)) as tier:
-        monkeypatch.setattr(files_room, "walk", walk_and_use)
+        monkeypatch.setattr(room, "walk", walk_and_use)
         assert tier.put([new], [record_of(new)], timeout_s=10) == [STORED]
         assert tier.contains([*keys, new]) == [True] * 6 + [False] + [True] * 2

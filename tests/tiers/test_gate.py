@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from quire.tiers.gate import CostGate, Estimate
+from quire.tiers.stack.gate import CostGate, Estimate
 
 MIB = 1 << 20
 SIZE = MIB // 4

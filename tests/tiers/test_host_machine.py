@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import name_of, names_of, record_of
 from quire.tiers.format import new_buffer, record_bytes
 from quire.tiers.host import Host
-from quire.tiers.samples import name_of, names_of, record_of
 
 CAPACITY = 200_000
 SIZES = (1000, 3000, 20_000)

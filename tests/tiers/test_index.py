@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
-from quire.tiers.index import NOWHERE, SlotIndex
-from quire.tiers.recency import Recency, oldest
+from quire.tiers.slots.index import NOWHERE, SlotIndex
+from quire.tiers.slots.recency import Recency, oldest
 
 
 def key_of(number):

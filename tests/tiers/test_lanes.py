@@ -6,8 +6,8 @@ import time
 import pytest
 
 from quire.errors import InvariantError
-from quire.tiers.lanes import Deadline, Job, Lane, ThreadLanes
-from quire.tiers.simulated import SimulatedLanes
+from quire.tiers.stack.lanes import Deadline, Job, Lane, ThreadLanes
+from quire.tiers.stack.simulated import SimulatedLanes
 
 
 def job(work, drop=lambda: None):

@@ -13,15 +13,15 @@ from functools import partial
 import pytest
 from mooncake_server import MooncakeServer, free_port
 
-import quire.tiers.mooncake as module
+import quire.tiers.mooncake.tier as module
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract import TierContract
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.format import record_bytes
 from quire.tiers.mooncake import Mooncake
-from quire.tiers.mooncake_calls import Callers
-from quire.tiers.mooncake_sockets import keep_to_loopback, open_listeners
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+from quire.tiers.mooncake.calls import Callers
+from quire.tiers.mooncake.sockets import keep_to_loopback, open_listeners
 
 HIT, STORED, PRESENT, ABSENT = Outcome.HIT, Outcome.STORED, Outcome.PRESENT, Outcome.ABSENT
 TIMEOUT, ERROR, FULL = Outcome.TIMEOUT, Outcome.ERROR, Outcome.FULL

@@ -9,7 +9,7 @@ from prefixes_help import FULL, STATES, book_of, hashes_of
 from quire import Scope
 from quire.core.hashing import root_digest
 from quire.errors import TierError
-from quire.tiers.names import FILE_NAME, NameBook, NamesFile, write_names
+from quire.tiers.contents.names import FILE_NAME, NameBook, NamesFile, write_names
 
 ROOT = root_digest(Scope())
 BLOCKS = hashes_of(range(400))

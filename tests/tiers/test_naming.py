@@ -7,9 +7,9 @@ from prefixes_help import FULL, STATES
 from quire import CacheManager, Scope
 from quire.core.hashing import block_hashes, root_digest
 from quire.engines.tiered.naming import Naming, scope_label
+from quire.tiers.contents.names import FILE_NAME, NameBook
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
-from quire.tiers.names import FILE_NAME, NameBook
 
 PROMPT = list(range(40))
 OTHER = Scope(salt="a secret", lora="translate")

@@ -19,9 +19,9 @@ from s3_server import (
 
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.format import new_buffer
 from quire.tiers.objects import Objects
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
 
 HIT, STORED, ABSENT = Outcome.HIT, Outcome.STORED, Outcome.ABSENT
 TIMEOUT, ERROR, CORRUPT = Outcome.TIMEOUT, Outcome.ERROR, Outcome.CORRUPT

@@ -14,10 +14,10 @@ from s3_server import denied
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.format import new_buffer, record_bytes
 from quire.tiers.objects import Objects
-from quire.tiers.objects_names import bundle_name, burial_name, make_id, parse_name, short_of
-from quire.tiers.samples import buffers_like, name_of, names_of, record_of, records_of
+from quire.tiers.objects.names import bundle_name, burial_name, make_id, parse_name, short_of
 
 HIT, STORED, PRESENT = Outcome.HIT, Outcome.STORED, Outcome.PRESENT
 ABSENT, CORRUPT = Outcome.ABSENT, Outcome.CORRUPT
@@ -54,7 +54,7 @@ def test_another_process_finds_each_key_on_its_own(tmp_path):
         assert tier.put(keys, records_of(keys), timeout_s=10) == [STORED] * 45
     code = (
         "import sys\n"
-        "from quire.tiers.objects import Objects\n"
+        "from quire.tiers.objects.tier import Objects\n"
         "from quire.tiers.format import new_buffer\n"
         "for key in map(bytes.fromhex, sys.argv[2:]):\n"
         "    buffer = new_buffer(1152)\n"

@@ -6,12 +6,12 @@ import pytest
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.base import Outcome, Tier
+from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.host import Host
 from quire.tiers.objects import Objects
 from quire.tiers.opening import open_tier, open_tiers
-from quire.tiers.samples import name_of, record_of
 
 
 def works(tier):

@@ -19,10 +19,10 @@ from prefixes_help import (
 
 from quire import Scope
 from quire.errors import RecordError, TierError
-from quire.tiers import portable
-from quire.tiers.batches import batches, carved
-from quire.tiers.names import NameBook
-from quire.tiers.portable import export_records, import_records
+from quire.tiers.contents import portable
+from quire.tiers.contents.batches import batches, carved
+from quire.tiers.contents.names import NameBook
+from quire.tiers.contents.portable import export_records, import_records
 
 PROMPT = list(range(40))
 

@@ -6,10 +6,10 @@ from prefixes_help import FULL, hashes_of, sealed, store
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contents.readers import FilesReader, ReadOnly
 from quire.tiers.files import Files
-from quire.tiers.files_room import file_of
+from quire.tiers.files.room import file_of
 from quire.tiers.format import new_buffer
-from quire.tiers.readers import FilesReader, ReadOnly
 
 BLOCKS = hashes_of(range(24))
 

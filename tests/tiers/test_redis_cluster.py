@@ -9,8 +9,8 @@ from servers import RedisServer, running_cluster, wait_until
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import names_of, records_of
 from quire.tiers.redis import Redis
-from quire.tiers.samples import names_of, records_of
 
 HIT, ABSENT, STORED, PRESENT = Outcome.HIT, Outcome.ABSENT, Outcome.STORED, Outcome.PRESENT
 ERROR, TIMEOUT = Outcome.ERROR, Outcome.TIMEOUT

@@ -11,9 +11,9 @@ from servers import running
 
 from quire.errors import TierError
 from quire.tiers.base import Entry, Outcome
+from quire.tiers.contract.samples import name_of, names_of, record_of, records_of
 from quire.tiers.format import new_buffer
 from quire.tiers.redis import Redis
-from quire.tiers.samples import name_of, names_of, record_of, records_of
 
 HIT, ABSENT, CORRUPT, FULL = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.FULL
 STORED, PRESENT, ERROR, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.ERROR, Outcome.TIMEOUT

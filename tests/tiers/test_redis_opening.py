@@ -8,8 +8,8 @@ from servers import make_certificate, running, wait_until
 
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import name_of, names_of, record_of
 from quire.tiers.redis import Redis
-from quire.tiers.samples import name_of, names_of, record_of
 
 HIT, STORED, ERROR = Outcome.HIT, Outcome.STORED, Outcome.ERROR
 

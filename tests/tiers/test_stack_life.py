@@ -8,11 +8,11 @@ from dict_tier import DictTier
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store
 
 from quire.errors import ConfigError
+from quire.tiers.contract.samples import buffers_like
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
-from quire.tiers.samples import buffers_like
-from quire.tiers.settings import StackSettings, TierSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings, TierSettings
+from quire.tiers.stack.stack import TierStack
 
 TEN = list(range(10))
 

@@ -4,7 +4,7 @@ import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put
 
 from quire.errors import ConfigError
-from quire.tiers.samples import buffers_like
+from quire.tiers.contract.samples import buffers_like
 
 TEN = list(range(10))
 

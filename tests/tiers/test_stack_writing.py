@@ -5,7 +5,7 @@ from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store
 
 from quire.errors import RecordError
 from quire.tiers.base import Outcome
-from quire.tiers.settings import TierSettings
+from quire.tiers.stack.settings import TierSettings
 
 TEN = list(range(10))
 

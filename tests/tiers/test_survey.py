@@ -5,9 +5,9 @@ from prefixes_help import FULL, STATES, book_of, hashes_of, store
 
 from quire import Scope
 from quire.core.hashing import root_digest
+from quire.tiers.contents.names import NameBook
+from quire.tiers.contents.survey import BUCKETS, survey
 from quire.tiers.format import record_bytes
-from quire.tiers.names import NameBook
-from quire.tiers.survey import BUCKETS, survey
 
 SYSTEM = list(range(24))
 ONE, TWO = [*SYSTEM, *range(100, 116)], [*SYSTEM, *range(200, 208)]

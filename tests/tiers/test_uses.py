@@ -3,8 +3,8 @@
 from collections import Counter
 from random import Random
 
-from quire.tiers.samples import names_of
-from quire.tiers.uses import KeyTable
+from quire.tiers.contract.samples import names_of
+from quire.tiers.stack.uses import KeyTable
 
 KEYS = names_of(range(20_000))
 

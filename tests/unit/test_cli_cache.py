@@ -16,11 +16,11 @@ from quire import Scope
 from quire.cli.app import app
 from quire.cli.tier_place import reading
 from quire.core.hashing import root_digest
+from quire.tiers.contents.names import FILE_NAME, NameBook, write_names
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
-from quire.tiers.files_room import file_of
+from quire.tiers.files.room import file_of
 from quire.tiers.format import record_bytes
-from quire.tiers.names import FILE_NAME, NameBook, write_names
 
 SYSTEM = list(range(24))
 ONE, TWO = [*SYSTEM, *range(100, 116)], [*SYSTEM, *range(200, 208)]

@@ -7,8 +7,8 @@ import torch
 from quire.errors import ConfigError
 from quire.tensors import KVLayout, KVPool, StateLayout, StatePool, StateShape
 from quire.tensors.records import BlockCodec
+from quire.tiers.contents.payload_words import slices_of
 from quire.tiers.format import DType, Namespace
-from quire.tiers.payload_words import slices_of
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
 STATES = StateLayout(

@@ -14,9 +14,9 @@ from quire.errors import ConfigError  # noqa: E402
 from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
 from quire.tensors.pool import make_pool  # noqa: E402
-from quire.tiers.host import Host  # noqa: E402
-from quire.tiers.settings import StackSettings  # noqa: E402
-from quire.tiers.stack import TierStack  # noqa: E402
+from quire.tiers.host.tier import Host  # noqa: E402
+from quire.tiers.stack.settings import StackSettings  # noqa: E402
+from quire.tiers.stack.stack import TierStack  # noqa: E402
 
 SIZE = 4
 KINDS = {"full": FullAttention(), "sliding": SlidingWindow(8)}

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from quire.errors import TierError
-from quire.tiers.redis_url import RECEIVE_BYTES, SEND_BYTES
+from quire.tiers.redis.url import RECEIVE_BYTES, SEND_BYTES
 
 
 def raw_socket(host: str, port: int) -> socket.socket:

@@ -33,7 +33,7 @@ def _capacity(payload_bytes: int, count: int) -> int:
 
 @contextmanager
 def _host(_: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.host import Host  # noqa: PLC0415 - only what is measured is imported
+    from quire.tiers.host.tier import Host  # noqa: PLC0415 - only what is measured is imported
 
     with Host(_capacity(payload_bytes, count)) as tier:
         yield Pair(tier, RawMemory(payload_bytes, count), keeps=True, mode="memory")
@@ -41,7 +41,7 @@ def _host(_: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _disk(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.disk import Disk  # noqa: PLC0415
+    from quire.tiers.disk.tier import Disk  # noqa: PLC0415
 
     with Disk(folder / "disk", _capacity(payload_bytes, count)) as tier:
         direct = tier.is_direct and payload_bytes % 4096 == 0
@@ -51,7 +51,7 @@ def _disk(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _files(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.files import Files  # noqa: PLC0415
+    from quire.tiers.files.tier import Files  # noqa: PLC0415
 
     del payload_bytes, count
     with Files(folder / "files") as tier, closing(RawFiles(folder / "raw")) as raw:
@@ -60,7 +60,7 @@ def _files(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _redis(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.redis import Redis  # noqa: PLC0415
+    from quire.tiers.redis.tier import Redis  # noqa: PLC0415
 
     del payload_bytes, count
     with (
@@ -75,7 +75,7 @@ def _redis(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
     from obstore.store import LocalStore  # noqa: PLC0415
 
-    from quire.tiers.objects import Objects  # noqa: PLC0415
+    from quire.tiers.objects.tier import Objects  # noqa: PLC0415
 
     del payload_bytes, count
     for part in ("objects", "raw"):
@@ -86,8 +86,8 @@ def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _objects_s3(_folder: Path, _payload_bytes: int, _count: int) -> Generator[Pair]:
-    from quire.tiers.objects import Objects  # noqa: PLC0415
-    from quire.tiers.objects_client import open_store  # noqa: PLC0415
+    from quire.tiers.objects.client import open_store  # noqa: PLC0415
+    from quire.tiers.objects.tier import Objects  # noqa: PLC0415
 
     keys = {"region": "us-east-1", "access_key_id": "test", "secret_access_key": "test"}
     options = {"allow_http": True}
@@ -100,7 +100,7 @@ def _objects_s3(_folder: Path, _payload_bytes: int, _count: int) -> Generator[Pa
 
 @contextmanager
 def _mooncake(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.mooncake import Mooncake  # noqa: PLC0415
+    from quire.tiers.mooncake.tier import Mooncake  # noqa: PLC0415
 
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # the library logs every connection
     num_bytes = 6 * record_bytes(payload_bytes) * count

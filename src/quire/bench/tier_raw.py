@@ -13,7 +13,7 @@ import numpy as np
 from quire.bench.raw_resp import raw_get, raw_put, raw_socket
 from quire.bench.tier_measure import Raw, Views
 from quire.errors import TierError
-from quire.tiers.mooncake_sockets import keep_to_loopback, open_listeners
+from quire.tiers.mooncake.sockets import keep_to_loopback, open_listeners
 
 PLACES = 2
 """Rounds whose payloads a raw file keeps before it is overwritten from its start, as a tier keeps them."""

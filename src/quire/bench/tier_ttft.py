@@ -24,8 +24,8 @@ from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.files import Files
 from quire.tiers.host import Host
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 Progress = Callable[[str], None]
 
@@ -197,7 +197,7 @@ def _open(name: str, folder: Path, url: str, prefix: str) -> Tier:
         case "files":
             return Files(folder)
         case "redis":
-            from quire.tiers.redis import Redis  # noqa: PLC0415 - an extra
+            from quire.tiers.redis.tier import Redis  # noqa: PLC0415 - an extra
 
             return Redis(url, prefix=prefix)
         case _:

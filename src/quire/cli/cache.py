@@ -12,8 +12,8 @@ from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quire.tiers.contents.portable import Part
     from quire.tiers.format import Header
-    from quire.tiers.portable import Part
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -208,7 +208,7 @@ def export_(
       quire cache export /var/cache/quire one.safetensors --prefix 3fa1c2
     """
     from quire.cli.tier_choice import around
-    from quire.tiers.portable import export_records
+    from quire.tiers.contents.portable import export_records
 
     if file.exists() and not force:
         raise ConfigError(f"{str(file)!r} is there already; take another name, or --force")
@@ -262,13 +262,13 @@ def import_(
       quire cache import prefixes.safetensors redis://localhost
     """
     from quire.tiers.base import Outcome
-    from quire.tiers.portable import import_records
+    from quire.tiers.contents.portable import import_records
 
     with writing(place) as held, steps("checking") as advance:
         done = import_records(file, held.tier, progress=advance)
         held.tier.flush()
         if held.path is not None:
-            from quire.tiers.names import NamesFile
+            from quire.tiers.contents.names import NamesFile
 
             NamesFile(held.path).add_book(done.names, held.names)
     refused = {

@@ -28,7 +28,7 @@ def read_all(
 ) -> tuple[list[dict[str, Any]], Counter[str], int]:
     """Read every record, or some; return those that are damaged, counts by outcome, and bytes."""
     from quire.tiers.base import Outcome
-    from quire.tiers.batches import batches, carved
+    from quire.tiers.contents.batches import batches, carved
 
     entries = [entry for entry in tier.scan() if only is None or entry.key in only]
     damaged: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.tiers.base import Entry, Tier
-    from quire.tiers.names import NameBook
+    from quire.tiers.contents.names import NameBook
 
 
 def oldest(entries: "Sequence[Entry]", keep_bytes: int) -> "list[Entry]":
@@ -50,7 +50,7 @@ def around(names: "NameBook", scope: str | None, prefix: str | None) -> set[byte
 
 def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
     """Forget the names of blocks that no record is left of, nor of any behind them."""
-    from quire.tiers.names import NameBook, write_names
+    from quire.tiers.contents.names import NameBook, write_names
 
     if not names.parents:
         return

@@ -14,8 +14,8 @@ from quire.cli.tier_place import check_installed, kind_of, reading
 from quire.config import format_bytes
 
 if TYPE_CHECKING:
+    from quire.tiers.contents.survey import NamespaceRow, Survey, Tally
     from quire.tiers.format import Namespace
-    from quire.tiers.survey import NamespaceRow, Survey, Tally
 
 HASH_DIGITS = 10
 MAX_INDENT = 8
@@ -40,8 +40,8 @@ class Picture:
 def surveyed(path: Path) -> Picture:
     """Look through the tier of a directory. Raises `TierError` and `ConfigError`."""
     check_installed()
-    from quire.tiers.readers import FilesReader
-    from quire.tiers.survey import survey
+    from quire.tiers.contents.readers import FilesReader
+    from quire.tiers.contents.survey import survey
 
     with reading(str(path)) as held, progress("listing records") as begin:
         found = survey(

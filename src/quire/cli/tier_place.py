@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.tiers.base import Tier
-    from quire.tiers.names import NameBook
+    from quire.tiers.contents.names import NameBook
 
 _SLAB = re.compile(r"slab-\d+\.quire")
 _LOG = re.compile(r"log-\d+\.quire")
@@ -54,8 +54,8 @@ def check_installed() -> None:
 @contextmanager
 def reading(place: str) -> Generator[Place]:
     """Open a tier to look at it: nothing of it is changed."""
-    from quire.tiers.disk_reader import DiskReader
-    from quire.tiers.readers import FilesReader, ReadOnly
+    from quire.tiers.contents.readers import FilesReader, ReadOnly
+    from quire.tiers.disk.reader import DiskReader
 
     path = path_of(place)
     if path is None:
@@ -103,7 +103,7 @@ def path_of(place: str) -> Path | None:
 
 
 def _placed(tier: "Tier", path: Path | None) -> Generator[Place]:
-    from quire.tiers.names import NameBook
+    from quire.tiers.contents.names import NameBook
 
     with tier:
         yield Place(tier, path, NameBook() if path is None else NameBook.read(path))

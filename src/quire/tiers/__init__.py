@@ -4,7 +4,7 @@
 `TierStack`, `StackSettings`, `TierSettings`   several of them as one, and what they can be told
 `open_tier`   a tier from a line of text, as on the command line
 `Faulty`, `FaultPlan`   any tier with faults from a seed, for tests
-`Tier`, `Outcome`   what a tier of your own is made of; `quire.tiers.contract` tests it
+`Tier`, `Outcome`   what a tier of your own is made of; `quire.tiers.contract.every` tests it
 
 Each name is loaded, with the library that it stands on, when it is first used.
 """
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from quire.tiers.objects import Objects
     from quire.tiers.opening import open_tier
     from quire.tiers.redis import Redis
-    from quire.tiers.settings import StackSettings, TierSettings
-    from quire.tiers.stack import TierStack
+    from quire.tiers.stack import StackSettings, TierSettings, TierStack
 
 _HOME = {
     "Disk": "disk",
@@ -35,9 +34,9 @@ _HOME = {
     "Objects": "objects",
     "Outcome": "base",
     "Redis": "redis",
-    "StackSettings": "settings",
+    "StackSettings": "stack",
     "Tier": "base",
-    "TierSettings": "settings",
+    "TierSettings": "stack",
     "TierStack": "stack",
     "open_tier": "opening",
 }

@@ -278,25 +278,25 @@ def _kinds() -> dict[str, _Kind]:
 
 
 def _open_host(capacity: int | str) -> Tier:
-    from quire.tiers.host import Host
+    from quire.tiers.host.tier import Host
 
     return Host(capacity)
 
 
 def _open_disk(path: str, **options: Any) -> Tier:
-    from quire.tiers.disk import Disk
+    from quire.tiers.disk.tier import Disk
 
     return Disk(Path(path).expanduser(), **options)
 
 
 def _open_files(path: str, **options: Any) -> Tier:
-    from quire.tiers.files import Files
+    from quire.tiers.files.tier import Files
 
     return Files(Path(path).expanduser(), **options)
 
 
 def _open_redis(url: str, **options: Any) -> Tier:
-    from quire.tiers.redis import Redis
+    from quire.tiers.redis.tier import Redis
 
     in_url = {name: options.pop(name) for name in _IN_REDIS_URL if name in options}
     if in_url:
@@ -305,12 +305,12 @@ def _open_redis(url: str, **options: Any) -> Tier:
 
 
 def _open_objects(url: str, **options: Any) -> Tier:
-    from quire.tiers.objects import Objects
+    from quire.tiers.objects.tier import Objects
 
     return Objects(url, **options)
 
 
 def _open_mooncake(master: str, **options: Any) -> Tier:
-    from quire.tiers.mooncake import Mooncake
+    from quire.tiers.mooncake.tier import Mooncake
 
     return Mooncake(master, **options)

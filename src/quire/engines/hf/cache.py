@@ -29,7 +29,7 @@ from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
 if TYPE_CHECKING:
-    from quire.tiers.prefetch import Mode, Prefetch
+    from quire.tiers.stack.prefetch import Mode, Prefetch
 
 
 class PrefixCache(KeptBlocks):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
     from quire.engines.tiered.store import TieredStore
     from quire.tensors.quant import QuantError
-    from quire.tiers.stack import TierStack
+    from quire.tiers.stack.stack import TierStack
 
 
 class KeptBlocks:
@@ -240,7 +240,7 @@ def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
         return None, False
     try:
         from quire.engines.tiered.opening import open_stack  # noqa: PLC0415 - needs the extra
-        from quire.tiers.stack import TierStack  # noqa: PLC0415
+        from quire.tiers.stack.stack import TierStack  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
     if isinstance(tiers, TierStack):

@@ -9,8 +9,8 @@ from quire.core.node import Node
 from quire.core.scope import ScopePart
 from quire.errors import TierError
 from quire.tiers.base import Tier
+from quire.tiers.contents.names import NameBook, NamesFile
 from quire.tiers.format import Namespace
-from quire.tiers.names import NameBook, NamesFile
 
 KEPT = 1 << 18
 """So many blocks are remembered as written; more cost lines that stand there twice, not memory."""

@@ -7,8 +7,8 @@ import msgspec
 from quire.errors import ConfigError
 from quire.tiers.base import Tier
 from quire.tiers.opening import Spec, open_tiers
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 Tiers = TierStack | Sequence[Tier | Spec]
 """A stack, which stays its maker's to close, or tiers, fastest first: objects, or as `open_tier` reads them."""

@@ -25,8 +25,8 @@ from quire.engines.tiered.store import TieredStore, first_chunk
 from quire.errors import ConfigError, QuireError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
-from quire.tiers.settings import StackSettings
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 Over = Callable[[TierStack], TieredStore]
 """Makes a store of some cache over other tiers."""

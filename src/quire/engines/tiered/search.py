@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from quire.core import CacheManager, FullAttention, Recurrent
 from quire.core.restore import Residency
 from quire.engines.tiered.parts import Part
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.stack import TierStack
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""

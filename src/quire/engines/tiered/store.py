@@ -20,8 +20,8 @@ from quire.tensors.model import ModelLayout
 from quire.tensors.pool import Pool
 from quire.tensors.quant import QuantError
 from quire.tiers.base import Outcome
-from quire.tiers.prefetch import Mode, Prefetch
-from quire.tiers.stack import TierStack
+from quire.tiers.stack.prefetch import Mode, Prefetch
+from quire.tiers.stack.stack import TierStack
 
 CHUNK_BYTES = 32 << 20
 """So many bytes of records are encoded at a time."""

@@ -1,0 +1,1 @@
+"""What tiers hold, for people: names, surveys, export and import."""

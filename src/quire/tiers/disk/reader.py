@@ -1,0 +1,83 @@
+"""A look into a disk tier's directory that changes nothing, also while a process writes to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.errors import TierError
+from quire.tiers.base import Buffers, Entry, Keys, Outcome
+from quire.tiers.contents.readers import Reader
+from quire.tiers.disk.files import DiskFiles
+from quire.tiers.disk.log import read_logs
+from quire.tiers.disk.opening import Recovered, fill_indexes, open_slabs
+from quire.tiers.disk.records import Place, entries_of, place_in, tag_of
+from quire.tiers.slots.recency import Recency
+
+
+class DiskReader(Reader):
+    """The records that were in a directory when it was opened.
+
+    It takes no lock. A record whose slot was given to another since reads as `ABSENT`, one
+    whose slot is being written just then as `CORRUPT`; what is stored later is not seen.
+    Raises `TierError` where the directory cannot be read, or a later version wrote it.
+    """
+
+    is_local = False
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str = "disk") -> None:
+        super().__init__()
+        self.name = name
+        self.path: Path | None = Path(path)
+        recency = Recency()
+        try:
+            contents = read_logs(self.path)
+            self._slabs = open_slabs(self.path, DiskFiles(), recency, os.O_RDONLY)
+        except OSError as error:
+            raise TierError(f"{path} cannot be read as a disk tier: {error}") from error
+        self.recovered: Recovered = fill_indexes(self._slabs, contents)
+        self._is_closed = False
+
+    def scan(self) -> Iterator[Entry]:
+        return entries_of(list(self._slabs.values()))
+
+    def check(self) -> None:
+        for slab in self._slabs.values():
+            slab.check()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            for slab in self._slabs.values():
+                slab.close()
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        if self._is_closed:
+            raise TierError(f"the reader of {self.path} was closed")
+        until = time.monotonic() + timeout_s
+        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
+            if time.monotonic() > until:
+                raise TimeoutError
+            place = place_in(self._slabs.values(), key)
+            found[index] = Outcome.ABSENT if place is None else _read(place, buffer)
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+        return [place_in(self._slabs.values(), key) is not None for key in keys]
+
+    def _size(self) -> tuple[int, int, int]:
+        slabs = self._slabs.values()
+        held = sum(len(slab.index) * slab.record_bytes for slab in slabs)
+        return sum(len(slab.index) for slab in slabs), held, -1
+
+
+def _read(place: Place, buffer: memoryview) -> Outcome:
+    if place.slab.record_bytes != len(buffer):
+        return Outcome.FOREIGN
+    try:
+        is_whole = place.slab.read(place.slot, buffer)
+    except OSError:
+        return Outcome.ERROR
+    # Another tag: another record has the slot by now. The same: the caller verifies the rest.
+    return Outcome.HIT if is_whole and tag_of(buffer) == place.tag else Outcome.ABSENT

@@ -1,0 +1,271 @@
+"""Room on disk: slabs that grow, records that go, and space that moves between sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.tiers.base import Evicting, Outcome, checked
+from quire.tiers.disk.files import AlignedBuffers, is_full
+from quire.tiers.disk.records import DiskRecords, Place, is_there
+from quire.tiers.disk.slab import Slab
+from quire.tiers.format import new_buffer
+
+Clock: TypeAlias = Callable[[], float]
+
+STEP_BYTES = 4 << 20
+"""Room that is added, or pre-written, at once."""
+
+EVICTED_SHARE = 20
+"""One in so many records is chosen at once to go: choosing takes a look at all stamps."""
+
+AT_ONCE = 1024
+AT_ONCE_BYTES = 64 << 20
+"""Records, and bytes of records, that make room for one that comes: a few milliseconds."""
+
+IDLE_SHARE = 10
+"""One in so many bytes may be free in slabs of other sizes before they are taken from there."""
+
+
+_CHOSEN = np.dtype([("slab", "i8"), ("slot", "i8"), ("tag", "u8"), ("stamp", "i8")])
+
+
+class DiskRoom:
+    """Gives out slots. All slabs together never have more bytes than `capacity`.
+
+    `lock` is held while room is made; whoever finds a free slot does not need it.
+    """
+
+    def __init__(self, records: DiskRecords, capacity: int, ahead: int, clock: Clock) -> None:
+        self.capacity = capacity
+        self.lock = threading.Lock()
+        self.wanted: set[int] = set()
+        """Record sizes that were written since their slabs were last far enough ahead."""
+        self._records = records
+        self._ahead = ahead
+        self._clock = clock
+        self._buffer = AlignedBuffers()
+        self._chosen = np.zeros(0, _CHOSEN)
+        self._chosen_from: list[Slab] = []
+
+    @property
+    def used(self) -> int:
+        """Bytes of all slabs."""
+        return sum(slab.num_bytes for slab in self._slabs)
+
+    @property
+    def _slabs(self) -> list[Slab]:
+        return list(self._records.slabs.values())
+
+    def reserve(self, slab: Slab, before: int, until: float, evicting: Evicting | None) -> int:
+        """Take a slot, making room if need be, but not from records with stamps from `before` on.
+
+        Raises `OutOfSlots` where there is none to be made, `TimeoutError` where others take
+        longer than `until` to make it.
+        """
+        with self._records.lock:
+            if slab.index.num_free:
+                return slab.index.reserve()
+        if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
+            raise TimeoutError
+        try:
+            has_evicted = has_taken = False
+            while True:
+                with self._records.lock:
+                    if slab.index.num_free:
+                        return slab.index.reserve()
+                if self._grows(slab):
+                    continue
+                is_disk_full = self.capacity - self.used >= slab.record_bytes
+                # Where even room that was given back is gone, the disk is full of other things.
+                is_lost = is_disk_full and has_taken
+                if not is_lost and self._takes_over(slab, at_once=has_evicted or is_disk_full):
+                    has_taken = True
+                elif self._evicts(before, evicting, [slab] if is_lost else self._slabs):
+                    has_evicted = True
+                elif is_lost or not self._takes_over(slab, at_once=True):
+                    with self._records.lock:
+                        return slab.index.reserve()
+        finally:
+            self.lock.release()
+
+    def is_behind(self, slab: Slab) -> bool:
+        """Return whether more of a slab should be written ahead."""
+        return slab.free_bytes < self._ahead and self.capacity - self.used >= slab.record_bytes
+
+    def prewrite(self) -> bool:
+        """Write some of a slab ahead; return whether there may be more to do."""
+        for size in sorted(self.wanted):
+            slab = self._records.slabs[size]
+            with self.lock:
+                try:
+                    if self.is_behind(slab) and self._adds(slab, slab.prewrite):
+                        return True
+                except OSError:
+                    pass  # the slab stays as it is; a put that needs room finds out why
+                self.wanted.discard(size)
+        return False
+
+    def fit(self) -> None:
+        """Make slabs that were made for a larger capacity fit this one."""
+        while (over := self.used - self.capacity) > 0:
+            slabs = sorted(self._slabs, key=lambda each: -each.free_bytes)
+            if any(self._shrinks(slab, -(-over // slab.record_bytes)) for slab in slabs):
+                continue
+            if not self._evicts(self._records.recency.now + 1, None, self._slabs):
+                break
+
+    def _grows(self, slab: Slab) -> bool:
+        """Add slots to a slab, as far as the capacity and the disk let it."""
+        try:
+            return self._adds(slab, slab.allocate)
+        except OSError as error:
+            if is_full(error):
+                return False
+            raise
+
+    def _adds(self, slab: Slab, prepare: Callable[[int], None]) -> bool:
+        most = (self.capacity - self.used) // slab.record_bytes
+        count = min(most, max(1, STEP_BYTES // slab.record_bytes))
+        if count < 1:
+            return False
+        prepare(count)
+        with self._records.lock:
+            slab.index.grow(slab.index.num_slots + count)
+        return True
+
+    def _takes_over(self, slab: Slab, *, at_once: bool) -> bool:
+        """Shrink a slab of another size, where enough is free; or `at_once`, where anything is."""
+        others = [each for each in self._slabs if each is not slab]
+        free = sum(each.free_bytes for each in others)
+        missing = slab.record_bytes - (self.capacity - self.used)
+        if free < missing or not (at_once or free * IDLE_SHARE >= self.capacity):
+            return False
+        others.sort(key=lambda each: -each.free_bytes)
+        # Half of what is free moves at once; with one record's room in pieces, several slabs give.
+        return any(
+            self._shrinks(each, max(-(-missing // each.record_bytes), each.index.num_free // 2))
+            for each in others
+        )
+
+    def _evicts(self, before: int, evicting: Evicting | None, slabs: list[Slab]) -> bool:
+        """Let records of slabs go that were used longest ago; return whether any did.
+
+        A share of all is chosen at once, and goes in pieces, as room is needed.
+        """
+        places = self._next_victims(before, slabs)
+        if not places:
+            self._chosen, self._chosen_from = self._oldest(before, slabs), slabs
+            places = self._next_victims(before, slabs)
+        if evicting is not None:
+            self._tell(places, evicting)
+        self._records.drop(places)
+        return bool(places)
+
+    def _next_victims(self, before: int, slabs: list[Slab]) -> list[Place]:
+        """Take the next piece of those that were chosen, as far as they still may go."""
+        places: list[Place] = []
+        num_bytes = 0
+        while len(self._chosen) and not places:
+            piece = self._chosen[:AT_ONCE].tolist()
+            taken = 0
+            with self._records.lock:
+                now = self._clock()
+                for number, slot, tag, stamp in piece:
+                    if num_bytes >= AT_ONCE_BYTES:
+                        break
+                    taken += 1
+                    place = Place(self._chosen_from[int(number)], slot, tag, stamp)
+                    may_go = stamp < before and not place.slab.index.is_leased(slot, now)
+                    if may_go and place.slab in slabs and is_there(place):
+                        places.append(place)
+                        num_bytes += place.slab.record_bytes
+            self._chosen = self._chosen[taken:]
+        return places
+
+    def _oldest(self, before: int, slabs: list[Slab]) -> NDArray[Any]:
+        """Return a share of the records of slabs, an array of `_CHOSEN`, used longest ago first."""
+        with self._records.lock:
+            count = max(1, sum(len(slab.index) for slab in slabs) // EVICTED_SHARE)
+            now = self._clock()
+            found = [slab.index.victims(count, now, before) for slab in slabs]
+            chosen = np.zeros(sum(map(len, found)), _CHOSEN)
+            at = 0
+            for number, (slab, slots) in enumerate(zip(slabs, found, strict=True)):
+                own = chosen[at : at + len(slots)]
+                own["slab"], own["slot"] = number, slots
+                own["stamp"] = slab.index.stamps[slots]
+                own["tag"] = slab.index.generations_of(slots)
+                at += len(slots)
+        return chosen[np.argsort(chosen["stamp"])[:count]]
+
+    def _tell(self, places: list[Place], evicting: Evicting) -> None:
+        """Read records that are about to go and hand them over."""
+        keys: list[bytes] = []
+        told: list[memoryview] = []
+        for place in places:
+            key = self._records.pinned_at(place)
+            if key is None:
+                continue
+            buffer = new_buffer(place.slab.record_bytes)
+            try:
+                is_whole = place.slab.read(place.slot, buffer)
+            except OSError:
+                continue
+            finally:
+                self._records.unpin(place)
+            if is_whole and checked(key, buffer) is Outcome.HIT:
+                keys.append(key)
+                told.append(buffer)
+        if keys:
+            evicting(keys, told)
+
+    def _shrinks(self, slab: Slab, count: int) -> bool:
+        """Give back up to `count` slots of a slab, moving what lies at its end; return if any.
+
+        Slots at the end that are being filled or read stay, and all before them.
+        """
+        index = slab.index
+        with self._records.lock:
+            first = max(index.num_slots - min(count, index.num_free), _end(index.reserved()))
+            held = index.reserve_within(first, index.num_slots, index.num_slots).tolist()
+            moving = index.published()
+            moving = moving[moving >= first]
+            spare = index.reserve_within(0, first, len(moving)).tolist()
+            places = [
+                Place(slab, slot, index.generation_of(slot)) for slot in moving[::-1].tolist()
+            ]
+        try:
+            for place in places:
+                if not spare or not self._copies(place, spare[-1]):
+                    break
+                spare.pop()
+                held.append(place.slot)
+        finally:
+            with self._records.lock:
+                for slot in (*held, *spare):
+                    slab.release(slot)
+                taken = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
+                left = max(first, _end(taken))
+                has_shrunk = left < index.num_slots
+                index.shrink(left)
+        if has_shrunk:
+            slab.cut()
+        return has_shrunk
+
+    def _copies(self, place: Place, to: int) -> bool:
+        """Copy a record into a reserved slot of its slab and let it be found there."""
+        buffer = self._buffer.take(place.slab.record_bytes)
+        if place.slab.read(place.slot, buffer):
+            place.slab.write(to, buffer)
+            return self._records.move(place, to)
+        return False
+
+
+def _end(slots: Any) -> int:
+    """Return the index behind the highest slot."""
+    return int(np.max(slots, initial=-1)) + 1

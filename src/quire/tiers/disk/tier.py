@@ -1,0 +1,379 @@
+"""The disk tier: records in slabs of recycled slots, found again after a restart.
+
+A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it.
+
+    lock                  locked by the process that writes, which leaves its number there
+    slab-<bytes>.quire    slots of that many bytes, one behind the other (`slab.py`)
+    log-<number>.quire    which record lies in which slot (`lines.py`)
+
+Nothing is synced for a record: after the end of a process, however sudden, all that was `STORED`
+is there; after a loss of power most of it, and all of it that was there at the last `flush`.
+Every record is verified when it is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from quire.config import parse_bytes
+from quire.errors import InvariantError, OutOfSlots, TierError
+from quire.tiers.background import Background
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.disk.crew import Crew
+from quire.tiers.disk.files import (
+    DirectoryLock,
+    DiskFiles,
+    is_full,
+    opened_directory,
+    takes_direct,
+)
+from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
+from quire.tiers.disk.opening import (
+    Recovered,
+    fill_indexes,
+    open_flags,
+    open_slabs,
+    remove_empty,
+    slab_path,
+)
+from quire.tiers.disk.records import DiskRecords, Written, tag_of
+from quire.tiers.disk.room import Clock, DiskRoom
+from quire.tiers.disk.slab import Slab
+from quire.tiers.slots.recency import Recency
+
+_GROUP_BYTES = 16 << 20
+"""Records are found after so many bytes of a call were written, or at its end."""
+
+_HELPERS = 3
+_HELPED_FROM = 1 << 16
+"""Bytes of a record from which on several are read or written at once, past the page cache."""
+
+_CLOSE_S = 60.0
+
+
+class Disk(Tier):
+    """Records in a directory of a local file system.
+
+    `capacity`      bytes of all slabs together ("200GiB"); the logs add about 130 bytes per record
+    `direct`        past the page cache: True, False, or None: where a probe says that it works;
+                    only slabs of records that are multiples of 4,096 bytes
+    `ahead`         how much of each slab is written before it is needed, in the background; at
+                    most a sixteenth of the capacity
+    `compact_lines` lines of the log that are kept, at least, before it is written anew; from
+                    then on as many as there are records
+
+    `evicting` is called while room is made: it must not put into this tier.
+
+    Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
+    be used or a later version wrote it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        capacity: int | str,
+        *,
+        direct: bool | None = None,
+        ahead: int | str = "128MiB",
+        compact_lines: int = 1 << 16,
+        clock: Clock = time.monotonic,
+        files: DiskFiles | None = None,
+        name: str = "disk",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        num_bytes = parse_bytes(capacity)
+        self._directory = opened_directory(path)
+        self._clock = clock
+        self._files = files if files is not None else DiskFiles()
+        self._compact_at = self._compact_lines = compact_lines
+        self._calls = 0
+        self._is_closed = False
+        ahead_bytes = min(parse_bytes(ahead), num_bytes // 16)
+        try:
+            self._lock = DirectoryLock(self._directory)
+            try:
+                self._open(num_bytes, ahead_bytes, direct)
+            except BaseException:
+                self._lock.release()
+                raise
+        except OSError as error:
+            raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
+        self._background = Background(self._chore, f"quire-{name}")
+        self._crew = Crew(_HELPERS, f"quire-{name}")
+
+    def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
+        works = direct is not False and takes_direct(self._directory)
+        if direct and not works:
+            raise TierError(f"{self._directory} takes no O_DIRECT; leave `direct` out, or False")
+        self._flags = open_flags(direct=works)
+        recency = Recency()
+        contents = read_logs(self._directory)
+        slabs = open_slabs(self._directory, self._files, recency, self._flags)
+        self.recovered: Recovered = fill_indexes(slabs, contents)
+        remove_empty(slabs, self._files)
+        first = min(contents.numbers, default=contents.next_number)
+        remove_logs(self._files, self._directory, first)
+        log = DiskLog(self._files, self._directory, contents.next_number)
+        self._records = DiskRecords(slabs, log, recency)
+        self._records.num_lines = contents.num_lines - self.recovered.num_records
+        self._room = DiskRoom(self._records, capacity, ahead, self._clock)
+        if not self.recovered.is_clean:
+            # A record named in vain would come back when the one that hides it goes.
+            with suppress(OSError):
+                self._records.write_whole()
+        self._room.fit()
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether slabs of whole pages are read and written past the page cache."""
+        return self._flags != open_flags(direct=False)
+
+    def touch(self, keys: Keys) -> None:
+        with suppress(TierError), self._call():
+            self._records.touch(keys)
+
+    def lease(self, keys: Keys, seconds: float) -> None:
+        """Keep records from making room for so long; a longer lease stays, and 0 ends it."""
+        with suppress(TierError), self._call():
+            if seconds > 0:
+                self._records.lease(keys, self._clock() + seconds)
+            else:
+                self._records.end_leases(keys)
+
+    def scan(self) -> Iterator[Entry]:
+        with self._call():
+            return self._records.entries()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until slabs are written ahead and logs compacted; return whether they are."""
+        self._background.wake()
+        return self._background.settle(timeout_s)
+
+    def flush(self) -> None:
+        """Return when all records would survive a loss of power. Raises `TierError`."""
+        try:
+            with self._call():
+                self._records.sync()
+        except OSError as error:
+            raise TierError(f"{self._directory} cannot be synced: {error}") from error
+
+    def check(self) -> None:
+        with self._call():
+            self._records.check()
+            if self._room.used > self._room.capacity:
+                raise InvariantError(
+                    f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
+                )
+
+    def close(self) -> None:
+        with self._records.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._background.stop()
+        give_up = time.monotonic() + _CLOSE_S
+        while self._calls and time.monotonic() < give_up:
+            time.sleep(0.001)
+        self._crew.close()
+        if self._records.num_lines or self._records.num_touches:
+            with suppress(OSError):  # then the logs stay that are there
+                self._records.write_whole()
+        self._records.close()
+        self._lock.release()
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        until = self._clock() + timeout_s
+
+        def read(index: int) -> None:
+            if self._clock() > until:
+                found[index] = Outcome.TIMEOUT
+            else:
+                found[index] = self._read(keys[index], buffers[index])
+
+        with self._call():
+            self._each(min(map(len, buffers), default=0), len(keys), read)
+
+    def _each(self, record_bytes: int, count: int, work: Callable[[int], None]) -> None:
+        """Read or write `count` records of at least that size, several at once where that pays."""
+        if count > 1 and self.is_direct and record_bytes >= _HELPED_FROM:
+            self._crew.help_with(count, work)
+        else:
+            for index in range(count):
+                work(index)
+
+    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
+        place = self._records.pinned(key)
+        if place is None:
+            return Outcome.ABSENT
+        try:
+            if place.slab.record_bytes != len(buffer):
+                return Outcome.FOREIGN
+            is_whole = place.slab.read(place.slot, buffer)
+        except OSError:
+            return Outcome.ERROR
+        finally:
+            self._records.unpin(place)
+        if is_whole and tag_of(buffer) == place.tag:
+            return Outcome.HIT
+        if is_whole and checked(key, buffer) is Outcome.FOREIGN:
+            return Outcome.FOREIGN
+        self._records.drop([place])
+        return Outcome.CORRUPT
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        until = self._clock() + timeout_s
+        with self._call():
+            newest = self._records.touch(keys)
+            oldest = newest - len(keys) + 1
+            refused: Outcome | None = None
+            group = _Group()
+            try:
+                for index, key in enumerate(keys):
+                    if key in group.keys or group.num_bytes >= _GROUP_BYTES:
+                        refused = self._store(group, records, until, done) or refused
+                        group = _Group()
+                    if self._records.contains([key])[0]:
+                        done[index] = Outcome.PRESENT
+                    elif refused is None and (slot := self._slot(records[index], oldest, until)):
+                        group.add(
+                            index, Written(*slot, key, tag_of(records[index]), newest - index)
+                        )
+                    else:
+                        # What follows is behind it in the prompt: of no use without it.
+                        refused = refused or Outcome.FULL
+                        done[index] = refused
+            finally:
+                self._store(group, records, until, done)
+        self._wake(map(len, records))
+
+    def _slot(self, record: memoryview, oldest: int, until: float) -> tuple[Slab, int] | None:
+        """Reserve a slot; None where there is no room. `oldest`: the first stamp of this call."""
+        if len(record) > self._room.capacity:
+            return None
+        slab = self._slab(len(record))
+        try:
+            return slab, self._room.reserve(slab, oldest, until, self.evicting)
+        except OutOfSlots:
+            return None
+
+    def _store(
+        self, group: _Group, records: Buffers, until: float, done: list[Outcome]
+    ) -> Outcome | None:
+        """Fill the slots of a group and let them be found, up to the first that fails: return how."""
+        failed: dict[int, Outcome] = {}
+
+        def write(at: int) -> None:
+            written = group.slots[at]
+            if failed:  # by another thread, maybe behind this one: all that is not written fails
+                failed[at] = next(iter(list(failed.values())))
+                return
+            if self._clock() > until:
+                failed[at] = Outcome.TIMEOUT
+                return
+            try:
+                written.slab.write(written.slot, records[group.indices[at]])
+            except OSError as error:
+                failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
+
+        sizes = [written.slab.record_bytes for written in group.slots]
+        self._each(min(sizes, default=0), len(group.slots), write)
+        first = min(failed, default=len(group.slots))
+        outcome = failed.get(first)
+        try:
+            late = self._records.commit(group.slots[:first])
+        except OSError as error:
+            outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
+            late = []
+        with self._records.lock:
+            for written in group.slots[first:]:
+                written.slab.index.release(written.slot)
+        stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
+        for at, index in enumerate(group.indices):
+            done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
+        return outcome
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+        with self._call():
+            return self._records.contains(keys)
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - one short write
+        with self._call():
+            self._records.drop_keys(keys)
+        self._wake(())
+
+    def _size(self) -> tuple[int, int, int]:
+        with self._records.lock:
+            return len(self._records), self._records.num_bytes, self._room.capacity
+
+    def _slab(self, record_bytes: int) -> Slab:
+        """Return the slab of a record size, made if need be."""
+        slabs = self._records.slabs
+        if record_bytes not in slabs:
+            with self._room.lock:
+                if record_bytes not in slabs:
+                    path = slab_path(self._directory, record_bytes)
+                    recency = self._records.recency
+                    slab = Slab(self._files, path, record_bytes, recency, self._flags)
+                    with self._records.lock:
+                        slabs[record_bytes] = slab
+        return slabs[record_bytes]
+
+    @contextmanager
+    def _call(self) -> Generator[None]:
+        """A call in progress, which `close` waits for. Raises `TierError` where it is too late."""
+        with self._records.lock:
+            if self._is_closed:
+                raise TierError(f"{self._directory} was closed")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._records.lock:
+                self._calls -= 1
+
+    def _wake(self, sizes: Iterable[int]) -> None:
+        """See to it that slabs of these record sizes are ahead, and the log short."""
+        slabs = self._records.slabs
+        wanted = {size for size in sizes if size in slabs and self._room.is_behind(slabs[size])}
+        self._room.wanted |= wanted
+        if wanted or self._is_log_long():
+            self._background.wake()
+
+    def _is_log_long(self) -> bool:
+        limit = max(self._compact_at, len(self._records))
+        return max(self._records.num_lines, self._records.num_touches) > limit
+
+    def _chore(self) -> bool:
+        if self._is_log_long():
+            try:
+                self._records.write_whole()
+            except OSError:  # not soon again, as it costs as much as there are records
+                self._compact_at = 2 * self._records.num_lines
+            else:
+                self._compact_at = self._compact_lines
+        return self._room.prewrite()
+
+
+class _Group:
+    """Slots that a call has reserved for its records, by their index in the call."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.indices: list[int] = []
+        self.slots: list[Written] = []
+        self.num_bytes = 0
+
+    def add(self, index: int, written: Written) -> None:
+        self.keys.add(written.key)
+        self.indices.append(index)
+        self.slots.append(written)
+        self.num_bytes += written.slab.record_bytes

@@ -1,0 +1,5 @@
+"""Records in the memory of this process."""
+
+from quire.tiers.host.tier import Host
+
+__all__ = ["Host"]

@@ -1,0 +1,283 @@
+"""A tier in the memory of this process: copies at the speed of memory, gone with the process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from quire.config import parse_bytes
+from quire.errors import TierError
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.host.arena import Arena, Shelf
+
+Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
+"""Registers memory with a device and returns what undoes that."""
+
+WATERMARK = 20
+"""One part in so many of a size's slots makes room in one go."""
+
+
+class Host(Tier):
+    """Records in one piece of memory, taken once and cut into slots of exactly their sizes.
+
+    Where all is taken, the records go that were used longest ago, 5 % of their size's in one go, and
+    `evicting` sees them first. A size that finds its own records younger than those of another size takes
+    room from that one, a chunk at a time (a 16th of the capacity, at most 64 MiB).
+
+    A record larger than any before may need larger chunks: then everything goes once.
+
+    The lock is held to find and to publish, not to copy: a reader looks again afterwards whether
+    its record was still there. Around 70 bytes a slot for the index are not part of `capacity`.
+
+    `capacity`  "8GiB" or a number of bytes. Pages are taken from the system when first written
+    `pin`       is given all of the memory at once, for instance to register it with a GPU
+    `clock`     seconds, for leases and timeouts
+    """
+
+    in_memory = True
+
+    def __init__(
+        self,
+        capacity: str | int,
+        *,
+        pin: Pin | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "host",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        num_bytes = parse_bytes(capacity)
+        try:
+            self._arena = Arena(num_bytes)
+        except (OSError, OverflowError, ValueError) as error:
+            raise TierError(
+                f"no {num_bytes} bytes of memory for the host tier: {error}; give it less"
+            ) from error
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = False
+        self._filling: set[bytes] = set()
+        self._calls: list[frozenset[bytes]] = []
+        self._unpin = pin(self._arena.memory.data) if pin is not None else None
+
+    def touch(self, keys: Keys) -> None:
+        with self._lock:
+            self._arena.use(keys)
+
+    def lease(self, keys: Keys, seconds: float) -> None:
+        until = self._clock() + seconds
+        with self._lock:
+            for place in map(self._arena.find, keys):
+                if place is not None:
+                    place[0].index.lease([place[1]], until)
+
+    def scan(self) -> Iterator[Entry]:
+        """List the records as they are now, those used last first."""
+        listed: list[tuple[int, bytes, int]] = []
+        with self._lock:
+            for size, shelf in self._arena.shelves.items():
+                slots = shelf.index.published()
+                keys, stamps = shelf.index.keys_of(slots), shelf.index.stamps[slots].tolist()
+                listed += [(stamp, keys[i].tobytes(), size) for i, stamp in enumerate(stamps)]
+        listed.sort(reverse=True)
+        for age, (_, key, size) in enumerate(listed):
+            yield Entry(key, size, age)
+
+    def check(self) -> None:
+        with self._lock:
+            self._arena.check()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._arena.release()
+        if self._unpin is not None:
+            self._unpin()
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        for index in self._each(keys, timeout_s):
+            found[index] = self._read(keys[index], buffers[index])
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        deadline = self._clock() + timeout_s
+        sizes = [len(record) for record in records]
+        with self._lock:
+            self._check_open()
+            self._cut_for(max((s for s in sizes if s <= self._arena.capacity), default=0))
+        with self._sparing(keys):
+            for index in self._each(keys, timeout_s):
+                done[index] = self._write(keys[index], records[index], deadline)
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
+        with self._lock:
+            self._check_open()
+            return self._arena.contains(keys).tolist()
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - takes no time
+        with self._lock:
+            for place in map(self._arena.find, keys):
+                if place is not None:
+                    place[0].index.remove(place[1])
+
+    def _size(self) -> tuple[int, int, int]:
+        with self._lock:
+            held = [(len(shelf.index), size) for size, shelf in self._arena.shelves.items()]
+        capacity = self._arena.capacity
+        return sum(count for count, _ in held), sum(c * size for c, size in held), capacity
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TierError("the host tier is closed")
+
+    def _each(self, keys: Keys, timeout_s: float) -> Iterator[int]:
+        """Count through the keys while there is time, but at least to the first."""
+        self._check_open()
+        deadline = self._clock() + timeout_s
+        for index in range(len(keys)):
+            if index and self._clock() > deadline:
+                raise TimeoutError
+            yield index
+
+    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
+        while True:
+            with self._lock:
+                place = self._arena.find(key)
+                if place is None:
+                    return Outcome.ABSENT
+                shelf, slot = place
+                if shelf.size != len(buffer):
+                    return Outcome.FOREIGN
+                generation = shelf.index.generation_of(slot)
+                source = shelf.view(slot)
+            # Unlike a memoryview, NumPy lets other threads run while it copies.
+            np.copyto(np.frombuffer(buffer, np.uint8), source)
+            with self._lock:
+                same = shelf.index.find(key) == slot
+                if same and shelf.index.generation_of(slot) == generation:
+                    return Outcome.HIT
+
+    def _write(self, key: bytes, record: memoryview, deadline: float) -> Outcome:
+        size, key = len(record), bytes(key)
+        with self._lock:
+            self._check_open()
+            before = self._arena.find(key)
+            if key in self._filling or (before is not None and before[0].size == size):
+                return Outcome.PRESENT
+            self._filling.add(key)
+            try:
+                shelf = self._make_room(size, deadline)
+            except BaseException:
+                self._filling.remove(key)
+                raise
+            if shelf is None:
+                self._filling.remove(key)
+                return Outcome.FULL
+            slot = shelf.index.reserve()
+            target = shelf.view(slot)
+        np.copyto(target, np.frombuffer(record, np.uint8))
+        with self._lock:
+            self._filling.remove(key)
+            before = self._arena.find(key)
+            if before is not None:
+                before[0].index.remove(before[1])
+            self._arena.publish(shelf, slot, key)
+        return Outcome.STORED
+
+    @contextlib.contextmanager
+    def _sparing(self, keys: Keys) -> Generator[None]:
+        """While entered, none of these makes room: a prompt's head stays for its tail."""
+        spared = frozenset(keys)
+        with self._lock:
+            self._calls.append(spared)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._arena.use(keys)
+                self._calls.remove(spared)
+
+    # making room; the lock is held, and given up while `evicting` is told
+
+    def _make_room(self, size: int, deadline: float) -> Shelf | None:
+        """Return the shelf of a size, with a free slot; None where there is no room."""
+        while True:
+            self._check_open()
+            shelf = self._arena.shelf(size)
+            if shelf is None:
+                return None
+            if shelf.index.num_free or self._arena.extend(shelf):
+                return shelf
+            others = [each for each in self._arena.shelves.values() if each is not shelf]
+            if any(self._arena.give_up_chunk(each) for each in others):
+                continue
+            if not self._evict_for(shelf):
+                return None
+            if not shelf.index.num_free and self._clock() > deadline:
+                raise TimeoutError
+
+    def _evict_for(self, shelf: Shelf) -> bool:
+        """Evict from the shelf whose oldest record is the oldest of all; return whether any went."""
+        aged: list[tuple[int, int]] = []
+        for size, each in self._arena.shelves.items():
+            # Another one with a free chunk's worth of slots could not give it up: it is being filled.
+            if each is shelf or each.index.num_free < each.per_chunk:
+                aged += [(int(each.index.stamps[slot]), size) for slot in self._victims(each, 1)]
+        if not aged:
+            return False
+        donor = self._arena.shelves[min(aged)[1]]
+        fewest = 1 if donor is shelf else donor.per_chunk - donor.index.num_free
+        return self._evict(donor, max(fewest, donor.index.num_slots // WATERMARK)) > 0
+
+    def _victims(self, shelf: Shelf, count: int) -> list[int]:
+        """Return up to `count` slots, used longest ago first, without what calls in progress store."""
+        index = shelf.index
+        spared = sum(map(len, self._calls))
+        victims: list[int] = []
+        for slot in index.victims(count + spared, self._clock()).tolist():
+            if len(victims) == count:
+                break
+            key = index.key_of(slot)
+            if not any(key in call for call in self._calls):
+                victims.append(slot)
+        return victims
+
+    def _evict(self, shelf: Shelf, count: int) -> int:
+        """Let the oldest records of a shelf go; return how many went."""
+        index = shelf.index
+        slots = self._victims(shelf, count)
+        if self.evicting is None:
+            for slot in slots:
+                index.remove(slot)
+            return len(slots)
+        keys = [index.key_of(slot) for slot in slots]
+        records = [shelf.view(slot).data.toreadonly() for slot in slots]
+        for slot in slots:
+            index.unpublish(slot)
+        self._lock.release()
+        try:
+            self.evicting(keys, records)
+        finally:
+            self._lock.acquire()
+            for slot in slots:
+                index.release(slot)
+        return len(slots)
+
+    def _cut_for(self, size: int) -> None:
+        """See that chunks are large enough for a record, by letting everything go if they are not."""
+        arena = self._arena
+        if size <= arena.chunk_bytes:
+            return
+        shelves = list(arena.shelves.values())
+        if all(len(self._victims(each, len(each.index))) == len(each.index) for each in shelves):
+            for each in shelves:
+                self._evict(each, len(each.index))
+            # Where another call still fills a slot, this record finds no room and the next may.
+            if size > arena.chunk_bytes:
+                arena.cut(size)

@@ -1,0 +1,350 @@
+"""Records in a Mooncake Store: the memory of many machines behind one master."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from quire.config import parse_bytes
+from quire.errors import ConfigError, TierError
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.mooncake.calls import Caller, Callers
+from quire.tiers.mooncake.sockets import (
+    Settings,
+    check_master,
+    is_loopback,
+    keep_to_loopback,
+    open_listeners,
+)
+
+_OUTCOMES = {
+    -200: Outcome.FULL,
+    -600: Outcome.FOREIGN,
+    -702: Outcome.ABSENT,
+    -703: Outcome.ABSENT,
+    -704: Outcome.ABSENT,
+    -707: Outcome.TIMEOUT,
+}
+"""Of its error codes: no room; larger than the buffer; no replica, none that is whole; no such key;
+reading took longer than the master's lease. Others: `ERROR`."""
+
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class Store(Protocol):
+    """What is used of `mooncake.store.MooncakeDistributedStore`; codes below 0 are errors."""
+
+    def setup(self, *settings: Any) -> int: ...
+    def close(self) -> int: ...
+    def register_buffer(self, buffer_ptr: int, size: int) -> int: ...
+    def unregister_buffer(self, buffer_ptr: int) -> int: ...
+    def batch_is_exist(self, keys: list[str]) -> list[int]: ...
+    def batch_remove(self, keys: list[str], force: bool) -> list[int]: ...
+    def batch_get_into(
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]
+    ) -> list[int]: ...
+    def batch_put_from(
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: Any
+    ) -> list[int]: ...
+
+
+class Mooncake(Tier):
+    """A client of a Mooncake Store. A record is an object named `prefix` + the key in hex.
+
+    `master`     host:port of `mooncake_master`
+    `host`       this machine's address, under which other clients reach it
+    `memory`     what this client adds to the store; None: nothing, it only reads and writes. Records in it end with it
+    `buffer`     bytes of one native call, registered with the library once; each caller has that much
+    `callers`    calls that run at once, and that may hang: the library has no timeouts, so a call whose deadline passes is left
+                 behind on its thread; where all hang, further calls are `TIMEOUT` at once, until one ends
+    `replicas`   copies of each record, on different clients
+    `metadata`   the metadata server; without one, clients find each other by the master ("P2PHANDSHAKE")
+    `protocol`   "tcp", or "rdma" with `devices`, names of its network cards
+    `store`      a `MooncakeDistributedStore` that is set up already and stays the caller's; the settings above that say
+                 how to join a store are not used then
+
+    The store's master makes room by itself, so records disappear (`ABSENT`); where there is no room yet, `put` is `FULL`. A key that is
+    there is not written again (`PRESENT`). The store cannot list its keys, so `scan` raises.
+
+    **Security.** The library listens on all interfaces, on two ports between 15000 and 17000, and asks nobody who they are: over TCP, whoever
+    reaches them may read and write memory of this process. Where `host` is a loopback address (the default), the listeners that came
+    while it was opened are bound to the loopback device. With any other `host`, keep the network closed to all but the store's machines.
+
+    Opening connects, after a process of its own has tried it: the library stops all of Python until the master answers. Raises `ConfigError` for bad arguments and where the package or a system library is missing,
+    `TierError` where the master cannot be reached.
+    """
+
+    is_local = False
+
+    def __init__(
+        self,
+        master: str = "127.0.0.1:50051",
+        *,
+        host: str = "127.0.0.1",
+        memory: str | int | None = None,
+        buffer: str | int = "16MiB",
+        callers: int = 4,
+        prefix: str = "quire:",
+        replicas: int = 1,
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        devices: str = "",
+        open_timeout_s: float = 10.0,
+        store: Store | None = None,
+        name: str = "mooncake",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self._prefix = prefix
+        self._buffer_bytes = parse_bytes(buffer)
+        segment = 0 if memory is None else parse_bytes(memory)
+        for value, word in ((callers, "callers"), (replicas, "replicas")):
+            if value < 1:
+                raise ConfigError(f"{word} is {value}; it must be at least 1")
+        if protocol not in ("tcp", "rdma"):
+            raise ConfigError(f"protocol {protocol!r}; known: 'tcp', 'rdma'")
+        library = _load()
+        self._replicas = library.ReplicateConfig()
+        self._replicas.replica_num = replicas
+        self._lock = threading.Lock()
+        self._deletions_begun = self._deletions_ended = 0
+        self._is_closed = False
+        self._is_owner = store is None
+        self._store: Store = library.MooncakeDistributedStore() if store is None else store
+        self._callers = Callers(callers, self._store.register_buffer)
+        if store is None:
+            # The library's own buffer is not used: all transfers are from and to registered memory.
+            self._join(
+                (host, metadata, segment, 1 << 20, protocol, devices, master), open_timeout_s
+            )
+
+    def _join(self, settings: Settings, timeout_s: float) -> None:
+        """Set the store up. Raises `TierError`."""
+        host, master = settings[0], settings[-1]
+        check_master(settings, timeout_s)
+        listeners = open_listeners()
+        if code := self._store.setup(*settings):
+            raise TierError(f"Mooncake cannot join {master} as {host!r}: error {code}")
+        try:
+            if is_loopback(host):
+                keep_to_loopback(listeners)
+        except OSError as error:
+            self.close()
+            raise TierError(
+                f"Mooncake listens on all interfaces, and the kernel does not let it be kept to the loopback device ({error}); "
+                "where that is meant, give this machine's address as `host`"
+            ) from error
+
+    def scan(self) -> Iterator[Entry]:
+        """Raise `TierError`: the store cannot list its keys."""
+        raise TierError("a Mooncake Store cannot list its keys")
+
+    def close(self) -> None:
+        """Leave the store. The library stops all of Python for about a second meanwhile.
+
+        With a master that does not answer that would be much longer: then the store is left as it is until the process ends.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        last = self._unregister
+        if self._is_owner:
+            last = self._leave if self._answers(min(deadline, time.monotonic() + 0.5)) else _keep
+        self._callers.close(last, deadline)
+
+    def _answers(self, deadline: float) -> bool:
+        try:
+            caller = self._callers.take(deadline)
+            try:
+                return self._exist(caller, [bytes(32)], deadline)[0] >= 0
+            finally:
+                self._callers.give(caller)
+        except (TimeoutError, TierError):
+            return False
+
+    def _leave(self, callers: list[Caller]) -> None:
+        self._unregister(callers)
+        self._store.close()
+
+    def _unregister(self, callers: list[Caller]) -> None:
+        for caller in callers:
+            for address in caller.registered:
+                self._store.unregister_buffer(address)
+
+    def _size(self) -> tuple[int, int, int]:
+        return -1, -1, -1
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        deadline = time.monotonic() + timeout_s
+        caller = self._callers.take(deadline)
+        try:
+            torn: Sequence[int] = range(len(keys))
+            for _ in range(4):
+                ended = self._deletions_ended
+                self._fetch(caller, keys, buffers, torn, found, deadline=deadline)
+                if self._deletions_begun == ended:
+                    break
+                # Room of a record that was deleted meanwhile may have been written again while it was read.
+                torn = [
+                    index
+                    for index in torn
+                    if found[index] is Outcome.HIT
+                    and checked(keys[index], buffers[index]) is Outcome.CORRUPT
+                ]
+        finally:
+            self._callers.give(caller)
+
+    def _fetch(
+        self,
+        caller: Caller,
+        keys: Keys,
+        buffers: Buffers,
+        indices: Sequence[int],
+        found: list[Outcome],
+        *,
+        deadline: float,
+    ) -> None:
+        sizes = [len(buffer) for buffer in buffers]
+        for batch in self._batches(indices, sizes):
+            starts = self._places(caller, batch, sizes)
+            codes = self._transfer("batch_get_into", caller, keys, (batch, starts, sizes), deadline)
+            for index, start, code in zip(batch, starts, codes, strict=True):
+                if code == sizes[index]:
+                    buffers[index][:] = caller.memory[start : start + code]
+                    found[index] = Outcome.HIT
+                else:
+                    found[index] = _outcome_of(code, Outcome.FOREIGN)
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        deadline = time.monotonic() + timeout_s
+        sizes = [len(record) for record in records]
+        caller = self._callers.take(deadline)
+        try:
+            there = self._exist(caller, keys, deadline)
+            first: dict[bytes, int] = {}
+            for index, code in enumerate(there):
+                if code == 1 or first.setdefault(keys[index], index) != index:
+                    done[index] = Outcome.PRESENT
+            new = [index for index, outcome in enumerate(done) if outcome is Outcome.SKIPPED]
+            for batch in self._batches(new, sizes):
+                starts = self._places(caller, batch, sizes)
+                for index, start in zip(batch, starts, strict=True):
+                    caller.memory[start : start + sizes[index]] = records[index]
+                codes = self._transfer(
+                    "batch_put_from", caller, keys, (batch, starts, sizes), deadline
+                )
+                for index, code in zip(batch, codes, strict=True):
+                    done[index] = _outcome_of(code, Outcome.STORED)
+            for index, key in enumerate(keys):
+                if there[index] != 1 and done[first[key]] is not Outcome.STORED:
+                    done[index] = done[first[key]]
+        finally:
+            self._callers.give(caller)
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
+        deadline = time.monotonic() + timeout_s
+        caller = self._callers.take(deadline)
+        try:
+            codes = self._exist(caller, keys, deadline)
+        finally:
+            self._callers.give(caller)
+        if any(code < 0 for code in codes):
+            raise TierError(f"Mooncake does not know whether keys are there: error {min(codes)}")
+        return [code == 1 for code in codes]
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        names = self._names(keys)
+        caller = self._callers.take(deadline)
+        with self._lock:
+            self._deletions_begun += 1
+        try:
+            # By force: a read or a lookup of late leases a record, and would keep a bad one.
+            codes = self._callers.call(
+                caller, lambda: self._store.batch_remove(names, True), deadline
+            )
+        finally:
+            with self._lock:
+                self._deletions_ended += 1
+            self._callers.give(caller)
+        failed = [code for code in codes if code < 0 and code != -704]
+        if failed:
+            raise TierError(f"Mooncake does not remove {len(failed)} keys: error {failed[0]}")
+
+    def _exist(self, caller: Caller, keys: Keys, deadline: float) -> list[int]:
+        names = self._names(keys)
+        if not names:
+            return []
+        return self._callers.call(caller, lambda: self._store.batch_is_exist(names), deadline)
+
+    def _transfer(
+        self,
+        method: str,
+        caller: Caller,
+        keys: Keys,
+        where: tuple[Sequence[int], list[int], list[int]],
+        deadline: float,
+    ) -> list[int]:
+        batch, starts, sizes = where
+        names = self._names([keys[index] for index in batch])
+        addresses = [caller.address + start for start in starts]
+        lengths = [sizes[index] for index in batch]
+        more = (self._replicas,) if method == "batch_put_from" else ()
+        transfer = getattr(self._store, method)
+        return self._callers.call(
+            caller, lambda: transfer(names, addresses, lengths, *more), deadline
+        )
+
+    def _batches(self, indices: Sequence[int], sizes: list[int]) -> Iterator[list[int]]:
+        """Split a call so that each part fits the buffer; a record larger than it is a part of its own."""
+        batch: list[int] = []
+        total = 0
+        for index in indices:
+            if batch and total + sizes[index] > self._buffer_bytes:
+                yield batch
+                batch, total = [], 0
+            batch.append(index)
+            total += sizes[index]
+        if batch:
+            yield batch
+
+    def _places(self, caller: Caller, batch: Sequence[int], sizes: list[int]) -> list[int]:
+        """Return where in the caller's memory each record of a batch lies."""
+        starts: list[int] = []
+        end = 0
+        for index in batch:
+            starts.append(end)
+            end += sizes[index]
+        caller.reserve(max(self._buffer_bytes, end))
+        return starts
+
+    def _names(self, keys: Keys) -> list[str]:
+        return [self._prefix + key.hex() for key in keys]
+
+
+def _outcome_of(code: int, success: Outcome) -> Outcome:
+    return success if code >= 0 else _OUTCOMES.get(code, Outcome.ERROR)
+
+
+def _keep(_: list[Caller]) -> None:
+    """Wait for ever: the library's destructor would stop all of Python for as long as `close`."""
+    threading.Event().wait()
+
+
+def _load() -> Any:
+    """Return the library. Raises `ConfigError`."""
+    try:
+        return import_module("mooncake.store")
+    except ImportError as error:
+        if str(error).startswith("No module named 'mooncake"):
+            raise ConfigError(
+                "Mooncake needs its package: install quire-kv with the extra 'mooncake'"
+            ) from error
+        raise ConfigError(
+            f"Mooncake's package lacks a system library: {error}; on Debian: apt-get install "
+            "libibverbs1 libnuma1 libcurl4"
+        ) from error

@@ -1,0 +1,370 @@
+"""Records in an object store: S3, Google Cloud Storage, Azure, a local directory, memory."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quire.config import parse_bytes
+from quire.errors import ConfigError, TierError
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.objects.client import Client, open_store, reason_of
+from quire.tiers.objects.index import Bundle, BundleIndex
+from quire.tiers.objects.listing import Listing
+from quire.tiers.objects.names import (
+    MAX_RECORDS,
+    bundle_name,
+    burial_name,
+    footer_bytes,
+    make_footer,
+    parse_footer,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+MAX_REFRESH_S = 30.0
+"""Half of what names may be late: a writer that lists so often makes names that others find."""
+
+_SCAN_TIMEOUT_S = 60.0
+_SCAN_BATCH = 64
+
+
+class Objects(Tier):
+    """Records of an object store that any number of processes and machines share.
+
+    `url`             `s3://bucket/path`, `gs://bucket/path`, `az://account/container/path`, `file:///directory`, `memory://`;
+                      or a store that obstore has opened, for instance with a provider of credentials
+    `config`          of the store, as obstore names it: `{"endpoint": "https://…", "region": "…", "access_key_id": "…"}`;
+                      what is not given comes from the environment
+    `client_options`  of the HTTP client, as obstore names them
+    `bundle`          records of one call and one size share an object up to this size, and up to 20 of them
+    `concurrency`     requests at once
+    `refresh_s`       how old what is known of other writers may be where a key is not known; 0: list each time
+    `clock`           seconds since 1970, for names; wrong clocks cost requests, never records
+
+    **How a key is found.** The name of an object lists its records (`objects_names`), so listing the store
+    is reading its index: one request per 1,000 objects, that is up to 20,000 records. A process lists all names once, when
+    it is first asked, and from then on those that are newer, at most once per `refresh_s` and only when it is asked for a key
+    that it does not know. Nothing is private: another process lists the same names. Names of all objects take about
+    160 bytes of memory per record.
+
+    **Requests.** `put`: one per bundle, and the listing. `get`: one per run of records that lie side by side. `contains`: none,
+    or the listing. `delete`: one. Where each record had an object, all of these would be one per record.
+
+    **Deleting and overwriting.** Objects never change. A deleted record leaves an empty object whose name says so,
+    until its bundle has no other; then bundle and burials are deleted. A key that is there is not written again (`PRESENT`);
+    two processes that write it at once leave two copies, and `delete` reaches both.
+
+    There is no capacity: give the bucket a lifecycle rule that expires objects under the prefix. What expired reads as `ABSENT`
+    and is forgotten then. An object that took its writer over a minute, or whose writer could not list before and has a clock that is
+    behind, is seen by processes that start later, not by those that run. Stores that cannot list from a name on (memory, local
+    directories and Azure) send all names each time; for directories `Files` is the better tier.
+
+    Opening asks nothing of the store; why calls fail stands in `last_error`. Raises `ConfigError` for settings that cannot
+    be, `TierError` for a directory that cannot be opened.
+    """
+
+    is_local = False
+
+    def __init__(
+        self,
+        url: str | ObjectStore,
+        *,
+        config: Mapping[str, str] | None = None,
+        client_options: Mapping[str, Any] | None = None,
+        bundle: str | int = "4MiB",
+        concurrency: int = 16,
+        refresh_s: float = 1.0,
+        name: str = "objects",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self._bundle_bytes = parse_bytes(bundle)
+        if concurrency < 1:
+            raise ConfigError(f"concurrency is {concurrency}; one request at once is the least")
+        if not 0 <= refresh_s <= MAX_REFRESH_S:
+            raise ConfigError(f"refresh_s is {refresh_s}; give 0 to {MAX_REFRESH_S} seconds")
+        self.name = name
+        self.last_error = ""
+        """Why a request failed last; empty where none did."""
+        store = open_store(url, config, client_options) if isinstance(url, str) else url
+        self._client = Client(store, concurrency)
+        self._index = BundleIndex()
+        self._listing = Listing(self._client, self._index, secrets.token_hex(4), clock)
+        self._refresh_s = refresh_s
+
+    def scan(self) -> Iterator[Entry]:
+        """List the records: one request per bundle, for its footer. Raises `TierError`."""
+        deadline = time.monotonic() + _SCAN_TIMEOUT_S
+        try:
+            self._refresh(0.0, deadline)
+        except TimeoutError as error:
+            raise TierError(f"the object store does not list: {error}") from error
+        bundles = list(self._index.bundles())
+        for start in range(0, len(bundles), _SCAN_BATCH):
+            yield from self._entries(bundles[start : start + _SCAN_BATCH])
+
+    def check(self) -> None:
+        self._index.check()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return f"{text[:-1]}; last error: {self.last_error}>" if self.last_error else text
+
+    def _size(self) -> tuple[int, int, int]:
+        return *self._index.size, -1
+
+    # reading
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        self._client.check_open()
+        deadline = time.monotonic() + timeout_s
+        self._read(keys, buffers, range(len(keys)), deadline, found)
+        unknown = [i for i, outcome in enumerate(found) if outcome is Outcome.SKIPPED]
+        if unknown:
+            self._refresh(self._refresh_s, deadline)
+            self._read(keys, buffers, unknown, deadline, found)
+            for index in unknown:
+                if found[index] is Outcome.SKIPPED:
+                    found[index] = Outcome.ABSENT
+
+    def _read(
+        self,
+        keys: Keys,
+        buffers: Buffers,
+        asked: range | list[int],
+        deadline: float,
+        found: list[Outcome],
+    ) -> None:
+        """Fill the buffers of keys that are known."""
+        wanted: dict[Bundle, dict[int, list[int]]] = {}
+        for index in asked:
+            place = self._index.find(keys[index])
+            if place is None:
+                continue
+            if place[0].record_bytes != len(buffers[index]):
+                found[index] = Outcome.FOREIGN
+                continue
+            wanted.setdefault(place[0], {}).setdefault(place[1], []).append(index)
+        runs = [
+            (bundle, run, [each[position] for position in run])
+            for bundle, each in wanted.items()
+            for run in _runs(sorted(each))
+        ]
+        if not runs:
+            return
+        calls = [partial(self._read_run, bundle, run) for bundle, run, _ in runs]
+        bad: list[tuple[Bundle, int]] = []
+        for number, answer in self._client.gather(calls, deadline):
+            bundle, run, indices = runs[number]
+            if isinstance(answer, memoryview):
+                for position, some in zip(run, indices, strict=True):
+                    start = (position - run[0]) * bundle.record_bytes
+                    for index in some:
+                        buffers[index][:] = answer[start : start + bundle.record_bytes]
+                        found[index] = Outcome.HIT
+                continue
+            outcome = self._outcome_of(answer)
+            for index in (i for some in indices for i in some):
+                found[index] = outcome
+            if outcome is Outcome.CORRUPT:
+                bad.append((bundle, _mask(run)))
+            elif outcome is Outcome.ABSENT:
+                self._index.drop(bundle)
+        for bundle, mask in bad:
+            self._bury(bundle, mask, deadline)
+
+    async def _read_run(self, bundle: Bundle, run: range) -> memoryview:
+        """Return records side by side. Raises `_WrongSizeError` where the object is not what its name says."""
+        size = bundle.record_bytes
+        try:
+            total, data = await self._client.read(bundle.path, run[0] * size, (run[-1] + 1) * size)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            # A range behind the end of a truncated object is an error as well.
+            if await self._client.size(bundle.path) != bundle.object_bytes:
+                raise _WrongSizeError from None
+            raise
+        if total != bundle.object_bytes:
+            raise _WrongSizeError
+        if len(data) != len(run) * size:
+            raise TierError(f"{len(data)} bytes of {len(run) * size} came of {bundle.path}")
+        return data
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
+        self._client.check_open()
+        if any(self._index.find(key) is None for key in keys):
+            try:
+                self._refresh(self._refresh_s, time.monotonic() + timeout_s)
+            except TimeoutError:
+                self._outcomes[Outcome.TIMEOUT] += 1
+            except (TierError, OSError):
+                self._outcomes[Outcome.ERROR] += 1
+        return [self._index.find(key) is not None for key in keys]
+
+    def _refresh(self, max_age_s: float, deadline: float) -> None:
+        """Learn what others wrote. Raises `TierError` or `TimeoutError`."""
+        try:
+            self._client.wait(self._listing.refresh(max_age_s), deadline)
+        except (TimeoutError, TierError) as error:
+            self.last_error = reason_of(error)
+            raise
+        except Exception as error:
+            self.last_error = reason_of(error)
+            raise TierError(self.last_error) from error
+
+    # writing
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        self._client.check_open()
+        began = time.monotonic()
+        deadline = began + timeout_s
+        if any(self._index.find(key) is None for key in keys):
+            # A slow first listing must not keep a writer from writing: copies do no harm.
+            with suppress(TimeoutError, TierError):
+                self._refresh(self._refresh_s, began + timeout_s / 2)
+        bundles = self._bundles_of(keys, records, done)
+        for bundle in bundles:
+            for index in bundle:
+                done[index] = Outcome.TIMEOUT
+        calls = [
+            partial(self._write, [keys[i] for i in b], [records[i] for i in b]) for b in bundles
+        ]
+        try:
+            for number, answer in self._client.gather(calls, deadline):
+                outcome = Outcome.STORED
+                if isinstance(answer, Exception):
+                    outcome = self._outcome_of(answer)
+                    outcome = Outcome.ERROR if outcome is Outcome.ABSENT else outcome
+                for index in bundles[number]:
+                    done[index] = outcome
+        finally:
+            self._settle_copies(keys, done)
+
+    def _bundles_of(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[list[int]]:
+        """Split what is not there yet into bundles, in the order of the keys."""
+        seen: set[bytes] = set()
+        bundles: list[list[int]] = []
+        open_bundles: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            if key in seen or self._index.find(key) is not None:
+                done[index] = Outcome.PRESENT
+                continue
+            seen.add(key)
+            size = len(records[index])
+            bundle = open_bundles.get(size)
+            if (
+                bundle is None
+                or len(bundle) == MAX_RECORDS
+                or (len(bundle) + 1) * size > self._bundle_bytes
+            ):
+                bundle = open_bundles[size] = []
+                bundles.append(bundle)
+            bundle.append(index)
+        return bundles
+
+    def _settle_copies(self, keys: Keys, done: list[Outcome]) -> None:
+        """A key that a call gave twice is present only if its first record was stored."""
+        first: dict[bytes, Outcome] = {}
+        for index, key in enumerate(keys):
+            outcome = first.setdefault(key, done[index])
+            if done[index] is Outcome.PRESENT and outcome is not Outcome.STORED:
+                done[index] = outcome
+
+    async def _write(self, keys: list[bytes], records: list[memoryview]) -> None:
+        path = self._listing.path_of(bundle_name(self._listing.new_id(), keys))
+        # Joined into bytes of its own: an upload that outlives its caller must not see reused buffers.
+        content = b"".join([*records, make_footer(keys)])
+        await self._client.write(path, content)
+        self._index.learn(path, len(content))
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
+        self._client.check_open()
+        deadline = time.monotonic() + timeout_s
+        if any(self._index.find(key) is None for key in keys):
+            self._refresh(self._refresh_s, deadline)
+        masks: dict[Bundle, int] = {}
+        for key in keys:
+            for bundle, position in self._index.places(key):
+                masks[bundle] = masks.get(bundle, 0) | 1 << position
+        for bundle, mask in masks.items():
+            self._bury(bundle, mask, deadline)
+
+    def _bury(self, bundle: Bundle, mask: int, deadline: float) -> None:
+        """Delete records of a bundle: here at once, for others by a name that they will list."""
+        burials = self._index.bury(bundle, mask)
+        if bundle.is_dead:
+            self._wait(self._client.remove([bundle.path, *burials]), deadline)
+            self._index.drop(bundle)
+        else:
+            path = self._listing.path_of(burial_name(self._listing.new_id(), bundle.id, mask))
+            self._wait(self._client.write(path, b""), deadline)
+            self._index.learn(path, 0)
+
+    def _wait(self, call: Any, deadline: float) -> None:
+        try:
+            self._client.wait(call, deadline)
+        except (TimeoutError, TierError):
+            raise
+        except Exception as error:
+            self.last_error = reason_of(error)
+            raise TierError(self.last_error) from error
+
+    def _outcome_of(self, error: Exception) -> Outcome:
+        if isinstance(error, _WrongSizeError):
+            return Outcome.CORRUPT
+        if not isinstance(error, FileNotFoundError):
+            self.last_error = reason_of(error)
+            return Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
+        self.last_error = reason_of(error)
+        return Outcome.ABSENT
+
+    def _entries(self, bundles: list[Bundle]) -> Iterator[Entry]:
+        calls: list[Callable[[], Awaitable[tuple[int, memoryview]]]] = [
+            partial(
+                self._client.read,
+                bundle.path,
+                bundle.object_bytes - footer_bytes(len(bundle.shorts)),
+                bundle.object_bytes,
+            )
+            for bundle in bundles
+        ]
+        deadline = time.monotonic() + _SCAN_TIMEOUT_S
+        try:
+            for number, answer in self._client.gather(calls, deadline):
+                bundle = bundles[number]
+                if isinstance(answer, FileNotFoundError):
+                    continue
+                if isinstance(answer, Exception):
+                    raise TierError(f"{bundle.path}: {reason_of(answer)}") from answer
+                for position, key in enumerate(parse_footer(bytes(answer[1])) or ()):
+                    if self._index.find(key) == (bundle, position):
+                        yield Entry(key, bundle.record_bytes)
+        except TimeoutError as error:
+            raise TierError(str(error)) from error
+
+
+class _WrongSizeError(Exception):
+    """An object has another size than it was listed with."""
+
+
+def _runs(positions: list[int]) -> Iterator[range]:
+    """Split ascending numbers into runs without gaps."""
+    start = 0
+    for at in range(1, len(positions) + 1):
+        if at == len(positions) or positions[at] != positions[at - 1] + 1:
+            yield range(positions[start], positions[at - 1] + 1)
+            start = at
+
+
+def _mask(run: range) -> int:
+    return sum(1 << position for position in run)

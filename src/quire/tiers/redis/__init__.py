@@ -1,0 +1,5 @@
+"""Records in Redis or Valkey."""
+
+from quire.tiers.redis.tier import Redis
+
+__all__ = ["Redis"]

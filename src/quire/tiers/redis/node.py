@@ -1,0 +1,140 @@
+"""One Redis server: a few connections, taken in turn by many threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from quire.errors import InvariantError, TierError
+from quire.tiers.base import Outcome
+from quire.tiers.redis.resp import Link, Reply, Request
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """No answer, and why: `TIMEOUT` or `ERROR`."""
+
+    outcome: Outcome
+    reason: str
+
+
+Answer: TypeAlias = "Reply | Lost"
+
+
+class Node:
+    """Connections to one server. Any number of threads may ask at once; `limit` are served, others wait.
+
+    A connection goes back only when everything sent over it was answered and nothing else came;
+    else it is closed. `num_open = len(idle) + those that a thread has`, and `num_open <= limit`.
+    """
+
+    def __init__(self, connect: Callable[[float], Link], limit: int) -> None:
+        self._connect = connect
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._idle: list[Link] = []
+        self._num_open = 0
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def ask(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
+        """Return an answer for each request; after a failure, `Lost` for all that follow it."""
+        answers: list[Reply] = []
+        try:
+            while len(answers) < len(requests):
+                self._ask_over_one(requests, deadline, answers)
+        except TimeoutError:
+            lost = Lost(Outcome.TIMEOUT, "no answer in time")
+        except (TierError, OSError) as error:
+            lost = Lost(Outcome.ERROR, str(error))
+        else:
+            return [*answers]
+        return [*answers, *[lost] * (len(requests) - len(answers))]
+
+    def open(self, deadline: float) -> None:
+        """Make sure that there is a connection. Raises what `connect` raises."""
+        self._give_back(self._take(deadline))
+
+    def close(self) -> None:
+        """Close what is idle; what threads have is closed when they are done."""
+        with self._changed:
+            self._is_closed = True
+            self._close_idle()
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Verify the conservation law. Raises `InvariantError`."""
+        with self._changed:
+            if not len(self._idle) <= self._num_open <= self._limit:
+                raise InvariantError(
+                    f"{len(self._idle)} idle of {self._num_open} connections, at most {self._limit}"
+                )
+
+    def _ask_over_one(
+        self, requests: Sequence[Request], deadline: float, answers: list[Reply]
+    ) -> None:
+        link = self._take(deadline)
+        try:
+            # What was answered before a failure stays answered.
+            link.exchange(requests[len(answers) :], deadline, answers)
+        except BaseException:
+            self._drop(link)
+            raise
+        self._give_back(link)
+
+    def _take(self, deadline: float) -> Link:
+        with self._changed:
+            while True:
+                if self._is_closed:
+                    raise TierError("the tier is closed")
+                self._leave_parent()
+                while self._idle:
+                    link = self._idle.pop()
+                    if link.is_quiet:
+                        return link
+                    link.close()
+                    self._num_open -= 1
+                if self._num_open < self._limit:
+                    self._num_open += 1
+                    break
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+        try:
+            return self._connect(deadline)
+        except BaseException:
+            self._forget_one()
+            raise
+
+    def _give_back(self, link: Link) -> None:
+        with self._changed:
+            if not (self._is_closed or link.has_unread):
+                self._idle.append(link)
+                self._changed.notify()
+                return
+        self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        link.close()
+        self._forget_one()
+
+    def _forget_one(self) -> None:
+        with self._changed:
+            self._num_open -= 1
+            self._changed.notify()
+
+    def _leave_parent(self) -> None:
+        """After a fork: two processes that read from one connection would take each other's answers."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._close_idle()
+            self._num_open = 0
+
+    def _close_idle(self) -> None:
+        for link in self._idle:
+            link.close()
+        self._num_open -= len(self._idle)
+        self._idle.clear()

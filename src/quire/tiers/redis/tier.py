@@ -1,0 +1,377 @@
+"""Records in Redis or Valkey, one server or a cluster, shared by any number of machines."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from quire.errors import ConfigError, RecordError, TierError
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
+from quire.tiers.redis.cluster import Cluster, Routes, Single
+from quire.tiers.redis.node import Answer, Lost
+from quire.tiers.redis.resp import Failure, Request, Value, command
+from quire.tiers.redis.url import Endpoint, parse_server
+
+ASK_FIRST_BYTES = 128 << 10
+"""From this size on, a record is sent only after the server said that it has none; below, it is cheaper to just send it."""
+
+OPEN_TIMEOUT_S = 5.0
+TOUCH_TIMEOUT_S = 0.25
+SCAN_COUNT = b"512"
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What a server says of itself.
+
+    `used_bytes`, `max_bytes`  of its memory; `max_bytes` is -1 where it has no limit
+    `policy`                   what it does when they meet: for instance "noeviction", "allkeys-lru"
+    `evicted`                  keys that made room since it started
+    `mode`                     "standalone" or "cluster"
+    `role`                     "master", or "slave" for a replica, which takes no records
+    """
+
+    name: str
+    version: str
+    mode: str
+    role: str
+    num_keys: int
+    used_bytes: int
+    max_bytes: int
+    policy: str
+    evicted: int
+
+
+class Redis(Tier):
+    """A Redis or Valkey server (6.2 or later) or cluster. A record is a string under `prefix` + the key in hex.
+
+    `url`          `redis://[user:password@]host[:port][/db]`; `rediss://` for TLS, `redis+cluster://` and
+                   `rediss+cluster://` for a cluster by any node, `unix:///path`; options: `redis_url.parse_server`
+    `ttl_s`        records are dropped so long after they were last put or touched; None: never
+    `prefix`       of all keys that the tier reads, writes, lists and deletes
+    `connections`  to each server, at most; more threads wait in turn
+
+    Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. An ACL
+    user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots` on the keys of the prefix.
+
+    Opening connects and logs in. Raises `ConfigError` for bad arguments, `TierError` with the server's reason where it
+    cannot be opened. After that no failure raises: a connection that failed is closed and made again by the next call;
+    `last_failure` says what went wrong last. Values of a wrong type or length are dropped and read as `CORRUPT`.
+    """
+
+    name = "redis"
+    is_local = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ttl_s: float | None = None,
+        prefix: str = "quire:",
+        connections: int = 8,
+    ) -> None:
+        super().__init__()
+        if ttl_s is not None and not 0.001 <= ttl_s <= 1e9:
+            raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {ttl_s!r}")
+        if not 1 <= connections <= 1024:
+            raise ConfigError(f"connections are from 1 to 1024, not {connections!r}")
+        self._server = parse_server(url)
+        self._ttl_ms = None if ttl_s is None else b"%d" % round(ttl_s * 1000)
+        self._prefix = prefix.encode()
+        self._routes = self._make_routes(connections)
+        self._max_bytes = -1
+        self.last_failure = ""
+        try:
+            self._open()
+        except BaseException:
+            self._routes.close()
+            raise
+
+    def touch(self, keys: Keys) -> None:
+        """Renew the time to live, or the server's notion of recent use; the tail first, so that the head is newest."""
+        names = [self._prefix + key.hex().encode() for key in reversed(keys)]
+        deadline = time.monotonic() + TOUCH_TIMEOUT_S
+        if self._ttl_ms is None:
+            requests = [Request((command(b"TOUCH", name),), (int,)) for name in names]
+        else:
+            requests = [self._renewal(name) for name in names]
+        for answer in self._routes.ask(names, requests, deadline):
+            self._failed(answer)
+
+    def scan(self) -> Iterator[Entry]:
+        seen: set[bytes] = set()
+        for endpoint in self._routes.endpoints():
+            for keys in self._scan_one(endpoint):
+                fresh = [key for key in dict.fromkeys(keys) if key not in seen]
+                seen.update(fresh)
+                for key, size in zip(fresh, self._sizes(fresh), strict=True):
+                    if size:
+                        yield Entry(key, size)
+
+    def servers(self) -> list[ServerInfo]:
+        """Return what each server that holds keys says of itself. Raises `TierError`."""
+        return [self._info(endpoint) for endpoint in self._routes.endpoints()]
+
+    def check(self) -> None:
+        self._routes.check()
+
+    def close(self) -> None:
+        self._routes.close()
+
+    def _make_routes(self, connections: int) -> Routes:
+        if not self._server.is_cluster:
+            return Single(self._server, connections)
+        from redis.crc import key_slot  # noqa: PLC0415 - an extra
+
+        return Cluster(self._server, connections, key_slot)
+
+    def _open(self) -> None:
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        where = self._server.endpoint
+        try:
+            self._routes.open(deadline)
+        except TimeoutError:
+            raise TierError(f"{where} did not answer within {OPEN_TIMEOUT_S} s") from None
+        except OSError as error:
+            raise TierError(f"{where} cannot be reached: {error}") from None
+        name = self._prefix + b"0" * (2 * KEY_BYTES)
+        (answer,) = self._routes.ask([name], [_exists(name)], deadline)
+        if isinstance(answer, (Failure, Lost)) and not _is_moved(answer):
+            reason = answer.text if isinstance(answer, Failure) else answer.reason
+            raise TierError(f"{where} refuses to look for a key: {reason}")
+        try:
+            servers = self.servers()
+        except TierError:
+            # A user that may not ask for INFO: the limit stays unknown.
+            servers = []
+        if _is_moved(answer) or (
+            not self._server.is_cluster and any(each.mode == "cluster" for each in servers)
+        ):
+            raise TierError(
+                f"{where} is a node of a cluster: write redis+cluster:// or rediss+cluster://"
+            )
+        limits = [each.max_bytes for each in servers]
+        if limits and min(limits) > 0:
+            self._max_bytes = sum(limits)
+
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+        deadline = time.monotonic() + timeout_s
+        names = self._names(keys)
+
+        def arrived(index: int, value: Value) -> None:
+            if value.num_bytes == len(buffers[index]):
+                found[index] = Outcome.HIT
+
+        requests = [
+            Request((_GET % (len(name), name),), _FOUND_OR_NOT, buffer, partial(arrived, index))
+            for index, (name, buffer) in enumerate(zip(names, buffers, strict=True))
+        ]
+        dropped: list[bytes] = []
+        for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
+            if found[index] is not Outcome.SKIPPED:
+                continue
+            if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
+                found[index] = Outcome.HIT
+                continue
+            found[index] = self._why_not(answer, keys[index], buffers[index])
+            if found[index] is Outcome.CORRUPT:
+                dropped.append(names[index])
+        if dropped:
+            self._routes.ask(dropped, [_unlink(name) for name in dropped], deadline)
+
+    def _why_not(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
+        if answer is None:
+            return Outcome.ABSENT
+        if isinstance(answer, Value):
+            return _misfit(key, buffer, answer.num_bytes)
+        if isinstance(answer, Failure) and answer.text.startswith("WRONGTYPE"):
+            return Outcome.CORRUPT
+        return self._failed(answer) or Outcome.ERROR
+
+    def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        deadline = time.monotonic() + timeout_s
+        names = self._names(keys)
+        large = [i for i, record in enumerate(records) if len(record) >= ASK_FIRST_BYTES]
+        self._keep_present(names, large, deadline, done)
+        rest = [i for i, outcome in enumerate(done) if outcome is Outcome.SKIPPED]
+        requests = [self._setting(names[i], records[i]) for i in rest]
+        lost_races: list[int] = []
+        for i, answer in zip(
+            rest, self._routes.ask([names[i] for i in rest], requests, deadline), strict=True
+        ):
+            if answer == "OK":
+                done[i] = Outcome.STORED
+            elif answer is None:
+                done[i] = Outcome.PRESENT
+                lost_races.append(i)
+            elif isinstance(answer, Failure) and answer.text.startswith("OOM"):
+                done[i] = Outcome.FULL
+            else:
+                done[i] = self._failed(answer) or Outcome.ERROR
+        if self._ttl_ms is not None:
+            self._keep_present(names, lost_races, deadline, done)
+
+    def _keep_present(
+        self, names: list[bytes], indices: list[int], deadline: float, done: list[Outcome]
+    ) -> None:
+        """Set `done` where a record is there already, and renew its time to live; or where the server fails."""
+        asked = [names[i] for i in indices]
+        ask = _exists if self._ttl_ms is None else self._renewal
+        answers = self._routes.ask(asked, [ask(name) for name in asked], deadline)
+        for i, answer in zip(indices, answers, strict=True):
+            if answer == 1:
+                done[i] = Outcome.PRESENT
+            elif answer == 0:
+                done[i] = Outcome.SKIPPED
+            else:
+                done[i] = self._failed(answer) or Outcome.ERROR
+
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
+        names = self._names(keys)
+        answers = self._routes.ask(
+            names, [_exists(name) for name in names], time.monotonic() + timeout_s
+        )
+        self._raise_failure(answers)
+        return [answer == 1 for answer in answers]
+
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
+        names = self._names(keys)
+        self._raise_failure(
+            self._routes.ask(names, [_unlink(name) for name in names], time.monotonic() + timeout_s)
+        )
+
+    def _size(self) -> tuple[int, int, int]:
+        return -1, -1, self._max_bytes
+
+    def _names(self, keys: Keys) -> list[bytes]:
+        return [self._prefix + key.hex().encode() for key in keys]
+
+    def _setting(self, name: bytes, record: memoryview) -> Request:
+        num_words = 4 if self._ttl_ms is None else 6
+        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
+            num_words,
+            len(name),
+            name,
+            len(record),
+        )
+        tail = b"\r\n$2\r\nNX\r\n"
+        if self._ttl_ms is not None:
+            tail += b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._ttl_ms), self._ttl_ms)
+        return Request(
+            (
+                head,
+                record,
+                tail,
+            ),
+            (str, type(None)),
+        )
+
+    def _renewal(self, name: bytes) -> Request:
+        return Request((command(b"PEXPIRE", name, self._ttl_ms or b"0"),), (int,))
+
+    def _scan_one(self, endpoint: Endpoint) -> Iterator[list[bytes]]:
+        """Yield the keys that one server has, in parts; some may come twice."""
+        pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
+        shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
+        cursor = b""
+        while cursor != b"0":
+            words = command(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", SCAN_COUNT)
+            match self._ask_at(endpoint, Request((words,), (list,))):
+                case [bytes(cursor), [*names]] if cursor:
+                    matches = [shape.fullmatch(name) for name in names if isinstance(name, bytes)]
+                    yield [bytes.fromhex(match[1].decode()) for match in matches if match]
+                case answer:
+                    raise TierError(f"{endpoint} cannot be listed: it answered {answer!r:.80}")
+
+    def _ask_at(self, endpoint: Endpoint, request: Request) -> Answer:
+        return self._routes.ask_at(endpoint, request, time.monotonic() + OPEN_TIMEOUT_S)
+
+    def _sizes(self, keys: Keys) -> list[int]:
+        """Return the bytes of each record; 0 for what is none."""
+        names = self._names(keys)
+        requests = [Request((command(b"STRLEN", name),), (int,)) for name in names]
+        answers = self._routes.ask(names, requests, time.monotonic() + OPEN_TIMEOUT_S)
+        for answer in answers:
+            if isinstance(answer, Lost):
+                raise TierError(f"listing failed: {answer.reason}")
+        return [answer if isinstance(answer, int) else 0 for answer in answers]
+
+    def _info(self, endpoint: Endpoint) -> ServerInfo:
+        answer = self._ask_at(endpoint, _INFO)
+        if not isinstance(answer, bytes):
+            raise TierError(f"{endpoint} gives no INFO, but {answer!r:.80}")
+        lines = answer.decode("latin-1").splitlines()
+        words = dict(line.split(":", 1) for line in lines if ":" in line)
+        keys = dict(
+            part.split("=", 1)
+            for part in words.get(f"db{self._server.db}", "keys=0").split(",")
+            if "=" in part
+        )
+        return ServerInfo(
+            str(endpoint),
+            words.get("redis_version", ""),
+            words.get("redis_mode", ""),
+            words.get("role", ""),
+            _number(keys, "keys"),
+            _number(words, "used_memory"),
+            _number(words, "maxmemory") or -1,
+            words.get("maxmemory_policy", ""),
+            _number(words, "evicted_keys"),
+        )
+
+    def _failed(self, answer: Answer) -> Outcome | None:
+        """Note a failure and return its outcome; None for an answer that is none."""
+        if isinstance(answer, Lost):
+            self.last_failure = answer.reason
+            return answer.outcome
+        if isinstance(answer, Failure):
+            self.last_failure = answer.text
+            return Outcome.ERROR
+        return None
+
+    def _raise_failure(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            outcome = self._failed(answer)
+            if outcome is Outcome.TIMEOUT:
+                raise TimeoutError
+            if outcome is not None:
+                raise TierError(self.last_failure)
+
+
+_INFO = Request((command(b"INFO"),), (bytes,))
+_FOUND_OR_NOT = (Value, type(None))
+_GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
+
+
+def _exists(name: bytes) -> Request:
+    return Request((b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name),), (int,))
+
+
+def _number(words: dict[str, str], name: str) -> int:
+    """Return a number of INFO; -1 for none."""
+    word = words.get(name, "")
+    return int(word) if word.isdecimal() and len(word) < 20 else -1
+
+
+def _unlink(name: bytes) -> Request:
+    return Request((command(b"UNLINK", name),), (int,))
+
+
+def _is_moved(answer: Answer) -> bool:
+    return isinstance(answer, Failure) and answer.text.startswith("MOVED ")
+
+
+def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:
+    """Return what a value of another size than the buffer's is; the buffer holds as much of it as fits."""
+    if len(buffer) < HEADER_BYTES:
+        return Outcome.FOREIGN
+    try:
+        header = verify(buffer[:num_bytes]) if num_bytes < len(buffer) else read_header(buffer)
+    except RecordError as error:
+        return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
+    is_record = header.key == key and record_bytes(header.payload_bytes) == num_bytes
+    return Outcome.FOREIGN if is_record else Outcome.CORRUPT

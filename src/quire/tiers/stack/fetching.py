@@ -1,0 +1,137 @@
+"""Who reads what into whose buffer, and until when.
+
+    Fetch    keys that one request wants, and the buffers for them
+    Chunk    keys that one call reads from one tier, into the buffers of the request that came first
+    Ticket   a fetch's claim on some keys of a chunk, with a deadline
+
+A request that wants a key that is being read takes a ticket on that chunk and gets a copy. A ticket that is
+given up is out: what the chunk brings later is not for it, and a buffer that may still be written is
+replaced in the request's list by another one.
+
+    WAITING ── its lane's turn ──▶ READING ── copies for joined tickets ──▶ DONE
+       └─ nobody wants it any more ─▶ DONE, without a call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from quire.tiers.base import Keys, Outcome
+from quire.tiers.stack.lanes import Deadline
+from quire.tiers.stack.level import Level, Shared
+
+
+class State(Enum):
+    """How far a chunk is."""
+
+    WAITING = auto()
+    READING = auto()
+    DONE = auto()
+
+
+class Ticket:
+    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk.
+
+    `is_first`  the chunk reads into this fetch's buffers; else they get copies
+    """
+
+    __slots__ = ("chunk", "deadline", "fetch", "indices", "is_copying", "is_first", "places")
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        chunk: Chunk,
+        indices: list[int],
+        places: Sequence[int],
+        deadline: Deadline,
+    ) -> None:
+        self.fetch = fetch
+        self.chunk = chunk
+        self.indices = indices
+        self.places = places
+        self.deadline = deadline
+        self.is_first = fetch is chunk.owner
+        self.is_copying = False
+
+
+class Chunk:
+    """Keys that one call reads from one tier, into the buffers that its owner had for them."""
+
+    __slots__ = ("allowed_s", "buffers", "deadline", "keys", "level", "owner", "state", "tickets")
+
+    def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
+        self.owner = owner
+        self.level = level
+        self.keys = [owner.keys[index] for index in indices]
+        self.buffers = [owner.buffers[index] for index in indices]
+        self.deadline = deadline
+        self.state = State.WAITING
+        self.allowed_s = 0.0
+        self.tickets: list[Ticket] = []
+
+
+class Span:
+    """What one fetch reads from one tier, as the gate's estimate sees it."""
+
+    __slots__ = ("began_s", "num_bytes", "open_tickets")
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.num_bytes = 0
+        self.open_tickets = 0
+
+
+class Fetch:
+    """Keys that one request wants. `pending` counts those that may still come.
+
+    `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
+
+    With `when_done` it runs in the background: nobody waits, so each tier has all the time that there is.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        keys: Keys,
+        buffers: list[memoryview],
+        deadline: Deadline,
+        when_done: Callable[[Fetch], None] | None = None,
+    ) -> None:
+        self.keys = keys
+        self.buffers = buffers
+        self.deadline = deadline
+        self.outcomes = [Outcome.TIMEOUT] * len(keys)
+        self.causes: dict[int, Outcome] = {}
+        self.pending = len(keys)
+        self.tickets: list[Ticket] = []
+        self.spans: dict[int, Span] = {}
+        self.signal = shared.lanes.signal()
+        self.is_over = False
+        self._lock = shared.lock
+        self.is_background = when_done is not None
+        self._when_done = when_done
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """Keep a hit, or the first cause that is more than absence. The lock is held."""
+        if outcome is Outcome.HIT:
+            self.outcomes[index] = outcome
+            self.pending -= 1
+        elif outcome is not Outcome.ABSENT:
+            self.causes.setdefault(index, outcome)
+
+    def miss(self, indices: Sequence[int]) -> None:
+        """No tier is left for these keys. The lock is held."""
+        for index in indices:
+            self.outcomes[index] = self.causes.get(index, Outcome.ABSENT)
+        self.pending -= len(indices)
+
+    def wake(self) -> None:
+        """Tell whoever waits that something changed. The lock is not held."""
+        with self._lock:
+            when_done = None if self.pending else self._when_done
+            if when_done is not None:
+                self._when_done = None
+        self.signal.set()
+        if when_done is not None:
+            when_done(self)

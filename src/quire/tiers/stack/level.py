@@ -1,0 +1,128 @@
+"""One tier as part of a stack: its lanes, breakers, counts and estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quire.tiers.base import Outcome, Tier
+from quire.tiers.stack.breaker import Breaker, Kind
+from quire.tiers.stack.buffers import BufferPool
+from quire.tiers.stack.gate import Estimate
+from quire.tiers.stack.lanes import Lane, Lanes
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stats import Meter, TierReport, counted
+from quire.tiers.stack.uses import KeyTable
+
+PATIENCE_S = 0.02
+"""A call that was given up sooner says more about its caller than about the tier."""
+
+_FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
+
+
+class Shared:
+    """What all parts of a stack share. `lock` guards all that is counted and remembered."""
+
+    def __init__(self, lanes: Lanes, settings: StackSettings) -> None:
+        self.lanes = lanes
+        self.settings = settings
+        self.lock = lanes.lock()
+        self.pool = BufferPool(int(settings.queue_bytes))
+        self.whereabouts = KeyTable(settings.remembered_keys)
+        """A bit per tier that had the key when it was last asked or written."""
+        self.uses = KeyTable(settings.remembered_keys)
+        self.is_closed = False
+
+
+class Level:
+    """A tier at its place in the stack: 0 is the fastest.
+
+    Whether calls run at once (`in_memory`) or in its lanes: one for what requests wait for, one
+    for what they do not.
+    """
+
+    def __init__(
+        self, shared: Shared, index: int, tier: Tier, name: str, when_closed: Callable[[], None]
+    ) -> None:
+        settings = shared.settings
+        self.shared = shared
+        self.index = index
+        self.tier = tier
+        self.name = name
+        self.settings = settings.of(name)
+        self.in_memory = tier.in_memory
+        self.meter = Meter()
+        self.estimate = Estimate(*self._first_guess())
+        self.reading, self.writing = (
+            Breaker(shared.lanes, settings.failures, settings.cool_down_s, settings.max_cool_down_s)
+            for _ in range(2)
+        )
+        threads = self.settings.threads or settings.threads
+        self.loads = Lane(shared.lanes, f"{name} loads", threads, when_closed)
+        self.stores = Lane(shared.lanes, f"{name} stores", 1, when_closed)
+
+    @property
+    def patience_s(self) -> float:
+        """The shortest wait that is held against the tier."""
+        return min(PATIENCE_S, self.shared.settings.lookup_timeout_s / 4)
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything may be written to it."""
+        return not (self.settings.read_only or self.shared.settings.read_only)
+
+    def answered(self, kind: Kind, outcomes: Sequence[Outcome]) -> None:
+        """Tell the breaker how a call went. The lock is held."""
+        breaker = self.writing if kind == "store" else self.reading
+        if any(failed in outcomes for failed in _FAILED):
+            breaker.failed(kind)
+        else:
+            breaker.succeeded(kind)
+
+    def given_up(self, kind: Kind, waited_s: float) -> None:
+        """Tell the breaker that a call did not return in time. The lock is held."""
+        if waited_s >= self.patience_s:
+            self.reading.failed(kind)
+
+    def report(self, queued_bytes: int) -> TierReport:
+        """Return its counts. The lock is not held."""
+        stats = msgspec.structs.replace(self.tier.stats(), name=self.name)
+        with self.shared.lock:
+            meter = self.meter
+            return TierReport(
+                tier=stats,
+                loads=counted(meter.loads),
+                stores=counted(meter.stores),
+                loaded_bytes=meter.loaded_bytes,
+                stored_bytes=meter.stored_bytes,
+                load_s=meter.load_s,
+                store_s=meter.store_s,
+                queued_bytes=queued_bytes,
+                dropped=meter.dropped,
+                late=meter.late,
+                joined=meter.joined,
+                reading=self.reading.state.value,
+                writing=self.writing.state.value,
+                num_opened=self.reading.num_opened + self.writing.num_opened,
+                latency_s=self.estimate.latency_s,
+                bandwidth=self.estimate.bandwidth,
+            )
+
+    def _first_guess(self) -> tuple[float, float]:
+        """Seconds and bytes per second before anything was measured: orders of magnitude."""
+        if self.in_memory:
+            latency_s, bandwidth = 20e-6, 4e9
+        elif self.tier.is_local:
+            latency_s, bandwidth = 0.5e-3, 800e6
+        else:
+            latency_s, bandwidth = 3e-3, 300e6
+        return self.settings.latency_s or latency_s, self.settings.bandwidth or bandwidth
+
+
+def guarded(call: Callable[[], list[Outcome]], num_keys: int) -> list[Outcome]:
+    """Call a tier. An exception that it should not raise, a library's, is `ERROR` as well."""
+    try:
+        return call()
+    except Exception:  # noqa: BLE001 - whatever a tier raises, a request goes on without it
+        return [Outcome.ERROR] * num_keys

@@ -1,0 +1,153 @@
+"""Which records go to which tier, and when: write policies, promotion, demotion, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.writing import Chain, StoreQueue, write
+
+SECOND = 2
+"""Uses from which on `second_use` writes."""
+
+_WORTH = (Outcome.STORED, Outcome.PRESENT, Outcome.FULL)
+"""Outcomes from the best down, for a key that several tiers were given; then any other."""
+
+
+class Placing:
+    """Decides for every record which tiers get it, and hands it to them.
+
+    A tier gets a record only if it is not known to have it, and has no such record waiting.
+    """
+
+    def __init__(self, shared: Shared, levels: Sequence[Level]) -> None:
+        self._shared = shared
+        self._levels = levels
+        self.queues = [StoreQueue(shared, level) for level in levels]
+
+    def wanted(self, keys: Keys) -> list[bool]:
+        """Return which keys some tier would take now."""
+        lacking = np.zeros(len(keys), np.bool_)
+        for level, queue in zip(self._levels, self.queues, strict=True):
+            if not level.writes or level.settings.write == "back":
+                continue
+            lacks = self._lacks(level, keys)
+            if not level.in_memory:
+                with self._shared.lock:
+                    room = queue.room
+                lacks[np.flatnonzero(lacks)[room:]] = False
+            elif lacks.any():
+                lacks &= ~np.array(level.tier.contains(keys), np.bool_)
+            lacking |= lacks
+        return lacking.tolist()
+
+    def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
+        """Give a prompt's records to all tiers that are written at once."""
+        levels = [each for each in self._levels if each.settings.write != "back"]
+        return self._give(levels, keys, Chain(self._shared, records, is_ordered=True))
+
+    def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
+        """Give what the device evicted to the fastest tier, and to those that should have it anyway."""
+        writing = [level for level in self._levels if level.writes]
+        levels = [
+            each for at, each in enumerate(writing) if not at or each.settings.write != "back"
+        ]
+        return self._give(levels, keys, Chain(self._shared, records, is_ordered=False))
+
+    def demote(self, above: Level, keys: list[bytes], records: list[memoryview]) -> None:
+        """Give what a tier lets go to the next one that is written, unless that has it. Copies."""
+        with self._shared.lock:
+            self._shared.whereabouts.clear(keys, above.index)
+        for level in self._levels[above.index + 1 :]:
+            if level.writes:
+                self._copy_to(level, keys, records)
+                return
+
+    def promote(self, below: Level, keys: list[bytes], records: list[memoryview]) -> None:
+        """Give what a slower tier gave to the fastest one. The records stay the caller's."""
+        top = self._levels[0]
+        if below.index and top.writes and self._shared.settings.promote:
+            self._copy_to(top, keys, records)
+
+    def count(self, keys: Keys) -> None:
+        """Count a use of each key, and tell the tiers."""
+        with self._shared.lock:
+            self._shared.uses.count(keys)
+        for level, queue in zip(self._levels, self.queues, strict=True):
+            if level.in_memory:
+                level.tier.touch(keys)
+            else:
+                queue.touch(keys)
+
+    def _lacks(self, level: Level, keys: Keys) -> NDArray[np.bool_]:
+        """Return which keys a tier should have, has not as far as is known, and is not about to get."""
+        with self._shared.lock:
+            bits = self._shared.whereabouts.get(keys)
+            # A tier in memory knows what it has; what is remembered of it may be out of date.
+            lacks = (bits >> np.uint8(level.index)) & np.uint8(1) == 0
+            if level.in_memory:
+                lacks[:] = True
+            elif self.queues[level.index].waiting_bytes:
+                lacks &= ~np.array(self.queues[level.index].has(keys), np.bool_)
+            if level.settings.write == "second_use":
+                lacks &= self._shared.uses.get(keys) >= SECOND
+        return lacks
+
+    def _give(self, levels: Sequence[Level], keys: Keys, chain: Chain) -> list[Outcome]:
+        outcomes = [Outcome.SKIPPED] * len(keys)
+        # The fastest last: what it lets go to make room is then on its way to the others already.
+        for level in reversed(levels):
+            if not level.writes or self._shared.is_closed:
+                continue
+            lacks = self._lacks(level, keys)
+            indices: list[int] = np.flatnonzero(lacks).tolist()
+            if level.settings.write != "second_use":
+                for index in np.flatnonzero(~lacks).tolist():
+                    outcomes[index] = _better(outcomes[index], Outcome.PRESENT)
+            if indices:
+                for index, outcome in zip(
+                    indices, self._write(level, chain, indices, keys), strict=True
+                ):
+                    outcomes[index] = _better(outcomes[index], outcome)
+        chain.let_go()
+        return outcomes
+
+    def _write(self, level: Level, chain: Chain, indices: list[int], keys: Keys) -> list[Outcome]:
+        if not level.in_memory:
+            return self.queues[level.index].offer(chain, indices, keys)
+        return write(self._shared, level, chain, indices, keys)
+
+    def _copy_to(self, level: Level, keys: list[bytes], records: list[memoryview]) -> None:
+        if self._shared.is_closed:
+            return
+        lacks = self._lacks(level, keys)
+        indices: list[int] = np.flatnonzero(lacks).tolist()
+        if level.in_memory:
+            chain = Chain(self._shared, records, is_ordered=False)
+            if indices:
+                write(self._shared, level, chain, indices, keys)
+            return
+        with self._shared.lock:
+            room = self.queues[level.index].room
+            level.meter.dropped += max(0, len(indices) - room)
+        del indices[room:]
+        if not indices:
+            return
+        copies = self._shared.pool.take([len(records[index]) for index in indices])
+        for copy, index in zip(copies, indices, strict=True):
+            copy[:] = records[index]
+        chain = Chain(self._shared, copies, is_ordered=False)
+        kept = [keys[index] for index in indices]
+        self.queues[level.index].offer(chain, range(len(kept)), kept)
+        chain.let_go()
+
+
+def _better(one: Outcome, other: Outcome) -> Outcome:
+    for outcome in _WORTH:
+        if outcome in (one, other):
+            return outcome
+    return other

@@ -1,0 +1,368 @@
+"""Reading from the tiers of a stack: chunks go to lanes, what is missing to the next tier, what is late to nobody.
+
+`fetching.py` has the words: fetch, chunk, ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.errors import InvariantError
+from quire.tiers.base import Keys, Outcome
+from quire.tiers.stack.fetching import Chunk, Fetch, Span, State, Ticket
+from quire.tiers.stack.lanes import Deadline, Job
+from quire.tiers.stack.level import Level, Shared, guarded
+
+CHUNK_KEYS = 256
+
+
+class Reader:
+    """The reads of a stack.
+
+    `keep`  called with a level, keys and buffers that hold verified records, before anybody gets them
+
+    Every chunk in `_flights` is waiting or being read, and has its keys there: so one key is read from one
+    tier once at a time, but for requests that could not wait for the first.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        levels: Sequence[Level],
+        keep: Callable[[Level, list[bytes], list[memoryview]], None],
+    ) -> None:
+        self._shared = shared
+        self._levels = levels
+        self._keep = keep
+        self._flights: list[dict[bytes, tuple[Chunk, int]]] = [{} for _ in levels]
+
+    @property
+    def num_in_flight(self) -> int:
+        """Keys that are waiting or being read."""
+        with self._shared.lock:
+            return sum(map(len, self._flights))
+
+    def at_once(
+        self, keys: Keys, buffers: Sequence[memoryview], deadline: Deadline
+    ) -> list[Outcome]:
+        """Read from the fastest tier, which is in memory, on this thread."""
+        level, lanes = self._levels[0], self._shared.lanes
+        began_s = lanes.now()
+        left_s = deadline.left_s
+        outcomes = guarded(lambda: level.tier.get(keys, buffers, left_s), len(keys))
+        took_s = max(0.0, lanes.now() - began_s)
+        num_hits = outcomes.count(Outcome.HIT)
+        with self._shared.lock:
+            meter = level.meter
+            meter.load_s += took_s
+            if left_s >= level.patience_s:
+                level.answered("load", outcomes)
+            if num_hits == len(keys):
+                num_bytes = sum(map(len, buffers))
+                meter.loads[Outcome.HIT] += num_hits
+                meter.loaded_bytes += num_bytes
+                level.estimate.observe(num_bytes, took_s)
+            else:
+                meter.loads.update(outcomes)
+                meter.loaded_bytes += sum(
+                    len(buffer)
+                    for buffer, outcome in zip(buffers, outcomes, strict=True)
+                    if outcome is Outcome.HIT
+                )
+        return outcomes
+
+    def begin(self, fetch: Fetch, indices: list[int], levels: Sequence[int]) -> None:
+        """Ask for keys, each from the tier that `levels` says, and then from slower ones."""
+        by_level: dict[int, list[int]] = {}
+        for index, level in zip(indices, levels, strict=True):
+            by_level.setdefault(level, []).append(index)
+        for level in sorted(by_level, reverse=True):  # what takes longest begins first
+            self._ask(fetch, level, by_level[level])
+
+    def wait(self, fetch: Fetch) -> None:
+        """Return when every key has an outcome, or the deadline has passed. For the fetch's one caller."""
+        lock = self._shared.lock
+        while True:
+            fetch.signal.clear()
+            with lock:
+                if not fetch.pending:
+                    fetch.is_over = True
+                    return
+                tickets = list(fetch.tickets)
+            left_s = fetch.deadline.left_s
+            if not left_s:
+                break
+            overdue = [ticket for ticket in tickets if ticket.deadline.passed]
+            for ticket in overdue:
+                missing = self._give_up(ticket)
+                self._ask(fetch, ticket.chunk.level.index + 1, missing)
+            if not overdue:
+                fetch.signal.wait(min([left_s, *(ticket.deadline.left_s for ticket in tickets)]))
+        self.end(fetch)
+
+    def end(self, fetch: Fetch) -> None:
+        """Give up what has not come; nothing is written to the fetch's buffers from now on."""
+        with self._shared.lock:
+            fetch.is_over = True
+            tickets = list(fetch.tickets)
+        for ticket in tickets:
+            self._give_up(ticket)
+
+    def check(self) -> None:
+        """Verify that what is in flight is wanted or being read; raises `InvariantError`."""
+        with self._shared.lock:
+            for level, flights in zip(self._levels, self._flights, strict=True):
+                for chunk, _ in flights.values():
+                    if chunk.state is State.DONE or (
+                        chunk.state is State.WAITING and not chunk.tickets
+                    ):
+                        raise InvariantError(
+                            f"{level.name}: a chunk of {len(chunk.keys)} keys is {chunk.state.name} "
+                            f"with {len(chunk.tickets)} tickets, and still found; a bug in quire"
+                        )
+
+    # Asking
+
+    def _ask(self, fetch: Fetch, first: int, indices: list[int]) -> None:
+        """Read keys from the first tier on from `first` that is in service."""
+        if not indices:
+            return
+        for level in self._levels[first:]:
+            with self._shared.lock:
+                if level.reading.allows:
+                    break
+                level.meter.loads[Outcome.SKIPPED] += len(indices)
+                if not fetch.is_over:
+                    for index in indices:
+                        fetch.settle(index, Outcome.SKIPPED)
+        else:
+            with self._shared.lock:
+                if not fetch.is_over:
+                    fetch.miss(indices)
+            fetch.wake()
+            return
+        chunks = self._tickets(fetch, level, indices)
+        for chunk in chunks:
+            if level.in_memory:
+                self._run(chunk)
+            else:
+                level.loads.submit(fetch, Job(lambda c=chunk: self._run(c), self._dropper(chunk)))
+        if chunks:
+            fetch.wake()
+
+    def _tickets(self, fetch: Fetch, level: Level, indices: list[int]) -> list[Chunk]:
+        """Join the chunks that are on their way, and return new ones for the rest."""
+        deadline = Deadline(self._shared.lanes, self._share_s(fetch, level))
+        left_s = deadline.left_s
+        joined: dict[int, tuple[Chunk, list[int], list[int]]] = {}
+        chunks: list[Chunk] = []
+        with self._shared.lock:
+            if fetch.is_over:
+                return []
+            flights = self._flights[level.index]
+            rest: list[int] = []
+            for index in indices if flights else ():
+                chunk, place = flights.get(fetch.keys[index], (None, 0))
+                if chunk is None or not _is_joinable(chunk, left_s, fetch.buffers[index], place):
+                    rest.append(index)
+                    continue
+                _, own, places = joined.setdefault(id(chunk), (chunk, [], []))
+                own.append(index)
+                places.append(place)
+            for chunk, own, places in joined.values():
+                self._issue(Ticket(fetch, chunk, own, places, deadline))
+                level.meter.joined += len(own)
+            for part in self._parts(fetch, rest if flights else indices):
+                chunk = Chunk(fetch, level, part, deadline)
+                self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline))
+                for place, key in enumerate(chunk.keys):
+                    flights.setdefault(key, (chunk, place))
+                span = fetch.spans.setdefault(level.index, Span(self._shared.lanes.now()))
+                span.open_tickets += 1
+                chunks.append(chunk)
+        return chunks
+
+    def _issue(self, ticket: Ticket) -> None:
+        ticket.chunk.tickets.append(ticket)
+        ticket.fetch.tickets.append(ticket)
+
+    def _share_s(self, fetch: Fetch, level: Level) -> float:
+        """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
+        left_s = fetch.deadline.left_s
+        if fetch.is_background:
+            return left_s
+        behind = self._levels[level.index + 1 :]
+        if any(other.reading.allows for other in behind):
+            left_s /= 2
+        return min(left_s, level.settings.load_timeout_s or left_s)
+
+    def _parts(self, fetch: Fetch, indices: list[int]) -> list[list[int]]:
+        most = int(self._shared.settings.chunk_bytes)
+        parts: list[list[int]] = []
+        room = 0
+        for index in indices:
+            size = len(fetch.buffers[index])
+            if not parts or size > room or len(parts[-1]) == CHUNK_KEYS:
+                parts.append([])
+                room = most
+            parts[-1].append(index)
+            room -= size
+        return parts
+
+    # Reading, in a lane
+
+    def _run(self, chunk: Chunk) -> None:
+        level, lanes, lock = chunk.level, self._shared.lanes, self._shared.lock
+        with lock:
+            if not chunk.tickets:
+                self._land(chunk)
+                return
+            chunk.state = State.READING
+            left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
+        began_s = lanes.now()
+        if left_s:
+            outcomes = guarded(
+                lambda: level.tier.get(chunk.keys, chunk.buffers, left_s), len(chunk.keys)
+            )
+        else:
+            outcomes = [Outcome.TIMEOUT] * len(chunk.keys)
+        took_s = max(0.0, lanes.now() - began_s)
+        hits = [place for place, outcome in enumerate(outcomes) if outcome is Outcome.HIT]
+        if hits and level.index:
+            self._keep(
+                level,
+                [chunk.keys[place] for place in hits],
+                [chunk.buffers[place] for place in hits],
+            )
+        with lock:
+            self._count(chunk, outcomes, hits, took_s)
+            self._land(chunk, State.READING)
+            joined = [ticket for ticket in chunk.tickets if not ticket.is_first]
+            for ticket in joined:
+                ticket.is_copying = True
+            copies = [
+                (ticket.fetch.buffers[index], chunk.buffers[place])
+                for ticket in joined
+                for index, place in zip(ticket.indices, ticket.places, strict=True)
+                if outcomes[place] is Outcome.HIT
+            ]
+        self._copy(copies)
+        self._deliver(chunk, outcomes)
+
+    def _copy(self, copies: list[tuple[memoryview, memoryview]]) -> None:
+        for to, record in copies:
+            to[:] = record
+
+    def _dropper(self, chunk: Chunk) -> Callable[[], None]:
+        def drop() -> None:
+            with self._shared.lock:
+                self._land(chunk, State.READING)
+            self._deliver(chunk, [Outcome.SKIPPED] * len(chunk.keys))
+
+        return drop
+
+    def _deliver(self, chunk: Chunk, outcomes: list[Outcome]) -> None:
+        missing: list[tuple[Fetch, list[int]]] = []
+        with self._shared.lock:
+            chunk.state = State.DONE
+            tickets, chunk.tickets = chunk.tickets, []
+            for ticket in tickets:
+                fetch = ticket.fetch
+                fetch.tickets.remove(ticket)
+                missed: list[int] = []
+                for index, place in zip(ticket.indices, ticket.places, strict=True):
+                    fetch.settle(index, outcomes[place])
+                    if outcomes[place] is not Outcome.HIT:
+                        missed.append(index)
+                self._measure(ticket, len(missed))
+                missing.append((fetch, missed))
+        for fetch, missed in missing:
+            if missed:
+                self._ask(fetch, chunk.level.index + 1, missed)
+            else:
+                fetch.wake()
+
+    def _land(self, chunk: Chunk, state: State = State.DONE) -> None:
+        """Let nobody join a chunk any more. The lock is held."""
+        flights = self._flights[chunk.level.index]
+        chunk.state = state
+        for key in chunk.keys:
+            if flights.get(key, (None, 0))[0] is chunk:
+                del flights[key]
+
+    def _count(self, chunk: Chunk, outcomes: list[Outcome], hits: list[int], took_s: float) -> None:
+        level = chunk.level
+        if chunk.tickets:
+            level.meter.loads.update(outcomes)
+            level.meter.loaded_bytes += sum(len(chunk.buffers[place]) for place in hits)
+        else:  # counted when they were given up
+            level.meter.late += len(chunk.keys)
+        level.meter.load_s += took_s
+        if hits:
+            found = [chunk.keys[place] for place in hits]
+            self._shared.whereabouts.mark(found, level.index)
+        lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
+        if lost:
+            self._shared.whereabouts.clear(lost, level.index)
+        had_time = chunk.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
+        if had_time and any(ticket.is_first for ticket in chunk.tickets):
+            level.answered("load", outcomes)
+
+    def _measure(self, ticket: Ticket, num_missed: int) -> None:
+        """Tell the gate's estimate what a fetch's read of a tier took. The lock is held."""
+        level = ticket.chunk.level
+        span = ticket.fetch.spans.get(level.index)
+        if span is None or not ticket.is_first:
+            return
+        span.open_tickets -= 1
+        if not num_missed:
+            span.num_bytes += sum(map(len, ticket.chunk.buffers))
+        if not span.open_tickets:
+            del ticket.fetch.spans[level.index]
+            if span.num_bytes:
+                took_s = max(0.0, self._shared.lanes.now() - span.began_s)
+                level.estimate.observe(span.num_bytes, took_s)
+
+    # Giving up
+
+    def _give_up(self, ticket: Ticket) -> list[int]:
+        """Close a ticket that waited long enough; return the indices that it leaves without an outcome."""
+        fetch, chunk = ticket.fetch, ticket.chunk
+        level = chunk.level
+        with self._shared.lock:
+            if ticket not in fetch.tickets:
+                return []
+            fetch.tickets.remove(ticket)
+            chunk.tickets.remove(ticket)
+            level.meter.loads[Outcome.TIMEOUT] += len(ticket.indices)
+            for index in ticket.indices:
+                fetch.settle(index, Outcome.TIMEOUT)
+            span = fetch.spans.pop(level.index, None)
+            if span is not None:
+                # One failure per fetch and tier; and it took so long at least, which the gate may know.
+                waited_s = max(0.0, self._shared.lanes.now() - span.began_s)
+                level.given_up("load", waited_s)
+                asked = sum(len(fetch.buffers[index]) for index in ticket.indices)
+                if waited_s > level.estimate.seconds(asked):
+                    level.estimate.observe(asked, waited_s)
+            if ticket.is_first:
+                is_written = chunk.state is State.READING or bool(chunk.tickets)
+            else:
+                is_written = ticket.is_copying
+            if not chunk.tickets and chunk.state is State.WAITING:
+                self._land(chunk)
+                chunk.buffers = []  # its job may wait for long yet
+            if is_written:
+                sizes = [len(fetch.buffers[index]) for index in ticket.indices]
+                fresh = self._shared.pool.take(sizes)
+                for index, buffer in zip(ticket.indices, fresh, strict=True):
+                    fetch.buffers[index] = buffer
+        return ticket.indices
+
+
+_GONE = (Outcome.ABSENT, Outcome.CORRUPT)
+
+
+def _is_joinable(chunk: Chunk, left_s: float, buffer: memoryview, place: int) -> bool:
+    """Whether a chunk has not used up its time, and reads a record of the same size."""
+    return 2 * chunk.deadline.left_s >= left_s and len(chunk.buffers[place]) == len(buffer)

@@ -1,0 +1,379 @@
+"""`TierStack`: several tiers as one, fastest first. What engines talk to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Self
+
+from quire.errors import ConfigError, InvariantError, RecordError
+from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys
+from quire.tiers.format import KEY_BYTES
+from quire.tiers.stack.asking import Asking, Call
+from quire.tiers.stack.fetching import Fetch
+from quire.tiers.stack.gate import CostGate
+from quire.tiers.stack.lanes import Deadline, Lanes, ThreadLanes
+from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.placing import Placing
+from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
+from quire.tiers.stack.reading import Reader
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stats import StackStats, counted
+
+MOST_TIERS = 8
+KEY_OFFSET = 80
+"""Where a record carries its key, see `format.py`."""
+
+
+class TierStack:
+    """Tiers as one, fastest first. It owns them and closes them.
+
+    Keys are flat lists, a prompt's head first, the parts of one block side by side.
+    No call raises because a tier fails, and no call waits longer than its deadline.
+
+    A tier `in_memory` is called on the caller's thread. Every other one has lanes of its own, so that one that
+    hangs holds up nobody but those who ask for what only it has, and them until their deadlines.
+
+    Held at every moment: what waits for a tier takes at most its `queue_bytes`; each tier has at most
+    `threads` + 1 threads; a buffer is written by one call at a time, and by none once `load` has returned it.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        settings: StackSettings | None = None,
+        *,
+        lanes: Lanes | None = None,
+    ) -> None:
+        if not 1 <= len(tiers) <= MOST_TIERS:
+            raise ConfigError(f"a stack has 1 to {MOST_TIERS} tiers, got {len(tiers)}")
+        self.tiers = tuple(tiers)
+        self.settings = settings or StackSettings()
+        self.names = _names(tiers, self.settings)
+        shared = self._shared = Shared(lanes or ThreadLanes(), self.settings)
+        self._open_lanes = [2 for _ in tiers]
+        self._all_closed = [shared.lanes.signal() for _ in tiers]
+        self._levels = [
+            Level(shared, index, tier, name, lambda index=index: self._lane_closed(index))
+            for index, (tier, name) in enumerate(zip(tiers, self.names, strict=True))
+        ]
+        self._placing = Placing(shared, self._levels)
+        self._reader = Reader(shared, self._levels, self._placing.promote)
+        self._asking = Asking(shared, self._levels)
+        self._prefetching = Prefetching(shared, self._reader, self._levels)
+        self.gate = CostGate(
+            [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
+        )
+        self._loads: Counter[str] = Counter()
+        self._refused_keys = 0
+        for level in self._levels[:-1]:
+            level.tier.evicting = lambda keys, records, level=level: self._placing.demote(
+                level, keys, records
+            )
+
+    # Reading
+
+    def find(self, keys: Keys, *, contiguous: bool = True) -> list[int]:
+        """Return, for each key, the fastest tier that seems to have it, or -1.
+
+        A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind
+        the first key that no tier has is -1, and slower tiers are not asked for it.
+        Returns after `lookup_timeout_s` at the latest; a tier that has not answered has nothing.
+        """
+        check_keys(keys)
+        if self._shared.is_closed or not keys:
+            return [-1] * len(keys)
+        self._asking.try_again(keys)
+        return self._asking.find(keys, contiguous=contiguous)
+
+    def choose(
+        self,
+        keys: Keys,
+        found: Sequence[int],
+        sizes: Sequence[int],
+        recompute_s: Callable[[int], float],
+        *,
+        step: int = 1,
+    ) -> int:
+        """Return how many leading keys to load: the least of loading them and computing the rest.
+
+        `found`        what `find` said; nothing is loaded from the first -1 on
+        `sizes`        bytes of each key's record
+        `recompute_s`  seconds to compute what is behind the first n keys, for n from 0 to all; what it
+                       takes to put n loaded keys in place belongs to it
+        `step`         keys per block: the answer is a multiple of it
+
+        A tier that is refused is measured in the background, each `probe_s`, so that it is used again
+        when it has become fast.
+        """
+        check_keys(keys)
+        if not len(keys) == len(found) == len(sizes):
+            raise ConfigError(
+                f"{len(keys)} keys, {len(found)} places and {len(sizes)} sizes; give one for each key"
+            )
+        self._asking.remember(keys, found, sizes)
+        if not self.settings.gate:
+            whole = list(found).index(-1) if -1 in found else len(found)
+            return whole - whole % step
+        choice = self.gate.choose(found, sizes, recompute_s, step)
+        if choice.refused:
+            with self._shared.lock:
+                self._refused_keys += choice.num_found - choice.num_keys
+            for index in choice.refused:
+                self._asking.probe(self._levels[index], keys, found, sizes)
+        return choice.num_keys
+
+    def load(
+        self,
+        keys: Keys,
+        buffers: list[memoryview],
+        timeout_s: float | None = None,
+        *,
+        found: Sequence[int] | None = None,
+    ) -> list[Outcome]:
+        """Fill a buffer for each key, from the fastest tier that gives it. `HIT` is verified.
+
+        `buffers`  of exactly the records' sizes. **The list may change**: where a read was given up but may
+                   still write, its buffer is replaced by a fresh one. After the call use the list's items
+                   only, not views taken before.
+        `found`    what `find` said; saves asking tiers in vain. Keys with -1 are not looked for
+
+        Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.
+        Every other outcome is the first cause met that is more than absence.
+        """
+        check_keys(keys, buffers)
+        if found is not None and len(found) != len(keys):
+            raise ConfigError(f"{len(keys)} keys and {len(found)} places; give one for each")
+        shared = self._shared
+        if shared.is_closed or not keys:
+            return [Outcome.SKIPPED] * len(keys)
+        self._asking.try_again(keys)
+        seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
+        outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
+        with shared.lock:
+            self._loads.update(outcomes)
+        return outcomes
+
+    def prefetch(
+        self, keys: Keys, sizes: Sequence[int], num_tokens: int, mode: Mode = "best_effort"
+    ) -> Prefetch:
+        """Prefetching to load a waiting request's records into the fastest tier, leased there.
+
+        Returns at once. `sizes` are bytes of each record, `num_tokens` what the keys stand for.
+        """
+        check_keys(keys)
+        if len(sizes) != len(keys):
+            raise ConfigError(f"{len(keys)} keys and {len(sizes)} sizes; give one for each")
+        return self._prefetching(keys, sizes, num_tokens, mode)
+
+    # Writing
+
+    def wanted(self, keys: Keys) -> list[bool]:
+        """Return which keys are worth encoding for `store` now. Asks no tier that could wait."""
+        check_keys(keys)
+        if self._shared.is_closed or not keys:
+            return [False] * len(keys)
+        return self._placing.wanted(keys)
+
+    def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
+        """Keep sealed records, which become the stack's: the caller writes to them no more.
+
+        Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
+        that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
+        """
+        _check_sealed(keys, records)
+        return self._placing.store(keys, records) if keys else []
+
+    def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
+        """Keep what the device has evicted, where tiers are written `back`; else as `store`.
+
+        A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
+        """
+        _check_sealed(keys, records)
+        return self._placing.evicted(keys, records) if keys else []
+
+    def used(self, keys: Keys) -> None:
+        """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""
+        check_keys(keys)
+        if keys and not self._shared.is_closed:
+            self._placing.count(keys)
+
+    def lease(self, keys: Keys, seconds: float) -> None:
+        """Keep these records from making room for so long, in tiers in memory."""
+        check_keys(keys)
+        for level in self._levels:
+            if level.in_memory:
+                level.tier.lease(keys, seconds)
+
+    def delete(self, keys: Keys) -> None:
+        """Forget these keys in every tier. Waits for each, up to `store_timeout_s` for all together."""
+        check_keys(keys)
+        timeout_s = self.settings.store_timeout_s
+        self._in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
+        with self._shared.lock:
+            for level in self._levels:
+                self._shared.whereabouts.clear(keys, level.index)
+
+    # Buffers
+
+    def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return buffers for records, used before where there are some: cheaper than fresh memory."""
+        return self._shared.pool.take(sizes)
+
+    def give_back(self, buffers: Sequence[memoryview]) -> None:
+        """Return buffers from `buffers` that are of no more use, never those given to `store`."""
+        self._shared.pool.give_back(buffers)
+
+    # Life
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything queued is written; return whether it is."""
+        deadline = Deadline(self._shared.lanes, timeout_s)
+        return all(queue.wait(deadline) for queue in self._placing.queues)
+
+    def flush(self) -> None:
+        """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
+        self.drain(self.settings.close_timeout_s)
+        self._in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
+
+    def close(self) -> None:
+        """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.
+
+        A tier that hangs is left to its lane, which closes it when it comes back.
+        """
+        shared = self._shared
+        if shared.is_closed:
+            return
+        self._prefetching.close()
+        deadline = Deadline(shared.lanes, self.settings.close_timeout_s)
+        self.drain(deadline.left_s)
+        with shared.lock:
+            shared.is_closed = True
+        for level in self._levels:
+            level.loads.close()
+            level.stores.close()
+        for signal in self._all_closed:
+            signal.wait(deadline.left_s)
+
+    def stats(self) -> StackStats:
+        """Return what every tier holds and what became of calls."""
+        with self._shared.lock:
+            queued = [queue.waiting_bytes for queue in self._placing.queues]
+            loads, refused = counted(self._loads), self._refused_keys
+        reports = [level.report(held) for level, held in zip(self._levels, queued, strict=True)]
+        return StackStats(reports, loads, refused)
+
+    def check(self) -> None:
+        """Verify the invariants of the stack and of every tier; raises `InvariantError`."""
+        for level, queue in zip(self._levels, self._placing.queues, strict=True):
+            with self._shared.lock:
+                counted, held = queue.count()
+            if counted != held:
+                raise InvariantError(
+                    f"{level.name}: {counted} bytes are said to wait, {held} do; a bug in quire"
+                )
+            level.tier.check()
+        self._reader.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TierStack {' > '.join(self.names)}>"
+
+    def __str__(self) -> str:
+        return str(self.stats())
+
+    # Helpers
+
+    def _load(
+        self,
+        keys: Keys,
+        buffers: list[memoryview],
+        deadline: Deadline,
+        found: Sequence[int] | None,
+    ) -> list[Outcome]:
+        places = [0] * len(keys) if found is None else found
+        outcomes: list[Outcome] | None = None
+        if self._levels[0].in_memory and self._levels[0].reading.allows:
+            here = [index for index, where in enumerate(places) if not where]
+            if len(here) == len(keys):
+                outcomes = self._reader.at_once(keys, buffers, deadline)
+            elif here:
+                outcomes = [Outcome.ABSENT] * len(keys)
+                answers = self._reader.at_once(
+                    [keys[index] for index in here],
+                    [buffers[index] for index in here],
+                    deadline,
+                )
+                for index, answer in zip(here, answers, strict=True):
+                    outcomes[index] = answer
+        if outcomes is not None and outcomes.count(Outcome.HIT) == len(keys):
+            return outcomes
+        fetch = Fetch(self._shared, keys, buffers, deadline)
+        with self._shared.lock:
+            fetch.miss([index for index, where in enumerate(places) if where < 0])
+            for index, outcome in enumerate(outcomes or ()):
+                fetch.settle(index, outcome)
+        open_ = [
+            index
+            for index, where in enumerate(places)
+            if where >= 0 and fetch.outcomes[index] is not Outcome.HIT
+        ]
+        first = 0 if outcomes is None else 1
+        self._reader.begin(fetch, open_, [max(first, places[index]) for index in open_])
+        self._reader.wait(fetch)
+        return fetch.outcomes
+
+    def _in_all_lanes(self, function: Callable[[Tier], None], timeout_s: float) -> None:
+        if self._shared.is_closed:
+            return
+        deadline = Deadline(self._shared.lanes, timeout_s)
+        calls = [
+            Call(self._shared, level.stores, lambda tier=level.tier: function(tier))
+            for level in self._levels
+        ]
+        for call in calls:
+            call.wait(deadline.left_s)
+
+    def _lane_closed(self, index: int) -> None:
+        """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""
+        with self._shared.lock:
+            self._open_lanes[index] -= 1
+            all_ended = not any(self._open_lanes)
+            closable = [
+                level
+                for level in self._levels
+                if (all_ended and level.in_memory)
+                or (level.index == index and not self._open_lanes[index] and not level.in_memory)
+            ]
+        for level in closable:
+            with suppress(Exception):  # it is closed as well as it can be
+                level.tier.close()
+            self._all_closed[level.index].set()
+
+
+def _check_sealed(keys: Keys, records: Buffers) -> None:
+    """Raise where records do not carry their keys; the rest of their headers is checked by each tier."""
+    check_keys(keys, records)
+    for key, record in zip(keys, records, strict=True):
+        if bytes(record[KEY_OFFSET : KEY_OFFSET + KEY_BYTES]) != key:
+            raise RecordError(
+                f"a record of {len(record)} bytes is not sealed under {key.hex()}; see `format.seal`"
+            )
+
+
+def _names(tiers: Sequence[Tier], settings: StackSettings) -> tuple[str, ...]:
+    """Return a name for each tier: its own, numbered where several have the same."""
+    names: list[str] = []
+    for tier in tiers:
+        same = sum(other.name == tier.name for other in tiers[: len(names)])
+        names.append(f"{tier.name}-{same + 1}" if same else tier.name)
+    unknown = [name for name in settings.tiers if name not in names]
+    if unknown:
+        raise ConfigError(f"settings for a tier {unknown[0]!r}; the tiers are {', '.join(names)}")
+    return tuple(names)
