@@ -195,6 +195,9 @@ class Mooncake(Tier):
                     if found[index] is Outcome.HIT
                     and checked(keys[index], buffers[index]) is Outcome.CORRUPT
                 ]
+            else:  # deletions go on: what was torn each time is not there for long
+                for index in torn:
+                    found[index] = Outcome.ABSENT
         finally:
             self._callers.give(caller)
 
