@@ -12,6 +12,7 @@ payload     where a block's bytes lie in a record
 quant       K and V in fewer bits
 staging     between a device and host memory, in chunks
 records     blocks as payloads of records, and back
+transfers   blocks on their way to a device, layer after layer
 """
 
 from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter

@@ -65,18 +65,25 @@ def gather(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> list[KV]:
 
 
 def gather_into(
-    pool: KVPool, block_ids: BlockIds, num_tokens: int, out: Sequence[KV], start: int = 0
+    pool: KVPool,
+    block_ids: BlockIds,
+    num_tokens: int,
+    out: Sequence[KV],
+    start: int = 0,
+    *,
+    layer: int | None = None,
 ) -> None:
     """As `gather`, of tokens `start` to `num_tokens`, into `out`; any strides, dtype and device.
 
     `block_ids` is the sequence's whole table; what it says of other tokens' blocks is not read.
+    With `layer`, the i-th layer alone.
     """
     _check_layers(pool, out)
     ids, spans = _spans(pool, block_ids, start, num_tokens)
     index = None if spans else on_device(ids, pool.device)
     head = start % pool.layout.block_size
-    for layer, pair in enumerate(out):
-        for states, target in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
+    for each in range(len(out)) if layer is None else (layer,):
+        for states, target in zip((pool.k[each], pool.v[each]), out[each], strict=True):
             if index is not None:
                 slots = states.index_select(0, index).flatten(0, 1)
                 target.copy_(slots[head : head + num_tokens - start].transpose(0, 1))

@@ -183,6 +183,7 @@ class PrefixCache(KeptBlocks):
         state = self._weights.state()
         try:
             past = request.start(self._making, self._feed(None))
+            self._store.transfers.join()
             recorder = self._recorder(past, declared)
             try:
                 with recorder:
@@ -267,7 +268,8 @@ class PrefixCache(KeptBlocks):
         )
 
     def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
-        below = self._store.tiers
+        # A forward that waits for what comes from tiers does not tell what computing takes.
+        below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
             self.model,
             past,

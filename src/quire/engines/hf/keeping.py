@@ -28,6 +28,7 @@ from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
+from quire.tensors.transfers import transfers_to
 
 if TYPE_CHECKING:
     from quire.engines.tiered.opening import Tiers
@@ -87,10 +88,12 @@ class KeptBlocks:
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
-        self._store = BlockStore(self.manager, self.pools, self.layout)
+        transfers = transfers_to(model.device)
+        self._store = BlockStore(self.manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:
             try:
                 self._store.tiers = self._over(self.tiers, self.fingerprint, tier_dtype)
+                self._store.tiers.transfers = transfers
             except BaseException:
                 self.close()
                 raise
@@ -130,6 +133,7 @@ class KeptBlocks:
 
         Tiers keep what they have; under changed weights it is not found.
         """
+        self._store.transfers.join()
         dropped = self.manager.clear()
         self._weights.renew()
         return dropped
@@ -143,6 +147,7 @@ class KeptBlocks:
         """
         from quire.engines.tiered.saved import save_to  # noqa: PLC0415 - needs the extra `tiers`
 
+        self._store.transfers.join()
         return save_to(path, self._over_saved())
 
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
@@ -153,6 +158,7 @@ class KeptBlocks:
         """
         from quire.engines.tiered.saved import load_saved  # noqa: PLC0415 - needs the extra `tiers`
 
+        self._store.transfers.join()
         return load_saved(path, self._over_saved())
 
     def close(self) -> None:

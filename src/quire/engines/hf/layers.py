@@ -3,6 +3,8 @@
 Implements `CacheLayerMixin` of transformers 5.23 (`transformers/cache_utils.py`).
 """
 
+from collections.abc import Callable
+
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
@@ -22,6 +24,9 @@ class WorkingLayer(CacheLayerMixin):
     its window too: they are what the cache will keep of this request, and crop needs them. It may
     start from a window alone, and then `first` is where that window starts.
 
+    `arriving`: called before columns are first touched that may still be on their way. Until
+    then `keys` and `values` hold anything.
+
         first <= max(length - window + 1, 0)        first == 0 without a window
     """
 
@@ -39,6 +44,7 @@ class WorkingLayer(CacheLayerMixin):
         self.debug_nan = debug_nan
         self.first = 0
         self.length = 0
+        self.arriving: Callable[[], None] | None = None
         self._k: torch.Tensor | None = None
         self._v: torch.Tensor | None = None
 
@@ -75,6 +81,7 @@ class WorkingLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append columns for K and V like these and return them, unwritten, as views."""
+        self._arrive()
         if self._k is None or self._v is None:
             self._allocate(key_states, value_states)
             return self.extend(key_states, value_states)
@@ -138,7 +145,7 @@ class WorkingLayer(CacheLayerMixin):
                 f"crop takes zero or a negative number of tokens, not {tokens_to_remove}: "
                 f"crop(-{tokens_to_remove}) removes the last {tokens_to_remove}"
             )
-        if not self.can_crop(-tokens_to_remove):
+        if not WorkingLayer.can_crop(self, -tokens_to_remove):  # states beside it go nowhere
             raise ConfigError(
                 f"crop({tokens_to_remove}) leaves {self.length + tokens_to_remove} columns, whose "
                 f"window of {self.window} starts before column {self.first}, the first one held: "
@@ -152,6 +159,7 @@ class WorkingLayer(CacheLayerMixin):
 
     def reorder_from(self, beam_idx: torch.Tensor, column: int) -> None:
         """Make row i what row `beam_idx[i]` was, from a column on, in place."""
+        self._arrive()
         start = max(column, self.first) - self.first
         for states in (self._k, self._v):
             if states is not None and start < self.length - self.first:
@@ -160,6 +168,7 @@ class WorkingLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
+        self._arrive()
         if self._k is None or self._v is None:
             return
         index = indices.to(self._k.device)
@@ -181,12 +190,18 @@ class WorkingLayer(CacheLayerMixin):
             raise InvariantError(
                 f"columns {start}-{stop} of a layer of columns {self.first}-{self.length}"
             )
+        self._arrive()
         start, stop = start - self.first, stop - self.first
         return self._k[row, :, start:stop], self._v[row, :, start:stop]
 
     def rows_match(self, num_rows: int) -> bool:
         """Return whether the layer is empty or holds `num_rows` rows."""
         return self._k is None or self._k.shape[0] == num_rows
+
+    def _arrive(self) -> None:
+        if self.arriving is not None:
+            self.arriving()
+            self.arriving = None
 
     def _show(self, length: int) -> None:
         self.length = max(length, self.first)

@@ -43,6 +43,7 @@ class Request:
         self._sequences: list[Sequence] = []
         self.num_reused = 0
         self.onboarded: list[Onboarded] = []
+        store.transfers.join()
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
                 self.onboarded.append(store.onboard(tokens, terms, items))
@@ -145,6 +146,8 @@ class Request:
                 out.append([_behind(k[index], v[index], column - first) for k, v in layers])
             if num_tokens > 0:
                 self._store.load(self._sequences[row], num_tokens, out)
+        for layer, held in cache.kv_layers.items():
+            held.arriving = self._store.transfers.arrival(layer)
         cache.ledger.append(prompts.ids[:, :column])
         return cache
 
@@ -158,7 +161,22 @@ class Request:
         )
 
     def close(self) -> None:
-        """Close all sequences; what was kept stays cached."""
+        """Close all sequences; what was kept stays cached.
+
+        Where blocks could not be filled that were to come from tiers, all that is cached goes.
+        """
+        try:
+            self._store.transfers.join()
+        except BaseException:
+            try:
+                self._store.transfers.give_up()
+            finally:
+                self._close_sequences()
+                self._store.manager.clear()
+            raise
+        self._close_sequences()
+
+    def _close_sequences(self) -> None:
         while self._sequences:
             self._store.close(self._sequences.pop())
 

@@ -26,6 +26,7 @@ from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool
+from quire.tensors.transfers import Step, Transfers
 
 if TYPE_CHECKING:
     from quire.engines.tiered.store import TieredStore
@@ -57,7 +58,8 @@ class BlockStore:
 
     `pools[g]` and `layout.groups[g]` belong to `manager.groups[g]`. `lacked[g]` counts the
     blocks that were refused in group g for want of room. `tiers` are what lies below the pools, if
-    anything does.
+    anything does. What they bring is written, and gathered, by `transfers`: before anything else
+    reads or writes K and V of the pools, they are joined.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class BlockStore:
         pools: list[Pool],
         layout: ModelLayout,
         tiers: "TieredStore | None" = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.manager = manager
         self.tiers = tiers
+        self.transfers = transfers or Transfers()
         self._saved: set[int] = set()
         self.pools = pools
         self.layout = layout
@@ -125,11 +129,14 @@ class BlockStore:
     def load(self, seq: Sequence, num_tokens: int, out: Items[list[KV]]) -> None:
         """Gather K and V of cached tokens up to `num_tokens`, per group with tokens, per layer.
 
-        `out[i]` are the layers of the i-th group with tokens, from `first_token` on.
+        `out[i]` are the layers of the i-th group with tokens, from `first_token` on. They are
+        not to be touched before `transfers.arrival` of a layer was called, where there is one.
         """
         for (group, pool), layers in zip(self._tokens, out, strict=True):
             start = self.first_token(group, num_tokens)
-            gather_into(pool, seq.block_ids(group), num_tokens, layers, start)
+            ids = seq.block_ids(group)
+            step = _gathering(pool, ids, (start, num_tokens), layers)
+            self.transfers.add_behind(self.layout.groups[group].layers, step)
 
     def load_states(self, seq: Sequence) -> RowStates | None:
         """Return the states at the end of a sequence's cached tokens: views, per recurrent layer.
@@ -160,6 +167,8 @@ class BlockStore:
             stop = min(stop, seq.terms.limit * self.manager.block_size)
         if self._states:
             stop = snapshot.length if snapshot and snapshot.length <= min(tokens.size, stop) else 0
+        if seq.computed < stop:
+            self.transfers.join()
         while seq.computed < stop:
             begin, num_tokens = seq.computed, self._reserve(seq, stop - seq.computed)
             if self._states and 0 < num_tokens < stop - begin:
@@ -186,6 +195,7 @@ class BlockStore:
 
         Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
         """
+        self.transfers.join()
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
         self.manager.resize(shrunk)
@@ -235,7 +245,10 @@ class BlockStore:
     def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
         if self.tiers is not None:
             self.tiers.spill()
-        apply_plan(self.pools, self.manager.take_copies(), fresh)
+        copies = self.manager.take_copies()
+        if any(isinstance(self.pools[copy.group], KVPool) for copy in copies):
+            self.transfers.join()
+        apply_plan(self.pools, copies, fresh)
 
     def _most_tokens(self) -> int:
         """Return the longest prompt that the pools can hold at once, what windows drop not counted."""
@@ -248,6 +261,13 @@ class BlockStore:
             elif _most_blocks(kind, size) >= pool.num_blocks:
                 limits.append((pool.num_blocks - 1) * size)
         return max(min(limits), size) if limits else 2**31 - 1
+
+
+def _gathering(
+    pool: KVPool, ids: npt.NDArray[np.int32], tokens: tuple[int, int], out: list[KV]
+) -> Step:
+    start, stop = tokens
+    return lambda layer: gather_into(pool, ids, stop, out, start, layer=layer)
 
 
 def first_token(kind: Kind, num_tokens: int) -> int:

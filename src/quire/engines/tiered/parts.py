@@ -1,6 +1,7 @@
 """Parts: which bytes of a block make one record, and the keys under which they are found."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -9,6 +10,7 @@ from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import Pool
 from quire.tensors.records import BlockCodec
+from quire.tensors.transfers import Step
 from quire.tiers.format import (
     DType,
     Header,
@@ -80,11 +82,11 @@ class Part:
             key = self.key(block.digest)
             seal(buffer, Header(key, self._digest, size, tokens, self.group, self._dtype))
 
-    def decode(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> None:
-        """Write verified records into blocks of the pool."""
+    def decoding(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> Step:
+        """Return the step that writes verified records into blocks of the pool."""
         size = self.codec.payload_bytes
         payloads = [payload_of(each, size) for each in buffers]
-        self.codec.decode(payloads, pool, block_ids)
+        return partial(self.codec.decode, payloads, pool, block_ids)
 
 
 def make_parts(layout: ModelLayout, origin: Origin) -> list[list[Part]]:
