@@ -1,0 +1,347 @@
+"""`TieredStore`: prefixes come back from tiers before a request opens, and blocks go down after it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from quire.core import CacheManager, MediaItem, Scope
+from quire.core import Sequence as Running
+from quire.core.evictions import NamedBlock
+from quire.core.kept import all_blocks, blocks_of
+from quire.core.tokens import IntArray
+from quire.engines.tiered.cost import PrefillCost
+from quire.engines.tiered.naming import Naming
+from quire.engines.tiered.onboarded import NOTHING, Onboarded
+from quire.engines.tiered.parts import Origin, Part, make_parts
+from quire.engines.tiered.search import Search
+from quire.errors import OutOfBlocks
+from quire.tensors.model import ModelLayout
+from quire.tensors.pool import KVPool, Pool
+from quire.tensors.quant import QuantError
+from quire.tensors.transfers import Transfers
+from quire.tiers.base import Outcome
+from quire.tiers.stack.prefetch import Mode, Prefetch
+from quire.tiers.stack.stack import TierStack
+
+CHUNK_BYTES = 32 << 20
+"""So many bytes of records are encoded at a time."""
+
+
+class TieredStore:
+    """Tiers below the pools of one engine.
+
+    manager, pools, layout   what an engine has: `pools[g]` and `layout.groups[g]` are `manager.groups[g]`'s
+    stack                    the tiers; whoever made it closes it
+    origin                   what the bytes are of
+    cost                     what computing takes; the engine lets it observe its prefills
+    transfers                how blocks of K and V get into pools: at once, unless an engine sets its own
+
+    No call raises because a tier fails: what does not come is computed. Bytes that a tier gives are verified
+    before they get into a pool, and their key names model, layout, scope and every token.
+
+    The engine calls `onboard` before it opens a prompt, `offload` when a sequence's blocks are
+    written and published, and `spill` after each call of the manager that may evict, before
+    planned copies are done or anything is written. Copies must be taken before `onboard`. What
+    `onboard` brings may still be on its way: whoever touches the pools waits for `transfers`.
+    One thread uses it at a time, that of the manager.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        pools: Sequence[Pool],
+        layout: ModelLayout,
+        stack: TierStack,
+        origin: Origin,
+    ) -> None:
+        self.manager = manager
+        self.stack = stack
+        self.parts = make_parts(layout, origin)
+        namespaces = [part.namespace for parts in self.parts for part in parts]
+        self._naming = Naming(() if stack.settings.read_only else stack.tiers, namespaces)
+        self.cost = PrefillCost()
+        self.pools = pools
+        self.transfers = Transfers()
+        self._layers = [group.layers for group in layout.groups]
+        writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
+        self._counts_uses = "second_use" in writes
+
+    # -- up --------------------------------------------------------------------------------
+
+    def onboard(
+        self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
+    ) -> Onboarded:
+        """Bring back what the device lacks of a prompt, as far as it pays; at least one token is left.
+
+        The next `open` finds it. Raises what `CacheManager.probe` raises.
+        """
+        search = self._search(tokens, scope, media)
+        if search is None:
+            return NOTHING
+        self._count_use(search)
+        end = self._worth(search, tokens.size)
+        if end <= search.here.accepted:
+            return NOTHING
+        return self._load(search, end, (tokens, scope, media))
+
+    def prefetch(
+        self,
+        tokens: IntArray,
+        scope: Scope | None = None,
+        media: Sequence[MediaItem] = (),
+        mode: Mode = "best_effort",
+    ) -> Prefetch | None:
+        """Begin to bring what a waiting prompt will need into the fastest tier; None for nothing."""
+        search = self._search(tokens, scope, media)
+        if search is None or search.end <= search.here.accepted:
+            return None
+        keys, _, sizes = self._wanted(search, search.end)
+        num_tokens = (search.end - search.here.accepted) * self.manager.block_size
+        return self.stack.prefetch(keys, sizes, num_tokens, mode)
+
+    def held(
+        self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
+    ) -> dict[str, int]:
+        """Return how many tokens of a prompt each tier would add to what the device holds, by name."""
+        search = self._search(tokens, scope, media)
+        return {} if search is None else self._by_tier(search, search.end)
+
+    # -- down ------------------------------------------------------------------------------
+
+    def offload(self, seq: Running) -> int:
+        """Hand down those published blocks of a sequence that the stack wants; return the records."""
+        self._naming.note(self.manager, seq.node, seq.scope)
+        return self._store(blocks_of(self.manager, seq), self.stack.store)
+
+    def offload_all(self) -> int:
+        """Hand down all that is published and that the stack does not have; return the records."""
+        return self._store(list(all_blocks(self.manager)), self.stack.evicted)
+
+    def spill(self) -> None:
+        """Hand down what has just made room. Needs a manager made with `evictions`."""
+        evicted = self.manager.take_evicted()
+        if evicted:
+            self._store(sorted(evicted, key=lambda each: each.index), self.stack.evicted)
+
+    def errors(self) -> list[QuantError]:
+        """Return how far what was handed down is from the pools, per layer group; 0 where it is exact."""
+        return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
+
+    # -- helpers ---------------------------------------------------------------------------
+
+    def _count_use(self, search: Search) -> None:
+        """Keep what is stored of a prompt from ageing, the head first; count it where that decides."""
+        keys: list[bytes] = []
+        for group in range(len(self.parts)):
+            if self._counts_uses or group in search.full:
+                stop = len(search.here.digests) if self._counts_uses else search.end
+                places = list(range(stop))
+            else:
+                places = self.manager.required(group, search.end)
+            keys += search.keys(group, places)
+        self.stack.used(keys)
+
+    def _search(
+        self, tokens: IntArray, scope: Scope | None, media: Sequence[MediaItem]
+    ) -> Search | None:
+        limit = (tokens.size - 1) // self.manager.block_size
+        if limit < 1:
+            return None
+        here = self.manager.residency(tokens, scope, tuple(media))
+        return Search(self.manager, self.stack, self.parts, here, limit)
+
+    def _wanted(self, search: Search, end: int) -> tuple[list[bytes], list[int], list[int]]:
+        """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block."""
+        keys: list[bytes] = []
+        levels: list[int] = []
+        sizes: list[int] = []
+        for group, at in _in_order(search.brought(end)):
+            keys += search.keys(group, [at])
+            levels += search.levels(group, [at])
+            sizes += [part.record_bytes for part in self.parts[group]]
+        return keys, levels, sizes
+
+    def _worth(self, search: Search, num_tokens: int) -> int:
+        """Return up to which boundary loading beats computing."""
+        here, size, end = search.here, self.manager.block_size, search.end
+        if end <= here.accepted:
+            return end
+        keys, levels, sizes = self._wanted(search, end)
+        step = len(keys) // (end - here.matched) if search.is_full else len(keys)
+
+        def recompute_s(num_keys: int) -> float:
+            loaded = num_keys // step if search.is_full else end - here.accepted
+            loaded = loaded if num_keys else 0
+            return self.cost.seconds((here.accepted + loaded) * size, num_tokens)
+
+        chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
+        if search.is_full:
+            return here.matched + chosen // step
+        return end if chosen else here.accepted
+
+    def _load(
+        self,
+        search: Search,
+        end: int,
+        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
+    ) -> Onboarded:
+        keys, levels, sizes = self._wanted(search, end)
+        buffers = self.stack.buffers(sizes)
+        outcomes = self.stack.load(keys, buffers, found=levels)
+        by_key = dict(zip(keys, buffers, strict=True))
+        lost = {key for key, what in zip(keys, outcomes, strict=True) if what is not Outcome.HIT}
+        causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
+        try:
+            end = self._whole(search, end, lost)
+            tokens = self._enter(search, end, prompt, by_key)
+        except BaseException:
+            self.transfers.join()  # blocks that have gone back are nobody's, but only for now
+            raise
+        finally:
+            self.transfers.then(lambda: self.stack.give_back(buffers))
+        return Onboarded(tokens, dict(sorted(causes.items())))
+
+    def _whole(self, search: Search, end: int, lost: set[bytes]) -> int:
+        """Return the largest boundary for which all that it needs has come."""
+        while lost and end > search.here.accepted:
+            missing = [
+                at
+                for group, places in search.brought(end).items()
+                for at in places
+                if not lost.isdisjoint(search.keys(group, [at]))
+            ]
+            if not missing:
+                return end
+            end = self._came(search, min(missing), lost)
+        return end
+
+    def _came(self, search: Search, end: int, lost: set[bytes]) -> int:
+        """Lower a boundary until nothing of what was lost, or never asked for, is needed there."""
+        if search.is_full:
+            return end
+        asked = {
+            (group, at)
+            for group, places in search.brought(search.end).items()
+            for at in places
+            if lost.isdisjoint(search.keys(group, [at]))
+        }
+        while end > search.here.accepted:
+            brought = search.brought(end)
+            if all((group, at) in asked for group, places in brought.items() for at in places):
+                return end
+            end -= 1
+        return end
+
+    def _enter(
+        self,
+        search: Search,
+        end: int,
+        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
+        buffers: dict[bytes, memoryview],
+    ) -> dict[str, int]:
+        """Put verified records into blocks of the pools, and let requests find them."""
+        if end <= search.here.accepted:
+            return {}
+        tokens, scope, media = prompt
+        brought = search.brought(end)
+        try:
+            restore = self.manager.restore(tokens, end, brought, scope, tuple(media))
+        except OutOfBlocks:
+            return {}
+        with restore:
+            self.spill()
+            for group, places in brought.items():
+                self.pools[group].poison(restore.blocks[group] if places else ())
+                for part in self.parts[group] if places else ():
+                    records = [buffers[part.key(search.here.digests[at])] for at in places]
+                    step = part.decoding(records, self.pools[group], restore.blocks[group])
+                    if isinstance(self.pools[group], KVPool):
+                        self.transfers.add(self._layers[group], step)
+                    else:
+                        step(None)  # states are copied before anything computes
+            restore.commit()
+        return self._by_tier(search, end)
+
+    def _by_tier(self, search: Search, end: int) -> dict[str, int]:
+        """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
+        here, size = search.here, self.manager.block_size
+        if end <= here.accepted:
+            return {}
+        slowest = np.full(end, -1)
+        for group, places in search.brought(end).items():
+            for at in places:
+                slowest[at] = max(slowest[at], *search.levels(group, [at]))
+        gained = slowest[here.accepted :]
+        gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
+        counts = Counter[int](gained.tolist())
+        return {self.stack.names[level]: size * counts[level] for level in sorted(counts)}
+
+    def _store(
+        self,
+        blocks: Sequence[NamedBlock],
+        store: Callable[[list[bytes], list[memoryview]], list[Outcome]],
+    ) -> int:
+        """Encode and hand down blocks, the head first, as far as they are taken; return the records."""
+        pieces = [(block, part) for block in blocks for part in self.parts[block.group]]
+        keys = [part.key(block.digest) for block, part in pieces]
+        if store == self.stack.store:
+            wanted = self.stack.wanted(keys)
+        else:
+            wanted = [level < 0 for level in self._in_memory(keys)]
+        pieces = [piece for piece, is_wanted in zip(pieces, wanted, strict=True) if is_wanted]
+        stored = 0
+        while pieces:
+            chunk, pieces = first_chunk(pieces)
+            keys, records = self.encode(chunk)
+            outcomes = store(keys, records)
+            taken = sum(what in (Outcome.STORED, Outcome.PRESENT) for what in outcomes)
+            stored += taken
+            if not taken:
+                break
+        return stored
+
+    def _in_memory(self, keys: list[bytes]) -> list[int]:
+        """Return which keys the fastest tier has, where that is known at once."""
+        first = self.stack.tiers[0]
+        if not first.in_memory:
+            return [-1] * len(keys)
+        return [0 if there else -1 for there in first.contains(keys)]
+
+    def encode(
+        self, pieces: Sequence[tuple[NamedBlock, Part]]
+    ) -> tuple[list[bytes], list[memoryview]]:
+        """Return keys and sealed records of parts of blocks."""
+        self.transfers.join()
+        records = self.stack.buffers([part.record_bytes for _, part in pieces])
+        by_part: dict[int, list[int]] = {}
+        for index, (_, part) in enumerate(pieces):
+            by_part.setdefault(id(part), []).append(index)
+        for indices in by_part.values():
+            part = pieces[indices[0]][1]
+            part.encode(
+                self.pools[part.group],
+                [pieces[index][0] for index in indices],
+                [records[index] for index in indices],
+            )
+        return [part.key(block.digest) for block, part in pieces], records
+
+
+def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
+    """Yield (group, place), head first, the groups of a place side by side."""
+    return [
+        (group, at)
+        for at, group in sorted((at, group) for group, places in brought.items() for at in places)
+    ]
+
+
+def first_chunk(
+    pieces: list[tuple[NamedBlock, Part]],
+) -> tuple[list[tuple[NamedBlock, Part]], list[tuple[NamedBlock, Part]]]:
+    """Return the first pieces, of at most `CHUNK_BYTES` together, and the others."""
+    num_bytes = 0
+    for index, (_, part) in enumerate(pieces):
+        num_bytes += part.record_bytes
+        if num_bytes > CHUNK_BYTES and index:
+            return pieces[:index], pieces[index:]
+    return pieces, []
