@@ -1,5 +1,6 @@
 """Which blocks of a prompt the tiers have, and up to which boundary they are of use together."""
 
+import math
 from collections.abc import Sequence
 
 from quire.core import CacheManager, FullAttention, Recurrent
@@ -20,7 +21,7 @@ class Search:
 
     Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
     Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
-    and `here.accepted` where nothing can be gained.
+    and `here.accepted` where nothing can be gained. Tiers whose lookups take longer than `patience_s` are left out.
     """
 
     def __init__(
@@ -30,8 +31,11 @@ class Search:
         parts: Sequence[Sequence[Part]],
         here: Residency,
         limit: int,
+        *,
+        patience_s: float = math.inf,
     ) -> None:
         self.here = here
+        self._patience_s = patience_s
         self._manager = manager
         self._stack = stack
         self._parts = parts
@@ -84,7 +88,7 @@ class Search:
             for group in self.full
             for part in self._parts[group]
         ]
-        found = self._stack.find(keys)
+        found = self._stack.find(keys, patience_s=self._patience_s)
         at = 0
         for place in places:
             for group in self.full:
@@ -130,6 +134,8 @@ class Search:
 
     def _look(self, group: int, places: Sequence[int]) -> None:
         width = len(self._parts[group])
-        found = self._stack.find(self.keys(group, places), contiguous=False)
+        found = self._stack.find(
+            self.keys(group, places), contiguous=False, patience_s=self._patience_s
+        )
         for index, at in enumerate(places):
             self._levels[group, at] = found[index * width : (index + 1) * width]

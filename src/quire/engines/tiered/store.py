@@ -1,5 +1,6 @@
 """`TieredStore`: prefixes come back from tiers before a request opens, and blocks go down after it."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -26,6 +27,12 @@ from quire.tiers.stack.stack import TierStack
 
 CHUNK_BYTES = 32 << 20
 """So many bytes of records are encoded at a time."""
+
+ASKING_SHARE = 0.05
+"""A tier is asked what it has of a prompt where that takes at most this share of computing the prompt."""
+
+LEAST_PATIENCE_S = 0.005
+"""A tier that answers faster is always asked."""
 
 
 class TieredStore:
@@ -76,7 +83,7 @@ class TieredStore:
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
-        search = self._search(tokens, scope, media)
+        search = self._search(tokens, scope, media, ASKING_SHARE)
         if search is None:
             return NOTHING
         self._count_use(search)
@@ -143,13 +150,22 @@ class TieredStore:
         self.stack.used(keys)
 
     def _search(
-        self, tokens: IntArray, scope: Scope | None, media: Sequence[MediaItem]
+        self,
+        tokens: IntArray,
+        scope: Scope | None,
+        media: Sequence[MediaItem],
+        share: float = math.inf,
     ) -> Search | None:
+        """Look for a prompt; where the gate is on, in tiers that take at most a share of computing to ask."""
         limit = (tokens.size - 1) // self.manager.block_size
         if limit < 1:
             return None
         here = self.manager.residency(tokens, scope, tuple(media))
-        return Search(self.manager, self.stack, self.parts, here, limit)
+        patience_s = math.inf
+        if self.stack.settings.gate and self.cost.num_observed and share < math.inf:
+            computing_s = self.cost.seconds(here.accepted * self.manager.block_size, tokens.size)
+            patience_s = max(LEAST_PATIENCE_S, share * computing_s)
+        return Search(self.manager, self.stack, self.parts, here, limit, patience_s=patience_s)
 
     def _wanted(self, search: Search, end: int) -> tuple[list[bytes], list[int], list[int]]:
         """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block."""

@@ -56,8 +56,10 @@ class Asking:
         self._num_probes = 0
         self._busy: set[int] = set()
         self._num_trials: Counter[int] = Counter()
+        self._lookups_s: dict[int, tuple[float, float]] = {}
+        self._asked_at: dict[int, float] = {}
 
-    def find(self, keys: Keys, *, contiguous: bool) -> list[int]:
+    def find(self, keys: Keys, *, contiguous: bool, patience_s: float) -> list[int]:
         """Return the fastest tier that seems to have each key; see `TierStack.find`."""
         found = [-1] * len(keys)
         missing = list(range(len(keys)))
@@ -68,6 +70,10 @@ class Asking:
             with self._shared.lock:
                 if not level.reading.allows:
                     continue
+                is_slow = min(self._lookups_s.get(level.index, (0.0, 0.0))) > patience_s
+            if is_slow:
+                self._look_again(level, keys[:1])
+                continue
             for window in _windows(level, missing, contiguous=contiguous):
                 wanted = keys if len(window) == len(keys) else [keys[at] for at in window]
                 answers = self._lookup(level, wanted, deadline)
@@ -89,18 +95,21 @@ class Asking:
         if any(other.reading.allows for other in self._levels[level.index + 1 :]):
             left_s /= 2
         left_s = min(left_s, level.settings.lookup_timeout_s or left_s)
+        began_s = shared.lanes.now()
         if level.in_memory:
             answer = _looked(level, keys, left_s)
         else:
             call = Call(shared, level.loads, lambda: _looked(level, keys, left_s))
             if not call.wait(left_s):
                 with shared.lock:
+                    self._took(level, began_s)
                     level.meter.loads["lookup_timeout"] += 1
                     level.given_up("lookup", left_s)
                 return []
             answer = call.result
         there, failures = answer or ([], [Outcome.ERROR])
         with shared.lock:
+            self._took(level, began_s)
             level.answered("lookup", failures)
             if failures:
                 level.meter.loads[f"lookup_{failures[0]}"] += 1
@@ -112,6 +121,12 @@ class Asking:
                 lost = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
                 shared.whereabouts.clear(lost, level.index)
         return there
+
+    def _took(self, level: Level, began_s: float) -> None:
+        """Note what a lookup took; of the last two the shorter counts, so that one hiccup does not."""
+        now = self._asked_at[level.index] = self._shared.lanes.now()
+        before = self._lookups_s.get(level.index, (0.0, 0.0))[1]
+        self._lookups_s[level.index] = (before, max(0.0, now - began_s))
 
     # Trials and probes: in the background, so that no request pays for them
 
@@ -136,6 +151,23 @@ class Asking:
                 self._num_trials[level.index] += is_due
             if is_due:
                 self._try(level, list(keys[:1]))
+
+    def _look_again(self, level: Level, keys: Keys) -> None:
+        """See whether a tier whose lookups take too long has become faster, without waiting for it."""
+        shared, now = self._shared, self._shared.lanes.now()
+        with shared.lock:
+            if now - self._asked_at.get(level.index, now) < shared.settings.probe_s:
+                return
+            self._asked_at[level.index] = now
+
+        def look() -> None:
+            began_s, timeout_s = shared.lanes.now(), shared.settings.lookup_timeout_s
+            outcomes = guarded(lambda: level.tier.lookup(keys, timeout_s)[1], 1)
+            with shared.lock:
+                self._took(level, began_s)
+                level.answered("lookup", outcomes)
+
+        level.loads.submit(self, Job(look, lambda: None))
 
     def probe(self, level: Level, keys: Keys, found: Sequence[int], sizes: Sequence[int]) -> None:
         """Measure a tier that the gate refuses, now and then, with keys that it has."""

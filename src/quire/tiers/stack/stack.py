@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -74,18 +75,21 @@ class TierStack:
 
     # Reading
 
-    def find(self, keys: Keys, *, contiguous: bool = True) -> list[int]:
+    def find(
+        self, keys: Keys, *, contiguous: bool = True, patience_s: float = math.inf
+    ) -> list[int]:
         """Return, for each key, the fastest tier that seems to have it, or -1.
 
         A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind
         the first key that no tier has is -1, and slower tiers are not asked for it.
-        Returns after `lookup_timeout_s` at the latest; a tier that has not answered has nothing.
+        Returns after `lookup_timeout_s` at the latest; a tier that has not answered has nothing, and one
+        whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
         self._asking.try_again(keys)
-        return self._asking.find(keys, contiguous=contiguous)
+        return self._asking.find(keys, contiguous=contiguous, patience_s=patience_s)
 
     def choose(
         self,

@@ -1,0 +1,61 @@
+"""A tier whose lookups take longer than a caller has patience for is not asked, until it is fast again."""
+
+from stack_help import KEYS, Stacked, put
+
+
+def test_a_tier_is_not_asked_when_its_last_two_lookups_took_longer_than_patience():
+    def scenario(stack, host, disk):
+        put(disk, [0, 1])
+        disk.contains_s = 0.02
+        assert stack.find(KEYS[:2], patience_s=0.005) == [1, 1]
+        assert stack.find(KEYS[:2], patience_s=0.005) == [1, 1]
+        asked = len(disk.asked("contains"))
+        _, seconds = world.timed(lambda: stack.find(KEYS[:2], patience_s=0.005))
+        assert seconds == 0
+        assert len(disk.asked("contains")) == asked
+        assert stack.find(KEYS[:2], patience_s=0.1) == [1, 1]
+        assert stack.find(KEYS[:2]) == [1, 1], "without a limit all are asked"
+
+    world = Stacked("host", "disk")
+    world.run(scenario)
+
+
+def test_one_slow_lookup_is_forgiven():
+    def scenario(stack, host, disk):
+        put(disk, [0])
+        stack.find(KEYS[:1])
+        disk.contains_s = 0.02
+        stack.find(KEYS[:1])
+        disk.contains_s = 0.0
+        assert stack.find(KEYS[:1], patience_s=0.005) == [1]
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_a_tier_that_is_fast_again_is_found_out_in_the_background():
+    def scenario(stack, host, disk):
+        put(disk, [0])
+        disk.contains_s = 0.02
+        stack.find(KEYS[:1])
+        stack.find(KEYS[:1])
+        disk.contains_s = 0.0
+        assert stack.find(KEYS[:1], patience_s=0.005) == [-1]
+        world.lanes.sleep(11)
+        answer, seconds = world.timed(lambda: stack.find(KEYS[:1], patience_s=0.005))
+        assert (answer, seconds) == ([-1], 0)
+        world.lanes.sleep(0.1)
+        assert stack.find(KEYS[:1], patience_s=0.005) == [1]
+
+    world = Stacked("host", "disk", probe_s=10.0)
+    world.run(scenario)
+
+
+def test_a_tier_in_memory_whose_lookups_are_slow_is_left_out_as_well():
+    def scenario(stack, host):
+        put(host, [0])
+        host.contains_s = 0.02
+        stack.find(KEYS[:1])
+        stack.find(KEYS[:1])
+        assert stack.find(KEYS[:1], patience_s=0.005) == [-1]
+
+    Stacked("host").run(scenario)
