@@ -1,6 +1,10 @@
 """A side stream that is as late, or as early, as a device may be."""
 
+import torch
+from hf_help import make_cache, random_ids
+
 from quire.tensors.transfers import Lane, Transfers
+from quire.tiers.stack import TierStack
 
 
 class LateLane(Lane):
@@ -43,8 +47,6 @@ LANES = {"late": LateLane, "early": EarlyLane}
 
 def lend(monkeypatch, kind="late"):
     """Give caches made from now on such a lane, and buffers that are overwritten when given back."""
-    from quire.tiers.stack import TierStack
-
     monkeypatch.setattr(
         "quire.engines.hf.keeping.transfers_to", lambda _device: Transfers(LANES[kind]())
     )
@@ -61,3 +63,25 @@ def lend(monkeypatch, kind="late"):
 def lane_of(cache):
     """The lane of a cache that was made after `lend`."""
     return cache._store.transfers._lane
+
+
+def prompt(seed, num_tokens=90):
+    return random_ids(torch.Generator().manual_seed(seed), num_tokens)
+
+
+def tier_tokens(cache):
+    return sum(cache.last.tier_tokens.values())
+
+
+def warm_cache(model, tiers, *texts, **options):
+    """A cache with empty pools above tiers that hold these texts."""
+    first = make_cache(model, tiers=tiers)
+    for text in texts:
+        first.generate(text, max_new_tokens=2)
+    return make_cache(model, tiers=tiers, **options)
+
+
+def settled(cache):
+    """Nothing is on its way any more, and every buffer has gone back."""
+    transfers = cache._store.transfers
+    return transfers.is_idle and not transfers._then and not lane_of(cache).waiting

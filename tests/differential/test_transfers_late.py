@@ -7,12 +7,9 @@ each wait that is missing shows in the tokens.
 
 import pytest
 import torch
-from hf_help import check_stored, left_padded, make_cache, random_ids, same, tiny_model
-from late_lane import lane_of, lend
+from hf_help import check_stored, left_padded, make_cache, same, tiny_model
+from late_lane import lane_of, lend, prompt, settled, tier_tokens, warm_cache
 
-from quire.engines.hf.request import Request
-from quire.tensors.pool import KVPool
-from quire.tensors.records import BlockCodec
 from quire.tiers.host import Host
 from quire.tiers.stack import StackSettings, TierStack
 
@@ -35,28 +32,6 @@ def _late(monkeypatch):
 def host():
     with TierStack([Host("64MiB")], OPEN) as tiers:
         yield tiers
-
-
-def prompt(seed, num_tokens=90):
-    return random_ids(torch.Generator().manual_seed(seed), num_tokens)
-
-
-def tier_tokens(cache):
-    return sum(cache.last.tier_tokens.values())
-
-
-def warm_cache(model, tiers, *texts, **options):
-    """A cache with empty pools above tiers that hold these texts."""
-    first = make_cache(model, tiers=tiers)
-    for text in texts:
-        first.generate(text, max_new_tokens=2)
-    return make_cache(model, tiers=tiers, **options)
-
-
-def settled(cache):
-    """Nothing is on its way any more, and every buffer has gone back."""
-    transfers = cache._store.transfers
-    return transfers.is_idle and not transfers._then and not lane_of(cache).waiting
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -165,146 +140,3 @@ def test_a_prompt_that_parts_inside_a_block_copies_what_has_come(family, host):
         check_stored(model, cache, row)
     assert tier_tokens(cache) == 80
     assert cache.last.cached_tokens == 2 * 71, "inside a block of the other row"
-
-
-class FailedError(Exception):
-    pass
-
-
-@pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("where", ["before", "first layer", "last layer"])
-def test_an_error_leaves_blocks_that_others_can_read(family, where, host):
-    model, ids = tiny_model(family), prompt(1)
-    cache = warm_cache(model, host, ids)
-    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-    module = {"before": model, "first layer": layers[0], "last layer": layers[-1]}[where]
-
-    def fail(*_):
-        raise FailedError
-
-    handle = module.register_forward_pre_hook(fail)
-    try:
-        with pytest.raises(FailedError):
-            cache.generate(ids, max_new_tokens=4)
-    finally:
-        handle.remove()
-    assert settled(cache)
-    text = same(model, cache, ids)
-    assert tier_tokens(cache) == 0, "it is in the pools"
-    assert cache.last.cached_tokens == 80
-    check_stored(model, cache, text[0])
-
-
-@pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
-    family, host, monkeypatch
-):
-    model, ids = tiny_model(family), prompt(1)
-    cache = warm_cache(model, host, ids)
-
-    def fail(*_):
-        raise FailedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr("quire.engines.hf.request.Request.start", fail)
-        with pytest.raises(FailedError):
-            cache.generate(ids, max_new_tokens=4)
-    assert settled(cache)
-    same(model, cache, ids)
-    assert tier_tokens(cache) == 0
-    assert cache.last.cached_tokens == 80
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
-    lend(monkeypatch, "early")
-    model, ids = tiny_model(family), prompt(1)
-    cache = warm_cache(model, host, ids)
-
-    decode = BlockCodec.decode
-
-    def full(codec, buffers, pool, blocks, layer=None):
-        if layer is not None and isinstance(pool, KVPool):
-            raise MemoryError("no room on the device")
-        decode(codec, buffers, pool, blocks, layer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(BlockCodec, "decode", full)
-        with pytest.raises(MemoryError):
-            cache.generate(ids, max_new_tokens=4)
-    assert cache._store.transfers.is_idle
-    assert not cache._store.transfers._then, "buffers have gone back"
-    assert cache.manager.num_active == 0
-    held = cache.manager.residency(ids[0].numpy(), cache._weights.scope(None))
-    assert held.matched == 0
-    same(model, cache, ids)
-    assert tier_tokens(cache) == 80, "and it comes again"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_that_fails_once_fails_a_call_and_spoils_nothing(family, host, monkeypatch):
-    lend(monkeypatch, "early")
-    model, ids = tiny_model(family), prompt(1)
-    cache = warm_cache(model, host, ids)
-    decode, failures = BlockCodec.decode, [MemoryError("no room on the device")]
-
-    def full(codec, buffers, pool, blocks, layer=None):
-        if layer is not None and layer == codec.num_layers - 1 and failures:
-            raise failures.pop()
-        decode(codec, buffers, pool, blocks, layer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(BlockCodec, "decode", full)
-        with pytest.raises(MemoryError):
-            cache.generate(ids, max_new_tokens=4)
-    assert settled(cache)
-    text = same(model, cache, ids)
-    assert tier_tokens(cache) == 0, "it was written when the call closed"
-    check_stored(model, cache, text[0])
-
-
-@pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("between", ["save", "load", "clear", "rebalance", "session", "close"])
-def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
-    between, host, monkeypatch, tmp_path
-):
-    model, ids = tiny_model("gemma3_text"), prompt(1)
-    cache = warm_cache(model, host, ids)
-    other = make_cache(model)
-    same(model, other, prompt(4))
-    other.save(tmp_path / "other")
-    start = Request.start
-    calls = []
-
-    def begun(request, making, feed):
-        if not calls:
-            calls.append(cache._store.transfers.is_idle)
-            if between == "save":
-                cache.save(tmp_path / "saved")
-            elif between == "load":
-                cache.load(tmp_path / "other")
-            elif between == "clear":
-                cache.clear()
-            elif between == "rebalance":
-                cache._store.resize({g.name: g.num_blocks - 8 for g in cache.memory()})
-            elif between == "session":
-                with cache.session(prompt(4)) as past, torch.no_grad():
-                    model(prompt(4)[:, past.get_seq_length() :], past_key_values=past)
-            else:
-                cache.close()
-            calls.append(cache._store.transfers.is_idle)
-        return start(request, making, feed)
-
-    monkeypatch.setattr(Request, "start", begun)
-    text = same(model, cache, ids)
-    assert calls == [False, between != "close"]
-    assert settled(cache)
-    check_stored(model, cache, text[0])
-    if between == "save":
-        again = make_cache(model)
-        again.load(tmp_path / "saved")
-        same(model, again, ids)
-        assert again.last.cached_tokens == 80
-    same(model, cache, prompt(4))

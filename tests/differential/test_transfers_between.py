@@ -1,0 +1,270 @@
+"""Errors, and other calls, while blocks from tiers are on their way: nobody reads what has not come.
+
+The side stream is as late as a device may be, see `test_transfers_late.py`; where a step fails, as early.
+"""
+
+import pytest
+import torch
+from hf_help import check_stored, make_cache, same, tiny_model
+from late_lane import lend, prompt, settled, tier_tokens, warm_cache
+
+from quire.core.kept import all_blocks
+from quire.engines.hf.request import Request
+from quire.tensors.copy import scatter
+from quire.tensors.pool import KVPool
+from quire.tensors.records import BlockCodec
+from quire.tiers.host import Host
+from quire.tiers.stack import StackSettings, TierStack
+
+OPEN = StackSettings(gate=False)
+FAMILIES = ["llama", "gemma3_text", "mistral+window", "deepseek_v3", "qwen3_next", "falcon_h1"]
+
+
+@pytest.fixture
+def _late(monkeypatch):
+    lend(monkeypatch)
+
+
+@pytest.fixture
+def host():
+    with TierStack([Host("64MiB")], OPEN) as tiers:
+        yield tiers
+
+
+class FailedError(Exception):
+    pass
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("where", ["before", "first layer", "last layer"])
+def test_an_error_leaves_blocks_that_others_can_read(family, where, host):
+    model, ids = tiny_model(family), prompt(1)
+    cache = warm_cache(model, host, ids)
+    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+    module = {"before": model, "first layer": layers[0], "last layer": layers[-1]}[where]
+
+    def fail(*_):
+        raise FailedError
+
+    handle = module.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(FailedError):
+            cache.generate(ids, max_new_tokens=4)
+    finally:
+        handle.remove()
+    assert settled(cache)
+    text = same(model, cache, ids)
+    assert tier_tokens(cache) == 0, "it is in the pools"
+    assert cache.last.cached_tokens == 80
+    check_stored(model, cache, text[0])
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
+    family, host, monkeypatch
+):
+    model, ids = tiny_model(family), prompt(1)
+    cache = warm_cache(model, host, ids)
+
+    def fail(*_):
+        raise FailedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("quire.engines.hf.request.Request.start", fail)
+        with pytest.raises(FailedError):
+            cache.generate(ids, max_new_tokens=4)
+    assert settled(cache)
+    same(model, cache, ids)
+    assert tier_tokens(cache) == 0
+    assert cache.last.cached_tokens == 80
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
+    lend(monkeypatch, "early")
+    model, ids = tiny_model(family), prompt(1)
+    cache = warm_cache(model, host, ids)
+
+    decode = BlockCodec.decode
+
+    def full(codec, buffers, pool, blocks, layer=None):
+        if layer is not None and isinstance(pool, KVPool):
+            raise MemoryError("no room on the device")
+        decode(codec, buffers, pool, blocks, layer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockCodec, "decode", full)
+        with pytest.raises(MemoryError):
+            cache.generate(ids, max_new_tokens=4)
+    assert cache._store.transfers.is_idle
+    assert not cache._store.transfers._then, "buffers have gone back"
+    assert cache.manager.num_active == 0
+    held = cache.manager.residency(ids[0].numpy(), cache._weights.scope(None))
+    assert held.matched == 0
+    same(model, cache, ids)
+    assert tier_tokens(cache) == 80, "and it comes again"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_that_fails_once_fails_a_call_and_spoils_nothing(family, host, monkeypatch):
+    lend(monkeypatch, "early")
+    model, ids = tiny_model(family), prompt(1)
+    cache = warm_cache(model, host, ids)
+    decode, failures = BlockCodec.decode, [MemoryError("no room on the device")]
+
+    def full(codec, buffers, pool, blocks, layer=None):
+        if layer is not None and layer == codec.num_layers - 1 and failures:
+            raise failures.pop()
+        decode(codec, buffers, pool, blocks, layer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockCodec, "decode", full)
+        with pytest.raises(MemoryError):
+            cache.generate(ids, max_new_tokens=4)
+    assert settled(cache)
+    text = same(model, cache, ids)
+    assert tier_tokens(cache) == 0, "it was written when the call closed"
+    check_stored(model, cache, text[0])
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("between", ["save", "load", "clear", "rebalance", "session", "close"])
+def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
+    between, host, monkeypatch, tmp_path
+):
+    model, ids = tiny_model("gemma3_text"), prompt(1)
+    cache = warm_cache(model, host, ids)
+    other = make_cache(model)
+    same(model, other, prompt(4))
+    other.save(tmp_path / "other")
+    start = Request.start
+    calls = []
+
+    def begun(request, making, feed):
+        if not calls:
+            calls.append(cache._store.transfers.is_idle)
+            if between == "save":
+                cache.save(tmp_path / "saved")
+            elif between == "load":
+                cache.load(tmp_path / "other")
+            elif between == "clear":
+                cache.clear()
+            elif between == "rebalance":
+                cache._store.resize({g.name: g.num_blocks - 8 for g in cache.memory()})
+            elif between == "session":
+                with cache.session(prompt(4)) as past, torch.no_grad():
+                    model(prompt(4)[:, past.get_seq_length() :], past_key_values=past)
+            else:
+                cache.close()
+            calls.append(cache._store.transfers.is_idle)
+        return start(request, making, feed)
+
+    monkeypatch.setattr(Request, "start", begun)
+    text = same(model, cache, ids)
+    assert calls == [False, between != "close"]
+    assert settled(cache)
+    check_stored(model, cache, text[0])
+    if between == "save":
+        again = make_cache(model)
+        again.load(tmp_path / "saved")
+        same(model, again, ids)
+        assert again.last.cached_tokens == 80
+    same(model, cache, prompt(4))
+
+
+@pytest.mark.usefixtures("_late")
+def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
+    model = tiny_model("llama")
+    cache = warm_cache(model, host, prompt(1))
+    tiers, scope = cache._store.tiers, cache._weights.scope(None)
+
+    def fail(_):
+        raise FailedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("quire.core.restore.Restore.commit", fail)
+        with pytest.raises(FailedError):
+            tiers.onboard(prompt(1)[0].numpy(), scope)
+    assert settled(cache), "its blocks are somebody else's from now on"
+    same(model, cache, prompt(1))
+    assert tier_tokens(cache) == 80
+
+
+@pytest.mark.usefixtures("_late")
+def test_a_forward_that_waits_for_tiers_does_not_tell_what_computing_takes(host):
+    model = tiny_model("llama")
+    cache = warm_cache(model, host, prompt(1))
+    cost = cache._store.tiers.cost
+    cache.generate(prompt(1), max_new_tokens=2)
+    assert tier_tokens(cache) == 80
+    assert cost.num_observed == 0
+    cache.generate(prompt(2), max_new_tokens=2)
+    assert cost.num_observed == 1
+
+
+@pytest.mark.usefixtures("_late")
+def test_nothing_is_kept_while_blocks_are_on_their_way(host, monkeypatch):
+    model, ids = tiny_model("bloom"), prompt(1)
+    cache = warm_cache(model, host, ids)
+    idle = []
+
+    def spied(*arguments):
+        idle.append(cache._store.transfers.is_idle)
+        scatter(*arguments)
+
+    monkeypatch.setattr("quire.engines.hf.store.scatter", spied)
+    # Its loop feeds the whole prompt: what came is in the pools, and nobody gathers it.
+    same(model, cache, ids, prompt_lookup_num_tokens=3, max_new_tokens=30)
+    assert tier_tokens(cache) == 80
+    assert idle
+    assert all(idle)
+
+
+def test_what_fails_under_a_request_inside_another_leaves_the_other_its_blocks(host, monkeypatch):
+    lend(monkeypatch, "early")
+    model, ids = tiny_model("llama"), prompt(1)
+    cache = warm_cache(model, host, ids)
+    decode, start = BlockCodec.decode, Request.start
+    failing, inside = [], []
+
+    def full(codec, buffers, pool, blocks, layer=None):
+        if failing:
+            raise MemoryError("no room on the device")
+        decode(codec, buffers, pool, blocks, layer)
+
+    def begun(request, making, feed):
+        if not inside:
+            inside.append(request)
+            failing.append("now")
+            with pytest.raises(MemoryError):
+                cache.generate(prompt(4), max_new_tokens=2)
+            failing.clear()
+        return start(request, making, feed)
+
+    monkeypatch.setattr(BlockCodec, "decode", full)
+    monkeypatch.setattr(Request, "start", begun)
+    text = same(model, cache, ids)
+    assert settled(cache)
+    check_stored(model, cache, text[0])
+
+
+@pytest.mark.usefixtures("_late")
+def test_records_are_made_of_blocks_that_have_come(host, monkeypatch):
+    model, ids = tiny_model("gemma3_text"), prompt(1)
+    cache = warm_cache(model, host, ids)
+    tiers, start, made = cache._store.tiers, Request.start, []
+
+    def begun(request, making, feed):
+        blocks = all_blocks(cache.manager)
+        pieces = [(block, part) for block in blocks for part in tiers.parts[block.group]]
+        _, records = tiers.encode(pieces)
+        made.append((len(pieces), [bytes(record) for record in records]))
+        return start(request, making, feed)
+
+    monkeypatch.setattr(Request, "start", begun)
+    cache.generate(ids, max_new_tokens=1)
+    cache.generate(ids, max_new_tokens=1)
+    assert made[0] == made[1]
+    assert made[0][0] >= 5
