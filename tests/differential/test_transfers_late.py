@@ -140,3 +140,19 @@ def test_a_prompt_that_parts_inside_a_block_copies_what_has_come(family, host):
         check_stored(model, cache, row)
     assert tier_tokens(cache) == 80
     assert cache.last.cached_tokens == 2 * 71, "inside a block of the other row"
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_joined_and_repeated_before_anything_computes(family, host):
+    model = tiny_model(family)
+    ids = torch.cat([prompt(1, 81), prompt(2, 81)])  # all but the last token is in tiers
+    cache = warm_cache(model, host, ids[:1], ids[1:])
+    same(model, cache, ids[:1], num_beams=3)
+    assert tier_tokens(cache) == 80
+    assert settled(cache)
+    cache = make_cache(model, tiers=host)
+    for row in same(model, cache, ids):
+        check_stored(model, cache, row)
+    assert tier_tokens(cache) == 160
+    assert settled(cache)
