@@ -160,7 +160,7 @@ def test_only_what_is_wanted_is_written_and_named(tier, tmp_path, names):
 
 
 def test_many_batches_are_as_one(tier, names, file, tmp_path, monkeypatch):
-    monkeypatch.setattr("quire.tiers.portable.BATCH_BYTES", 1000)
+    monkeypatch.setattr("quire.tiers.contents.portable.BATCH_BYTES", 1000)
     export_records(tier, tmp_path / "again", names)
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
     target = DictTier()
@@ -172,7 +172,7 @@ def test_many_batches_are_as_one(tier, names, file, tmp_path, monkeypatch):
 
 
 def test_what_is_imported_last_is_a_prompts_head(file, monkeypatch):
-    monkeypatch.setattr("quire.tiers.portable.BATCH_BYTES", 1000)
+    monkeypatch.setattr("quire.tiers.contents.portable.BATCH_BYTES", 1000)
     target = DictTier()
     batches = []
     put = target.put
@@ -344,7 +344,7 @@ def test_buffers_of_one_piece_are_apart_and_large_ones_lie_on_pages():
 
 
 def test_batches_are_bounded_in_bytes_and_in_number(monkeypatch):
-    monkeypatch.setattr("quire.tiers.batches.BATCH_RECORDS", 3)
+    monkeypatch.setattr("quire.tiers.contents.batches.BATCH_RECORDS", 3)
     found = list(batches("abcdefgh", [1, 1, 1, 1, 9, 30, 1, 1], 10))
     assert found == [(3, "abc"), (5, "de"), (6, "f"), (8, "gh")]
     assert list(batches("", [])) == []

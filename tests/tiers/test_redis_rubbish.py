@@ -11,11 +11,11 @@ import pytest
 from rubbish_server import RubbishServer, Then, bulk, hang_up, honest, rubbish
 
 from quire.errors import TierError
-from quire.tiers import redis as redis_tier
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.redis import Redis
 from quire.tiers.redis import cluster as redis_cluster
+from quire.tiers.redis import tier as redis_tier
 from quire.tiers.redis.resp import CONTROL_BYTES, Failure, Link, Rubbish, Value
 
 HIT, ABSENT, CORRUPT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT

@@ -58,7 +58,7 @@ def test_without_names_headers_tell_namespaces_apart():
 
 
 def test_records_beyond_those_read_are_counted_as_unread(monkeypatch):
-    monkeypatch.setattr("quire.tiers.survey.READ_RECORDS", 5)
+    monkeypatch.setattr("quire.tiers.contents.survey.READ_RECORDS", 5)
     rows = {row.fingerprint: row.tally.records for row in survey(filled(), NameBook()).namespaces}
     assert rows[""] == 14
     assert sum(rows.values()) == 19
