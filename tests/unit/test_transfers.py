@@ -1,8 +1,10 @@
 """Transfers: what is done when, and what a caller may rely on."""
 
+from contextlib import contextmanager
+
 import pytest
 
-from quire.tensors.transfers import Lane, Transfers
+from quire.tensors.transfers import Lane, Transfers, transfers_to
 
 
 class LoggedLane(Lane):
@@ -139,3 +141,48 @@ def test_layers_wait_before_anything_touches_their_columns():
         assert calls == ["arrived"], name
         touch(layer)
         assert calls == ["arrived"], f"{name}: once"
+
+
+def test_on_cuda_a_stream_runs_behind_the_current_one_and_marks_are_events(monkeypatch):
+    torch = pytest.importorskip("torch")
+    log, current = [], ["main"]
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name if isinstance(name, str) else "side"
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, event):
+            log.append(f"{self.name} waits for {event.behind}")
+
+    class Event:
+        def record(self, stream):
+            self.behind = f"step {len(log)} of {stream.name}"
+
+    @contextmanager
+    def entered(stream):
+        current.append(stream.name)
+        yield
+        current.pop()
+
+    for name, fake in (
+        ("Stream", Stream),
+        ("Event", Event),
+        ("stream", entered),
+        ("current_stream", lambda _device: Stream(current[-1])),
+    ):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    transfers = transfers_to(torch.device("cuda"))
+    transfers.add([0, 1], lambda index: log.append(f"layer {index} on {current[-1]}"))
+    transfers.wait(0)
+    assert log == [
+        "side waits for main",
+        "layer 0 on side",
+        "main waits for step 2 of side",
+        "layer 1 on side",
+    ]
+    transfers.join()
+    assert log[4:] == ["main waits for step 4 of side"]
+    assert transfers_to(torch.device("cpu")).arrival(0) is None
