@@ -47,6 +47,7 @@ def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 def on_device(ids: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """Return an index array as a tensor on `device`, for what is queued on its current stream."""
     index = torch.from_numpy(ids)  # pyright: ignore[reportUnknownMemberType] - torch leaves the parameter untyped
-    if device.type == "cuda" and ids.size:  # from pageable memory, the host would wait for all that is queued
+    if device.type == "cuda" and ids.size:
+        # From pageable memory, the host would wait for all that is queued.
         return index.pin_memory().to(device, non_blocking=True)
     return index.to(device)
