@@ -90,6 +90,8 @@ class Tier(ABC):
     is_local: bool = True
     in_memory: bool = False
     """Whether its records lie in this process's memory: no call waits for anything but a copy."""
+    answers_at_once: bool = False
+    """Whether `contains` and `touch` look at memory only: then they are called on the caller's thread."""
     evicting: Evicting | None = None
     """Told of records that are about to make room, while their bytes are there; for a local tier."""
 

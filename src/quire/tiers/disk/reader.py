@@ -26,6 +26,7 @@ class DiskReader(Reader):
     """
 
     is_local = False
+    answers_at_once = True
 
     def __init__(self, path: str | os.PathLike[str], *, name: str = "disk") -> None:
         super().__init__()

@@ -71,6 +71,8 @@ class Disk(Tier):
     be used or a later version wrote it.
     """
 
+    answers_at_once = True
+
     def __init__(
         self,
         path: str | Path,

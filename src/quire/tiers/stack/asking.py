@@ -96,7 +96,7 @@ class Asking:
             left_s /= 2
         left_s = min(left_s, level.settings.lookup_timeout_s or left_s)
         began_s = shared.lanes.now()
-        if level.in_memory:
+        if level.answers_at_once:
             answer = _looked(level, keys, left_s)
         else:
             call = Call(shared, level.loads, lambda: _looked(level, keys, left_s))
@@ -114,10 +114,9 @@ class Asking:
             if failures:
                 level.meter.loads[f"lookup_{failures[0]}"] += 1
                 return []
-            had = [key for key, is_there in zip(keys, there, strict=True) if is_there]
-            if had:
+            if not level.answers_at_once:
+                had = [key for key, is_there in zip(keys, there, strict=True) if is_there]
                 shared.whereabouts.mark(had, level.index)
-            if len(had) < len(keys):
                 lost = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
                 shared.whereabouts.clear(lost, level.index)
         return there

@@ -22,6 +22,9 @@ CAUTION = 2.0
 
 MOST_POINTS = 256
 
+FEW_KEYS = 16
+"""Up to so many, every length is compared, one by one."""
+
 
 class Estimate:
     """What loading n bytes takes, as latency + n / bandwidth, from what loads took.
@@ -146,6 +149,8 @@ class CostGate:
         step: int = 1,
     ) -> Choice:
         """Return how many of the keys to load; see `TierStack.choose`."""
+        if len(found) <= FEW_KEYS:
+            return self._choose_few(found, sizes, recompute_s, step)
         where = np.asarray(found, np.int64)
         holes = np.flatnonzero(where < 0)
         whole = int(holes[0]) if len(holes) else len(where)
@@ -167,6 +172,32 @@ class CostGate:
         num_keys = int(points[best])
         used = np.unique(where[:num_keys])
         return Choice(num_keys, whole, tuple(level for level in levels if level not in used))
+
+    def _choose_few(
+        self,
+        found: Sequence[int],
+        sizes: Sequence[int],
+        recompute_s: Callable[[int], float],
+        step: int,
+    ) -> Choice:
+        """Do the same without arrays, which take longer than few keys do: every length is compared."""
+        whole = next((at for at, level in enumerate(found) if level < 0), len(found))
+        whole -= whole % step
+        behind = dict.fromkeys(sorted(set(found[:whole])), 0)
+        best, num_keys = math.inf, 0
+        for point in range(0, whole + 1, step):
+            with self._lock:
+                load_s = sum(
+                    self.estimates[level].careful_seconds(num_bytes)
+                    for level, num_bytes in behind.items()
+                )
+            total_s = recompute_s(point) + (load_s if load_s <= self.limit_s else math.inf)
+            if total_s < best:
+                best, num_keys = total_s, point
+            for at in range(point, min(point + step, whole)):
+                behind[found[at]] += sizes[at]
+        used = set(found[:num_keys])
+        return Choice(num_keys, whole, tuple(level for level in behind if level not in used))
 
 
 def _points(where: np.ndarray[tuple[int], np.dtype[np.int64]], step: int) -> list[int]:

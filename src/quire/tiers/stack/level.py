@@ -52,6 +52,7 @@ class Level:
         self.name = name
         self.settings = settings.of(name)
         self.in_memory = tier.in_memory
+        self.answers_at_once = tier.in_memory or tier.answers_at_once
         self.meter = Meter()
         self.estimate = Estimate(*self._first_guess())
         self.reading, self.writing = (

@@ -28,6 +28,7 @@ class Placing:
         self._shared = shared
         self._levels = levels
         self.queues = [StoreQueue(shared, level) for level in levels]
+        self._counts_uses = any(level.settings.write == "second_use" for level in levels)
 
     def wanted(self, keys: Keys) -> list[bool]:
         """Return which keys some tier would take now."""
@@ -40,8 +41,6 @@ class Placing:
                 with self._shared.lock:
                     room = queue.room
                 lacks[np.flatnonzero(lacks)[room:]] = False
-            elif lacks.any():
-                lacks &= ~np.array(level.tier.contains(keys), np.bool_)
             lacking |= lacks
         return lacking.tolist()
 
@@ -60,8 +59,9 @@ class Placing:
 
     def demote(self, above: Level, keys: list[bytes], records: list[memoryview]) -> None:
         """Give what a tier lets go to the next one that is written, unless that has it. Copies."""
-        with self._shared.lock:
-            self._shared.whereabouts.clear(keys, above.index)
+        if not above.answers_at_once:
+            with self._shared.lock:
+                self._shared.whereabouts.clear(keys, above.index)
         for level in self._levels[above.index + 1 :]:
             if level.writes:
                 self._copy_to(level, keys, records)
@@ -75,23 +75,26 @@ class Placing:
 
     def count(self, keys: Keys) -> None:
         """Count a use of each key, and tell the tiers."""
-        with self._shared.lock:
-            self._shared.uses.count(keys)
+        if self._counts_uses:
+            with self._shared.lock:
+                self._shared.uses.count(keys)
         for level, queue in zip(self._levels, self.queues, strict=True):
-            if level.in_memory:
+            if level.answers_at_once:
                 level.tier.touch(keys)
             else:
                 queue.touch(keys)
 
     def _lacks(self, level: Level, keys: Keys) -> NDArray[np.bool_]:
         """Return which keys a tier should have, has not as far as is known, and is not about to get."""
+        # A tier that answers at once knows what it has; nothing is remembered of it.
+        there = np.array(level.tier.contains(keys), np.bool_) if level.answers_at_once else None
         with self._shared.lock:
-            bits = self._shared.whereabouts.get(keys)
-            # A tier in memory knows what it has; what is remembered of it may be out of date.
-            lacks = (bits >> np.uint8(level.index)) & np.uint8(1) == 0
-            if level.in_memory:
-                lacks[:] = True
-            elif self.queues[level.index].waiting_bytes:
+            if there is None:
+                bits = self._shared.whereabouts.get(keys)
+                lacks = (bits >> np.uint8(level.index)) & np.uint8(1) == 0
+            else:
+                lacks = ~there
+            if self.queues[level.index].waiting_bytes:
                 lacks &= ~np.array(self.queues[level.index].has(keys), np.bool_)
             if level.settings.write == "second_use":
                 lacks &= self._shared.uses.get(keys) >= SECOND

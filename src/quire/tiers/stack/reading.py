@@ -298,11 +298,10 @@ class Reader:
         else:  # counted when they were given up
             level.meter.late += len(chunk.keys)
         level.meter.load_s += took_s
-        if hits:
+        if not level.answers_at_once:
             found = [chunk.keys[place] for place in hits]
             self._shared.whereabouts.mark(found, level.index)
-        lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
-        if lost:
+            lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
             self._shared.whereabouts.clear(lost, level.index)
         had_time = chunk.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
         if had_time and any(ticket.is_first for ticket in chunk.tickets):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,10 @@ Words: TypeAlias = NDArray[np.uint64]
 
 WAYS = 8
 _MOST = 255
+_WORDS = Struct("<2Q")
+
+FEW_KEYS = 32
+"""Up to so many are looked up faster one by one."""
 
 
 class KeyTable:
@@ -25,17 +30,20 @@ class KeyTable:
     does. Where a bucket is full, the key with the lowest byte gives way. What is kept here is a hint: two keys
     that are taken for one, once in 2^63 pairs of a bucket, do no harm.
 
-    All calls take whole prompts and are vectorised. Not thread-safe; its owner locks.
+    All calls take whole prompts and are vectorised, where these are not short. Not thread-safe; its owner locks.
     """
 
     def __init__(self, num_slots: int) -> None:
         num_buckets = 1 << max(1, (max(num_slots, 1) // WAYS - 1).bit_length())
+        self._num_buckets = num_buckets
         self._mask = np.uint64(num_buckets - 1)
         self._tags = np.zeros((num_buckets, WAYS), np.uint64)
         self._values = np.zeros((num_buckets, WAYS), np.uint8)
 
     def get(self, keys: Keys) -> Bytes:
         """Return the byte of each key."""
+        if len(keys) <= FEW_KEYS:
+            return np.array([self._byte(key) for key in keys], np.uint8)
         buckets, tags = self._words(keys)
         is_there, ways = self._find(buckets, tags)
         return np.where(is_there, self._values[buckets, ways], np.uint8(0))
@@ -47,6 +55,8 @@ class KeyTable:
 
     def clear(self, keys: Keys, bit: int) -> None:
         """Clear a bit of each key."""
+        if not keys:
+            return
         buckets, tags = self._words(keys)
         is_there, ways = self._find(buckets, tags)
         self._values[buckets[is_there], ways[is_there]] &= np.uint8(_MOST ^ (1 << bit))
@@ -77,6 +87,8 @@ class KeyTable:
 
         A new key takes a place whose byte is at most `most_replaced`; else only the byte changes.
         """
+        if not keys:
+            return
         buckets, tags = self._words(keys)
         is_there, ways = self._find(buckets, tags)
         at = (buckets[is_there], ways[is_there])
@@ -94,6 +106,12 @@ class KeyTable:
             self._tags[at] = np.where(takes, tag[now], self._tags[at])
             self._values[at] = np.where(again[now], values, new(values))
             rest = np.delete(rest, now)
+
+    def _byte(self, key: bytes) -> int:
+        bucket, tag = _WORDS.unpack_from(key)
+        bucket &= self._num_buckets - 1
+        tags: list[int] = self._tags[bucket].tolist()
+        return self._values.item(bucket, tags.index(tag | 1)) if tag | 1 in tags else 0
 
     def _find(self, buckets: Places, tags: Words) -> tuple[NDArray[np.bool_], Places]:
         same = self._tags[buckets] == tags[:, None]

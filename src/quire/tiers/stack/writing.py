@@ -76,8 +76,8 @@ def write(
         level.answered("store", answers)
         if chain.is_ordered and refused < len(indices):
             chain.broken_at.add(level.index)
-        kept = [key for key, each in zip(wanting, outcomes, strict=True) if each in _KEPT]
-        if kept:
+        if not level.answers_at_once:
+            kept = [key for key, each in zip(wanting, outcomes, strict=True) if each in _KEPT]
             shared.whereabouts.mark(kept, level.index)
     return outcomes
 
