@@ -12,7 +12,8 @@ import msgspec
 
 from quire.errors import InvariantError, TierError
 from quire.tiers.base import Outcome
-from quire.tiers.redis.resp import Link, Reply, Request
+from quire.tiers.redis.exchange import exchange
+from quire.tiers.redis.resp import Link, Reply, Request, command
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -23,6 +24,17 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 Answer: TypeAlias = "Reply | Lost"
+
+LANES = 2
+"""Connections over which a call gets large values."""
+
+LANES_FROM_BYTES = 1 << 19
+"""From this many bytes of values on; for fewer, a second connection costs more than it gives."""
+
+SPARE_RETRY_S = 10.0
+"""How long a server that would not give a second connection is not asked for one."""
+
+_PING = Request((command(b"PING"),), (str,))
 
 
 class Node:
@@ -39,6 +51,7 @@ class Node:
         self._idle: list[Link] = []
         self._num_open = 0
         self._is_closed = False
+        self._spare_from = float("-inf")
         self._process = os.getpid()
 
     def ask(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
@@ -46,7 +59,7 @@ class Node:
         answers: list[Reply] = []
         try:
             while len(answers) < len(requests):
-                self._ask_over_one(requests, deadline, answers)
+                self._ask_over_some(requests, deadline, answers)
         except TimeoutError:
             lost = Lost(Outcome.TIMEOUT, "no answer in time")
         except (TierError, OSError) as error:
@@ -74,17 +87,22 @@ class Node:
                     f"{len(self._idle)} idle of {self._num_open} connections, at most {self._limit}"
                 )
 
-    def _ask_over_one(
+    def _ask_over_some(
         self, requests: Sequence[Request], deadline: float, answers: list[Reply]
     ) -> None:
-        link = self._take(deadline)
+        # What was answered before a failure stays answered.
+        rest = requests[len(answers) :]
+        links = [self._take(deadline)]
         try:
-            # What was answered before a failure stays answered.
-            link.exchange(requests[len(answers) :], deadline, answers)
+            for _ in range(1, _num_lanes(rest)):
+                links += self._take_spare(deadline)
+            exchange(links, rest, deadline, answers)
         except BaseException:
-            self._drop(link)
+            for link in links:
+                self._drop(link)
             raise
-        self._give_back(link)
+        for link in links:
+            self._give_back(link)
 
     def _take(self, deadline: float) -> Link:
         with self._changed:
@@ -92,17 +110,62 @@ class Node:
                 if self._is_closed:
                     raise TierError("the tier is closed")
                 self._leave_parent()
-                while self._idle:
-                    link = self._idle.pop()
-                    if link.is_quiet:
-                        return link
-                    link.close()
-                    self._num_open -= 1
+                link = self._take_idle()
+                if link is not None:
+                    return link
                 if self._num_open < self._limit:
                     self._num_open += 1
                     break
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError
+        return self._connect_one(deadline)
+
+    def _take_spare(self, deadline: float) -> list[Link]:
+        """Return one more connection; none where more than half would be taken, or where no other can be made.
+
+        So a thread that has none yet waits for those that have two only where others have the rest.
+        """
+        now = time.monotonic()
+        with self._changed:
+            num_taken = self._num_open - len(self._idle)
+            if self._is_closed or 2 * (num_taken + 1) > self._limit:
+                return []
+            link = self._take_idle()
+            if link is not None:
+                return [link]
+            if now < self._spare_from:
+                return []
+            self._num_open += 1
+        try:
+            return [self._connect_spare(now + (deadline - now) / 4)]
+        except (TierError, OSError):
+            self._spare_from = time.monotonic() + SPARE_RETRY_S
+            return []
+
+    def _connect_spare(self, deadline: float) -> Link:
+        """Return a connection that has answered: a server with too many clients takes and then ends it."""
+        link = self._connect_one(deadline)
+        answers: list[Reply] = []
+        try:
+            exchange([link], [_PING], deadline, answers)
+        except BaseException:
+            self._drop(link)
+            raise
+        if answers != ["PONG"]:
+            self._drop(link)
+            raise TierError(f"PING was answered with {answers!r:.80}")
+        return link
+
+    def _take_idle(self) -> Link | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_quiet:
+                return link
+            link.close()
+            self._num_open -= 1
+        return None
+
+    def _connect_one(self, deadline: float) -> Link:
         try:
             return self._connect(deadline)
         except BaseException:
@@ -138,3 +201,13 @@ class Node:
             link.close()
         self._num_open -= len(self._idle)
         self._idle.clear()
+
+
+def _num_lanes(requests: Sequence[Request]) -> int:
+    """Return over how many connections to ask: several only for values that may come in any order."""
+    num_bytes = 0
+    for each in requests:
+        if each.into is None:
+            return 1
+        num_bytes += len(each.into)
+    return min(LANES, len(requests)) if num_bytes >= LANES_FROM_BYTES else 1

@@ -28,15 +28,6 @@ DRAIN_BYTES = 8 << 20
 
 MAX_DEPTH = 8
 
-WINDOW_BYTES = 1 << 20
-"""Bytes asked or sent and not answered yet, over one connection; a single command may exceed them.
-
-Larger values are got one by one: a server with several megabytes to answer gives half the bytes per second.
-"""
-
-WINDOW_COMMANDS = 256
-"""The same in commands: their lines, and the lines of their answers, fit into any socket's buffers."""
-
 
 class Rubbish(TierError):  # noqa: N818 - reads as what it says
     """An answer that is none."""
@@ -83,7 +74,7 @@ def command(*words: bytes) -> bytes:
 class Link:
     """One connection. It belongs to one thread at a time; after any error it is of no more use.
 
-    Methods raise as a `Wire` does, and `Rubbish` for bytes that are no reply.
+    Methods raise as a `Wire` does, and `Rubbish` for bytes that are no reply. Each command has one reply.
 
     `is_spent` says that a value was left unread: close it and take another.
     """
@@ -95,50 +86,30 @@ class Link:
         self._start: int = 0
         self._end: int = 0
         self._left = CONTROL_BYTES
+        self._num_owed = 0
         self._usual, self._usual_line = Value(0), b"$0\r\n"
         self.is_spent = False
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes behind the last reply were read ahead, or left in a value."""
-        return self._start != self._end or self.is_spent
+        """Whether there are replies to come, bytes read ahead behind the last one, or bytes left in a value."""
+        return self._num_owed > 0 or self._start != self._end or self.is_spent
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing waits to be read: no late answer, no end of the connection."""
         return not self.has_unread and self._wire.is_quiet
 
-    def exchange(self, requests: Sequence[Request], deadline: float, replies: list[Reply]) -> None:
-        """Send commands ahead of their answers and append the answers, in order.
-
-        Neither side ever waits for the other to read: what is under way is bounded by `WINDOW_BYTES` and
-        `WINDOW_COMMANDS`. It ends early where the connection `is_spent`.
-        """
-        sent = under_way = 0
-        sizes = [sum(map(len, each.pieces)) + len(each.into or b"") for each in requests]
-        for answered, request in enumerate(requests):
-            is_low = under_way < WINDOW_BYTES // 2 and sent - answered < WINDOW_COMMANDS // 2
-            if sent < len(requests) and (sent == answered or is_low):
-                pieces: list[bytes | memoryview] = []
-                last = min(len(requests), answered + WINDOW_COMMANDS)
-                while sent == answered or (sent < last and under_way + sizes[sent] <= WINDOW_BYTES):
-                    pieces += requests[sent].pieces
-                    under_way += sizes[sent]
-                    sent += 1
-                if pieces:
-                    self._wire.send(pieces, deadline)
-            reply = self.read(request.into, deadline)
-            under_way -= sizes[answered]
-            if not isinstance(reply, request.expects) and not isinstance(reply, Failure):
-                raise Rubbish(f"an answer of another kind than the command's: {reply!r:.80}")
-            replies.append(reply)
-            if self.is_spent:
-                return
-            if request.arrived is not None and isinstance(reply, Value):
-                request.arrived(reply)
+    def send(self, requests: Sequence[Request], deadline: float) -> None:
+        """Send commands; their replies are to be read in the same order."""
+        self._num_owed += len(requests)
+        self._wire.send([piece for each in requests for piece in each.pieces], deadline)
 
     def read(self, into: memoryview | None, deadline: float, depth: int = 0) -> Reply:
         """Return the next reply; a value goes into the buffer, as far as that reaches."""
+        if not depth:
+            self._num_owed -= 1
+            self._left = CONTROL_BYTES
         if into is not None:
             usual = self._usual
             if usual.num_bytes != len(into):
@@ -148,8 +119,6 @@ class Link:
                 self._fill(into, deadline)
                 self._end_of_value(deadline)
                 return usual
-        if not depth:
-            self._left = CONTROL_BYTES
         line = self._line(deadline)
         kind, rest = line[:1], line[1:]
         if kind == b"$":

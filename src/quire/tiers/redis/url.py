@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quire.errors import ConfigError, TierError
+from quire.tiers.redis.exchange import exchange
 from quire.tiers.redis.resp import Failure, Link, Reply, Request, command
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
@@ -79,7 +80,7 @@ class Server(msgspec.Struct, frozen=True):
             steps.append((f"database {self.db}", (b"SELECT", b"%d" % self.db)))
         for what, words in steps:
             replies: list[Reply] = []
-            link.exchange([Request((command(*words),), (str,))], deadline, replies)
+            exchange([link], [Request((command(*words),), (str,))], deadline, replies)
             if isinstance(replies[0], Failure):
                 raise TierError(f"{endpoint} refuses {what}: {replies[0].text}")
 
