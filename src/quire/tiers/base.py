@@ -152,6 +152,16 @@ class Tier(ABC):
     def lease(self, keys: Keys, seconds: float) -> None:
         """Keep these records from making room for so long, as far as the tier decides that."""
 
+    def lend(self, sizes: Sequence[int]) -> list[memoryview]:  # noqa: ARG002 - of most tiers
+        """Return memory of the tier's own for as many leading records as it can.
+
+        What is put from there needs no copy. It stays as it is until `take_back`, kept or not.
+        """
+        return []
+
+    def take_back(self, records: Sequence[memoryview]) -> None:
+        """Take back what `lend` gave, which nobody reads or writes any more; others are left alone."""
+
     def delete(self, keys: Keys, timeout_s: float = 1.0) -> None:
         """Forget these keys, whether they are there or not."""
         check_keys(keys)

@@ -329,17 +329,21 @@ class TieredStore:
     ) -> tuple[list[bytes], list[memoryview]]:
         """Return keys and sealed records of parts of blocks."""
         self.transfers.join()
-        records = self.stack.buffers([part.record_bytes for _, part in pieces])
+        records = self.stack.records([part.record_bytes for _, part in pieces])
         by_part: dict[int, list[int]] = {}
         for index, (_, part) in enumerate(pieces):
             by_part.setdefault(id(part), []).append(index)
-        for indices in by_part.values():
-            part = pieces[indices[0]][1]
-            part.encode(
-                self.pools[part.group],
-                [pieces[index][0] for index in indices],
-                [records[index] for index in indices],
-            )
+        try:
+            for indices in by_part.values():
+                part = pieces[indices[0]][1]
+                part.encode(
+                    self.pools[part.group],
+                    [pieces[index][0] for index in indices],
+                    [records[index] for index in indices],
+                )
+        except BaseException:
+            self.stack.give_back(records)
+            raise
         return [part.key(block.digest) for block, part in pieces], records
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from quire.config import parse_bytes
 from quire.errors import TierError
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
+from quire.tiers.host.lending import Lending
 
 Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
 """Registers memory with a device and returns what undoes that."""
@@ -63,6 +64,7 @@ class Host(Tier):
         self._closed = False
         self._filling: set[bytes] = set()
         self._calls: list[frozenset[bytes]] = []
+        self._lending = Lending(num_bytes // 2)
         self._unpin = pin(self._arena.memory.data) if pin is not None else None
 
     def touch(self, keys: Keys) -> None:
@@ -75,6 +77,30 @@ class Host(Tier):
             for place in map(self._arena.find, keys):
                 if place is not None:
                     place[0].index.lease([place[1]], until)
+
+    def lend(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return slots as `Tier.lend` says: of one size, at most half of the capacity at a time."""
+        lent: list[memoryview] = []
+        with self._lock:
+            for size in sizes:
+                shelf = None if self._closed else self._arena.shelves.get(size)
+                if (
+                    shelf is None
+                    or len(self._arena.shelves) > 1
+                    or not self._lending.has_room(size)
+                ):
+                    break
+                if not (shelf.index.num_free or self._arena.extend(shelf)):
+                    self._evict(shelf, max(1, shelf.index.num_slots // WATERMARK))
+                    if self._closed or not shelf.index.num_free:
+                        break
+                lent.append(self._lending.lend(shelf, shelf.index.reserve()))
+        return lent
+
+    def take_back(self, records: Sequence[memoryview]) -> None:
+        with self._lock:
+            for record in records:
+                self._lending.take_back(record)
 
     def scan(self) -> Iterator[Entry]:
         """List the records as they are now, those used last first."""
@@ -124,7 +150,7 @@ class Host(Tier):
         with self._lock:
             for place in map(self._arena.find, keys):
                 if place is not None:
-                    place[0].index.remove(place[1])
+                    self._remove(*place)
 
     def _size(self) -> tuple[int, int, int]:
         with self._lock:
@@ -170,6 +196,11 @@ class Host(Tier):
             before = self._arena.find(key)
             if key in self._filling or (before is not None and before[0].size == size):
                 return Outcome.PRESENT
+            if self._lending.is_free(record):
+                if before is not None:
+                    self._remove(*before)
+                self._lending.publish(record, key, self._arena)
+                return Outcome.STORED
             self._filling.add(key)
             try:
                 shelf = self._make_room(size, deadline)
@@ -186,9 +217,14 @@ class Host(Tier):
             self._filling.remove(key)
             before = self._arena.find(key)
             if before is not None:
-                before[0].index.remove(before[1])
+                self._remove(*before)
             self._arena.publish(shelf, slot, key)
         return Outcome.STORED
+
+    def _remove(self, shelf: Shelf, slot: int) -> None:
+        """Forget what a slot holds. The lock is held."""
+        if not self._lending.withdraw(shelf, slot):
+            shelf.index.remove(slot)
 
     @contextlib.contextmanager
     def _sparing(self, keys: Keys) -> Generator[None]:
@@ -214,7 +250,7 @@ class Host(Tier):
                 return None
             if shelf.index.num_free or self._arena.extend(shelf):
                 return shelf
-            others = [each for each in self._arena.shelves.values() if each is not shelf]
+            others = self._others(shelf)
             if any(self._arena.give_up_chunk(each) for each in others):
                 continue
             if not self._evict_for(shelf):
@@ -222,13 +258,19 @@ class Host(Tier):
             if not shelf.index.num_free and self._clock() > deadline:
                 raise TimeoutError
 
+    def _others(self, shelf: Shelf) -> list[Shelf]:
+        """Return the shelves that a shelf may take chunks from: none while slots are lent, which stay."""
+        if self._lending.num_bytes:
+            return []
+        return [each for each in self._arena.shelves.values() if each is not shelf]
+
     def _evict_for(self, shelf: Shelf) -> bool:
         """Evict from the shelf whose oldest record is the oldest of all; return whether any went."""
         aged: list[tuple[int, int]] = []
-        for size, each in self._arena.shelves.items():
-            # Another one with a free chunk's worth of slots could not give it up: it is being filled.
-            if each is shelf or each.index.num_free < each.per_chunk:
-                aged += [(int(each.index.stamps[slot]), size) for slot in self._victims(each, 1)]
+        # Another one with a free chunk's worth of slots could not give it up: it is being filled.
+        others = [each for each in self._others(shelf) if each.index.num_free < each.per_chunk]
+        for each in (shelf, *others):
+            aged += [(int(each.index.stamps[slot]), each.size) for slot in self._victims(each, 1)]
         if not aged:
             return False
         donor = self._arena.shelves[min(aged)[1]]

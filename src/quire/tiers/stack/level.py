@@ -33,6 +33,14 @@ class Shared:
         """A bit per tier that had the key when it was last asked or written."""
         self.uses = KeyTable(settings.remembered_keys)
         self.is_closed = False
+        self.lender: Tier | None = None
+        """The tier that lends memory for what is to be stored."""
+
+    def give_back(self, buffers: Sequence[memoryview]) -> None:
+        """Take back buffers that nobody reads or writes any more."""
+        self.pool.give_back(buffers)
+        if self.lender is not None:
+            self.lender.take_back(buffers)
 
 
 class Level:

@@ -59,6 +59,9 @@ class TierStack:
             Level(shared, index, tier, name, lambda index=index: self._lane_closed(index))
             for index, (tier, name) in enumerate(zip(tiers, self.names, strict=True))
         ]
+        top = self._levels[0]
+        if top.in_memory and top.writes and top.settings.write == "through":
+            shared.lender = top.tier
         self._placing = Placing(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._asking = Asking(shared, self._levels)
@@ -225,9 +228,15 @@ class TierStack:
         """Return buffers for records, used before where there are some: cheaper than fresh memory."""
         return self._shared.pool.take(sizes)
 
+    def records(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return buffers for records to `store`: a tier's own memory as far as it lends some."""
+        lender = self._shared.lender
+        lent = [] if lender is None or self._shared.is_closed else lender.lend(sizes)
+        return lent + self._shared.pool.take(sizes[len(lent) :])
+
     def give_back(self, buffers: Sequence[memoryview]) -> None:
-        """Return buffers from `buffers` that are of no more use, never those given to `store`."""
-        self._shared.pool.give_back(buffers)
+        """Return buffers that are of no more use, never those given to `store`."""
+        self._shared.give_back(buffers)
 
     # Life
 

@@ -34,12 +34,12 @@ class Chain:
         self._shared = shared
 
     def let_go(self) -> None:
-        """Hold the records no more; the last holder gives them back to the pool."""
+        """Hold the records no more; the last holder gives them back."""
         with self._shared.lock:
             self.num_holders -= 1
             is_last = not self.num_holders
         if is_last:
-            self._shared.pool.give_back(self.records)
+            self._shared.give_back(self.records)
 
 
 def write(
