@@ -1,5 +1,6 @@
 """`quire bench tiers`: figures of tiers beside the raw thing, on little data."""
 
+import gc
 import json
 
 import pytest
@@ -23,6 +24,9 @@ KEYS = ("tier", "block_bytes", "put_mb_s", "get_mb_s", "raw_put_mb_s", "raw_get_
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(tier_measure, "LOOKUP_SECONDS", 0.005)
+    gc.freeze()  # a collection before each round takes long with all that other tests have left
+    yield
+    gc.unfreeze()
 
 
 def small(name, path, **words):
