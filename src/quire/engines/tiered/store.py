@@ -118,8 +118,10 @@ class TieredStore:
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
-        self._naming.note(self.manager, seq.node, seq.scope)
-        return self._store(blocks_of(self.manager, seq), self.stack.store)
+        stored = self._store(blocks_of(self.manager, seq), self.stack.store)
+        if stored:
+            self._naming.note(self.manager, seq.node, seq.scope)
+        return stored
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""

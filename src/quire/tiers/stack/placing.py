@@ -42,6 +42,8 @@ class Placing:
                     room = queue.room
                 lacks[np.flatnonzero(lacks)[room:]] = False
             lacking |= lacks
+            if lacking.all():
+                break
         return lacking.tolist()
 
     def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
