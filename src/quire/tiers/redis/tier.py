@@ -53,7 +53,7 @@ class Redis(Tier):
                    `rediss+cluster://` for a cluster by any node, `unix:///path`; options: `redis_url.parse_server`
     `ttl_s`        records are dropped so long after they were last put or touched; None: never
     `prefix`       of all keys that the tier reads, writes, lists and deletes
-    `connections`  to each server, at most; more threads wait in turn
+    `connections`  to each server, at most; more threads wait in turn, and a call for large values takes two while half are free
 
     Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. An ACL
     user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots` on the keys of the prefix.
