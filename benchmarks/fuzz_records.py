@@ -25,11 +25,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "tiers")]
 
-from mutations import MUTATIONS, Victim, damaged, files_in, make_victim, mutated, records_in  # noqa: E402
+from mutations import MUTATIONS, Victim, damaged, files_in, make_victim, mutated, records_in  # noqa: E402 - behind the path
 
-from quire.errors import QuireError, RecordError  # noqa: E402
-from quire.tiers.base import Outcome, Tier, checked  # noqa: E402
-from quire.tiers.format import new_buffer, verify  # noqa: E402
+from quire.errors import QuireError, RecordError  # noqa: E402 - behind the path
+from quire.tiers.base import Outcome, Tier, checked  # noqa: E402 - behind the path
+from quire.tiers.format import new_buffer, verify  # noqa: E402 - behind the path
 
 BATCH = 128
 CAPACITY = "64MiB"

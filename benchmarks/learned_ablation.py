@@ -42,7 +42,7 @@ class Rows:
 class NoGhosts(Mind):
     """Nothing is known again after its blocks were evicted."""
 
-    def remember(self, name, record):  # noqa: ARG002
+    def remember(self, name, record):  # noqa: ARG002 - what it would remember is left out
         self.model.forget(record, self.now)
 
 

@@ -1,5 +1,23 @@
-"""The shipped contract shows values where one of its assertions fails."""
+"""What several files of tests use; the shipped contract shows values where an assertion of it fails."""
 
 import pytest
 
 pytest.register_assert_rewrite("quire.tiers.contract.every", "quire.tiers.contract.bounded")
+
+
+@pytest.fixture
+def files():
+    """Return the files of a disk tier, which fail when a test says so."""
+    from disk_help import FaultyFiles
+
+    return FaultyFiles()
+
+
+@pytest.fixture
+def disk(tmp_path, files):
+    """Return a disk tier for a hundred small records, checked at the end."""
+    from quire.tiers.disk import Disk
+
+    with Disk(tmp_path, 1152 * 100, ahead=1, files=files) as disk:
+        yield disk
+        disk.check()

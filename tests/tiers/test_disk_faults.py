@@ -16,18 +16,6 @@ HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outc
 STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT
 
 
-@pytest.fixture
-def files():
-    return FaultyFiles()
-
-
-@pytest.fixture
-def disk(tmp_path, files):
-    with Disk(tmp_path, 1152 * 100, ahead=1, files=files) as disk:
-        yield disk
-        disk.check()
-
-
 @pytest.mark.parametrize("prefix", ["slab", "log"])
 @pytest.mark.parametrize(
     ("error", "outcome"), [(errno.ENOSPC, FULL), (errno.EDQUOT, FULL), (errno.EIO, ERROR)]

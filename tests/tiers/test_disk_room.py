@@ -3,8 +3,7 @@
 import shutil
 import threading
 
-import pytest
-from disk_help import FaultyFiles, get, put
+from disk_help import get, put
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
@@ -13,18 +12,6 @@ from quire.tiers.format import new_buffer, record_bytes
 
 HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
 STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT
-
-
-@pytest.fixture
-def files():
-    return FaultyFiles()
-
-
-@pytest.fixture
-def disk(tmp_path, files):
-    with Disk(tmp_path, 1152 * 100, ahead=1, files=files) as disk:
-        yield disk
-        disk.check()
 
 
 def test_five_of_a_hundred_records_go_at_once_the_oldest_first(disk):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from quire import tiers
 from quire.bench.tier_measure import Pair
 from quire.bench.tier_raw import RawFiles, RawMemory, RawMooncake, RawObjects, RawRedis, RawSlab
 from quire.bench.tier_servers import mooncake_server, redis_server, s3_server
@@ -33,17 +34,13 @@ def _capacity(payload_bytes: int, count: int) -> int:
 
 @contextmanager
 def _host(_: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.host.tier import Host  # noqa: PLC0415 - only what is measured is imported
-
-    with Host(_capacity(payload_bytes, count)) as tier:
+    with tiers.Host(_capacity(payload_bytes, count)) as tier:
         yield Pair(tier, RawMemory(payload_bytes, count), keeps=True, mode="memory")
 
 
 @contextmanager
 def _disk(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.disk.tier import Disk  # noqa: PLC0415
-
-    with Disk(folder / "disk", _capacity(payload_bytes, count)) as tier:
+    with tiers.Disk(folder / "disk", _capacity(payload_bytes, count)) as tier:
         direct = tier.is_direct and payload_bytes % 4096 == 0
         with closing(RawSlab(folder / "raw", payload_bytes, count, direct=direct)) as raw:
             yield Pair(tier, raw, keeps=True, mode="O_DIRECT" if direct else "buffered")
@@ -51,21 +48,17 @@ def _disk(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _files(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.files.tier import Files  # noqa: PLC0415
-
     del payload_bytes, count
-    with Files(folder / "files") as tier, closing(RawFiles(folder / "raw")) as raw:
+    with tiers.Files(folder / "files") as tier, closing(RawFiles(folder / "raw")) as raw:
         yield Pair(tier, raw, mode="buffered, page cache warm")
 
 
 @contextmanager
 def _redis(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.redis.tier import Redis  # noqa: PLC0415
-
     del payload_bytes, count
     with (
         redis_server() as port,
-        Redis(f"redis://127.0.0.1:{port}") as tier,
+        tiers.Redis(f"redis://127.0.0.1:{port}") as tier,
         closing(RawRedis("127.0.0.1", port)) as raw,
     ):
         yield Pair(tier, raw, mode="loopback")
@@ -73,40 +66,35 @@ def _redis(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from obstore.store import LocalStore  # noqa: PLC0415
-
-    from quire.tiers.objects.tier import Objects  # noqa: PLC0415
+    from obstore.store import LocalStore  # noqa: PLC0415 - only what is measured is imported
 
     del payload_bytes, count
     for part in ("objects", "raw"):
         (folder / part).mkdir()
-    with Objects(f"file://{folder / 'objects'}") as tier:
+    with tiers.Objects(f"file://{folder / 'objects'}") as tier:
         yield Pair(tier, RawObjects(LocalStore(folder / "raw")), mode="local directory")
 
 
 @contextmanager
 def _objects_s3(_folder: Path, _payload_bytes: int, _count: int) -> Generator[Pair]:
-    from quire.tiers.objects.client import open_store  # noqa: PLC0415
-    from quire.tiers.objects.tier import Objects  # noqa: PLC0415
+    from quire.tiers.objects.client import open_store  # noqa: PLC0415 - it stands on obstore as well
 
     keys = {"region": "us-east-1", "access_key_id": "test", "secret_access_key": "test"}
     options = {"allow_http": True}
     with s3_server() as url:
         config = keys | {"endpoint": url}
         raw = RawObjects(open_store("s3://quire/raw", config, options))
-        with Objects("s3://quire/tier", config=config, client_options=options) as tier:
+        with tiers.Objects("s3://quire/tier", config=config, client_options=options) as tier:
             yield Pair(tier, raw, mode="moto, loopback")
 
 
 @contextmanager
 def _mooncake(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from quire.tiers.mooncake.tier import Mooncake  # noqa: PLC0415
-
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # the library logs every connection
     num_bytes = 6 * record_bytes(payload_bytes) * count
     with (
         mooncake_server(num_bytes) as address,
-        Mooncake(address) as tier,
+        tiers.Mooncake(address) as tier,
         closing(RawMooncake(address)) as raw,
     ):
         yield Pair(tier, raw, mode="loopback")
