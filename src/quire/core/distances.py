@@ -30,9 +30,8 @@ class Sample(msgspec.Struct, eq=False):
     """The requests that are remembered, in order. Tokens; arrays [samples].
 
     `unit`    whose request: a number mixed from the first block below the shared prompt
-    `middle`  a number of the text before token p / 2, where p is the largest power of two within
-              the prompt; as good as 0 in a short prompt
-    `end`     the same before token p
+    `word`    a number of the two tokens before token p, the largest power of two within the prompt;
+              0 where it was not noted
     `prompt`  all of the prompt
     `size`    the whole blocks of it that could be found
     `reused`  of these, the first ones that were found; if some were evicted, minus all the
@@ -41,8 +40,7 @@ class Sample(msgspec.Struct, eq=False):
     """
 
     unit: Words
-    middle: Words
-    end: Words
+    word: Words
     prompt: Ints
     size: Ints
     reused: Ints
@@ -52,7 +50,7 @@ class Sample(msgspec.Struct, eq=False):
     def of(cls, length: int) -> Sample:
         """Return so many requests, of which nothing is known."""
         words, ints = np.zeros(length, np.uint64), np.zeros(length, np.int64)
-        return cls(words, words, words, ints, ints, ints, ints)
+        return cls(words, words, ints, ints, ints, ints)
 
     @classmethod
     def joined(cls, parts: Iterable[Sample]) -> Sample:
@@ -136,8 +134,9 @@ def _last_alike(order: Ints, root: Ints) -> tuple[Ints, Ints]:
 def _prefixes(sample: Sample, begins: Flags, known: Ints, root: Ints) -> Floats:
     """Return how many tokens of each request are those of its session's one before, float64 [n].
 
-    Where the cache forgot, the words of both prompts tell whether they part before one of the
-    powers of two; if they do, then in the middle between that and the last place where they are the same.
+    Where the cache forgot, the words of both prompts tell whether they part before that place; if
+    they do, then halfway between it and the end of the shared prompt. Pairs without words
+    are taken for the mean of those with.
     """
     reused = known.astype(np.float64)
     unsure = (~begins & ((sample.reused < 0) | (known <= root))).nonzero()[0]
@@ -146,21 +145,18 @@ def _prefixes(sample: Sample, begins: Flags, known: Ints, root: Ints) -> Floats:
     both = np.minimum(sample.size[1:], sample.size[:-1])
     last = unsure - 1
     common = both[last].astype(np.float64)
-    middle, end = sample.middle, sample.end
     bits = np.frexp(sample.prompt)[1]
-    longer = bits[unsure] - bits[last]
-    place = np.ldexp(0.5, np.minimum(bits[unsure], bits[last]))
-    mine = np.where(longer == 1, middle[unsure], end[unsure])
-    theirs = np.where(longer == -1, middle[last], end[last])
-    seen = (np.abs(longer) <= 1) & (mine > 0) & (theirs > 0)
+    mine, theirs = sample.word[unsure], sample.word[last]
+    seen = (bits[unsure] == bits[last]) & (mine > 0) & (theirs > 0)
+    place = np.ldexp(0.5, bits[unsure])
     parted = seen & (mine != theirs)
-    halfway = (longer == 0) & (middle[unsure] == middle[last])
-    reached = np.maximum(root[unsure], np.where(halfway, place / 2, 0))
-    estimate = np.where(parted, np.minimum((reached + place) / 2, common), common)
-    sure = ~begins
-    sure[unsure] = False
-    told = float(estimate[seen].sum()) + float(reused[sure].sum())
-    of = float(common[seen].sum()) + float(both[sure[1:]].sum())
+    estimate = np.where(parted, np.minimum((root[unsure] + place) / 2, common), common)
+    told, of = float(estimate[seen].sum()), float(common[seen].sum())
+    if np.count_nonzero(seen) < ENOUGH:
+        sure = ~begins
+        sure[unsure] = False
+        told += float(reused[sure].sum())
+        of += float(both[sure[1:]].sum())
     if of:
         estimate[~seen] *= min(told / of, 1.0)
     reused[unsure] = estimate

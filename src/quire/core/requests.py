@@ -109,12 +109,17 @@ class Requests(BlockStore):
         if reason != "last_token":
             counters.missed[reason] += explained
             counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
-        if self.sampler is not None:
-            known = seq.num_cached
-            if reason == "evicted":
-                known = -known - explained
-            tenant = root.named[0] if scope is not None and root.named else 0
-            self.sampler.opened(key, num_tokens, known, tenant)
+        sampler = self.sampler
+        if sampler is not None:
+            # In line: here even an empty call would be felt.
+            name = key[sampler.name].tobytes()
+            word = b""
+            if sampler.with_words and (seq.num_cached < sampler.surely or reason == "evicted"):
+                word = sampler.word_of(key, num_tokens)
+            named = root.named if scope is not None else None
+            sampler.note((num_tokens, seq.num_cached, reason, explained, name, word, named))
+            if not counters.num_requests & 63:
+                sampler.look()
         if self._observer is not None:
             self._observer.opened(seq, key, self.media)
         return seq

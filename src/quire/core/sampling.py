@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TYPE_CHECKING, TypeAlias
+from array import array
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from quire.core.distances import Sample, hit_curve
+from quire.core.distances import Sample, Words, hit_curve
+from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.whatif import WhatIf
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from quire.core.stats import Counters
-
-Text: TypeAlias = tuple[bytes, bytes, bytes]
-"""Bytes of a prompt: those that name its session, and the words before two of its tokens."""
+Note: TypeAlias = "tuple[int, int, str, int, bytes, bytes, array[int] | None]"
+"""Tokens of a prompt, those that were found, why not more and how many tokens that explains,
+bytes that name its session, a word of its text or none, and the name of a scope's root."""
 
 MAX_SAMPLES = 1 << 15
 """Requests that are remembered, 56 bytes each. Beyond, every second session is forgotten."""
 
-BATCH = 1 << 12
+BATCH = 1 << 13
 """Requests between two readings of the notes, which take about 300 bytes each."""
 
+WITH_WORDS = 1 << 9
+"""So many requests of each batch are noted with a word of their text."""
+
+LEARN_AT = (64, WITH_WORDS)
+"""Notes in the first batch after which is decided where sessions part."""
+
 LEARN_FROM = 64
-"""Requests after which is decided for the first time where sessions part."""
+"""The latest requests that decide it."""
 
-LEARNING = 2
-"""So often it is decided."""
-
-UNIT_BYTES = 48
+NAME_BYTES = 48
 """Bytes of a prompt that tell sessions apart: the end of their first block that is not shared."""
 
 WORD_BYTES = 8
@@ -40,26 +41,31 @@ WORD_BYTES = 8
 DIVERGING = 0.25
 """Above this share of requests that leave their session's text, sessions part further down."""
 
-MIX = np.arange(1, 2 * UNIT_BYTES, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+MIX = np.arange(1, 2 * NAME_BYTES, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 """Odd multiples of 2**64 / golden ratio: a word times one of them is mixed."""
 
-NO_WORD = bytes(WORD_BYTES)
 ALL = (1 << 64) - 1
 
 
 class CurveSampler:
-    """Notes one line per request and makes a hit-rate curve of them when asked.
+    """Makes a hit-rate curve, when asked, of a note per request.
 
-    A note is the size of a prompt, how much of it was ever cached, and a few bytes of its text: some that
-    name its session, the end of the first block below the prompt that sessions share; and
-    the words that end at token p and p / 2, where p is the largest power of two within the
-    prompt. They tell how far two prompts of one session are the same where the cache forgot. So
-    a request costs one copy of some bytes and one append; no prompt is hashed. The notes are
-    read 4,096 at a time.
+    A note is the size of a prompt, how much of it was found, why not more, and a few bytes of its
+    text that name its session: the end of the first block below the prompt that sessions share.
+    So a request costs one copy of some bytes and one append, in line in `open`; no prompt is
+    hashed. Where the cache forgot how much of a prompt is as in the session's request before, a
+    word of each tells, the two tokens that end at the largest power of two within the prompt. It is
+    noted for the first 512 of 8,192 requests, which stand for all. The notes are read
+    8,192 at a time.
 
     Memory is bounded by sampling sessions (C. A. Waldspurger et al., *Efficient MRC construction
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
     whose number is below a limit that is halved each time. Times are of all requests.
+
+    `note`        takes the note of a request
+    `name`        where in a prompt the bytes are that name its session
+    `with_words`  whether a word of the text is noted, where the cache forgot or a session begins
+    `surely`      tokens; who finds as many goes on with a session
 
     len(sample) <= MAX_SAMPLES; the sampled units are those with unit <= limit.
     """
@@ -76,30 +82,32 @@ class CurveSampler:
         self._samples = [Sample.of(0)]
         self._clock = 0
         self._begin(1)
-        self._read_at = LEARN_FROM
-        self._learning = LEARNING
+        self._learn_at = list(LEARN_AT)
 
-    def opened(self, key: Key, num_tokens: int, reused: int, scope: int) -> None:
-        """Note a request.
+    def look(self) -> None:
+        """Read the notes if they are many; at first, see whether sessions part further down.
 
-        `reused`  tokens of its prompt that were found; or, as a negative number, those that were
-                  found and those that seem to have been evicted
-        `scope`   a number of its scope, 0 for the default one
+        Wants to be called every 64 requests.
         """
-        sizes = self._sizes
-        if scope:
-            self._scoped[len(sizes)] = scope
-        # Flat lists: containers per note would set the garbage collector to work.
-        self._texts += self._text[num_tokens.bit_length()](key)
-        sizes.append(num_tokens)
-        self._reused.append(reused)
-        if len(sizes) >= self._read_at:
-            self._read_batch()
+        if self._learn_at and len(self._notes) >= self._learn_at[0]:
+            del self._learn_at[0]
+            depth = self._parting()
+            if depth > self._depth:
+                self._num_read += len(self._notes)
+                self._begin(depth)
+        self.with_words = len(self._notes) < WITH_WORDS
+        if len(self._notes) >= BATCH:
+            self._read()
+
+    def word_of(self, key: Key, num_tokens: int) -> bytes:
+        """Return the two tokens of a prompt that end at the largest power of two within it."""
+        end = TOKEN_BYTES << num_tokens.bit_length() >> 1
+        return key[end - WORD_BYTES : end].tobytes() if end >= WORD_BYTES else b""
 
     @property
     def num_requests(self) -> int:
         """Requests since the curve was begun."""
-        return self._num_read + len(self._sizes)
+        return self._num_read + len(self._notes)
 
     @property
     def rate(self) -> float:
@@ -125,59 +133,40 @@ class CurveSampler:
         block_bytes = self._block_size * TOKEN_BYTES
         self._depth = depth
         stop = (depth + 1) * block_bytes
-        width = min(block_bytes, UNIT_BYTES)
-        self._unit = slice(stop - width, stop)
-        self._text: list[Callable[[Key], Text]] = [
-            _reader(self._unit, 1 << bits >> 1) for bits in range(33)
-        ]
+        self.name = slice(stop - min(block_bytes, NAME_BYTES), stop)
+        self.surely = stop // TOKEN_BYTES
         self._generated = self._generated_tokens()
         self._forget_notes()
 
     def _forget_notes(self) -> None:
-        self._texts: list[bytes] = []
-        self._sizes: list[int] = []
-        self._reused: list[int] = []
-        self._scoped: dict[int, int] = {}
+        self._notes: list[Note] = []
+        self.note = self._notes.append
+        self.with_words = True
 
     def _generated_tokens(self) -> int:
         counters = self._counters
         return counters.computed_tokens + counters.hit_tokens - counters.prompt_tokens
 
-    def _read_batch(self) -> None:
-        """Read the notes; at first, see whether sessions part further down than was thought."""
-        first = self._read_at < BATCH
-        if self._learning:
-            self._learning -= 1
-            self._read_at = BATCH
-            depth = self._parting()
-            if depth > self._depth:
-                self._num_read += len(self._sizes)
-                self._begin(depth)
-        if not first:
-            self._read()
-
     def _parting(self) -> int:
         """Return the block at which sessions part: as before, or more where many leave at one place."""
-        names = self._texts[::3]
+        latest = self._notes[-LEARN_FROM:]
         sizes: dict[tuple[bytes, int], int] = {}
         places: dict[int, int] = {}
-        first = max(len(names) - LEARN_FROM, 0)
-        for index in range(first, len(names)):
-            name = names[index], self._scoped.get(index, 0)
-            num_blocks = self._sizes[index] // self._block_size
-            left = self._reused[index] // self._block_size
-            common = min(sizes.get(name, 0), num_blocks)
-            sizes[name] = num_blocks
+        for size, cached, reason, _, name, _, root in latest:
+            num_blocks = size // self._block_size
+            left = 0 if reason == "evicted" else cached // self._block_size
+            common = min(sizes.get((name, _scope(root)), 0), num_blocks)
+            sizes[name, _scope(root)] = num_blocks
             if self._depth < left < common - 2:
                 places[left] = places.get(left, 0) + 1
         if not places:
             return self._depth
         place = max(places, key=places.__getitem__)
-        return place if places[place] > DIVERGING * (len(names) - first) else self._depth
+        return place if places[place] > DIVERGING * len(latest) else self._depth
 
     def _read(self) -> None:
         """Turn the notes into samples."""
-        if not self._sizes:
+        if not self._notes:
             return
         more = self._noted()
         self._num_read += len(more)
@@ -204,16 +193,15 @@ class CurveSampler:
 
     def _noted(self) -> Sample:
         """Return the notes as columns; generated tokens are spread evenly over the requests."""
-        num_notes = len(self._sizes)
+        num_notes = len(self._notes)
         more = Sample.of(num_notes)
-        more.prompt = np.fromiter(self._sizes, np.int64, num_notes)
-        more.reused = np.fromiter(self._reused, np.int64, num_notes)
-        text = np.frombuffer(b"".join(self._texts), np.uint32)
-        text = text.reshape(num_notes, -1).astype(np.uint64)
-        stop = (self._unit.stop - self._unit.start) // TOKEN_BYTES
-        mixed = (text[:, :stop] * MIX[:stop]).sum(axis=1)
-        more.middle = text[:, stop] * MIX[0] + text[:, stop + 1] * MIX[1]
-        more.end = text[:, stop + 2] * MIX[0] + text[:, stop + 3] * MIX[1]
+        sizes, cached, reasons, explained, names, words, roots = zip(*self._notes, strict=True)
+        more.prompt = np.fromiter(sizes, np.int64, num_notes)
+        found = np.fromiter(cached, np.int64, num_notes)
+        forgot = np.fromiter(map("evicted".__eq__, reasons), np.bool_, num_notes)
+        more.reused = np.where(forgot, -found - np.array(explained), found)
+        more.unit = self._numbers(names, roots)
+        more.word = _numbers_of(words)
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
@@ -224,29 +212,41 @@ class CurveSampler:
         touched += self._clock
         self._clock = touched.item(-1)
         more.begun = touched - more.size
-        for index, scope in self._scoped.items():
-            mixed[index] ^= np.uint64(scope) << np.uint64(33)
-        short = more.prompt <= self._unit.stop // TOKEN_BYTES
+        short = more.prompt <= self.surely
         if short.any():
-            mixed[short] = ~more.begun[short].astype(np.uint64)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * MIX[0]
-        more.unit = mixed ^ (mixed >> np.uint64(29))
+            more.unit[short] = _mixed(~more.begun[short].astype(np.uint64))
         return more
 
+    def _numbers(self, names: Sequence[bytes], roots: Sequence[array[int] | None]) -> Words:
+        """Return a number for each session, uint64 [notes]."""
+        width = self.name.stop - self.name.start
+        text = b"".join(names)
+        if len(text) < len(names) * width:
+            text = b"".join(name.ljust(width, b"\0") for name in names)
+        tokens = np.frombuffer(text, np.uint32).reshape(len(names), -1).astype(np.uint64)
+        numbers = tokens @ MIX[: tokens.shape[1]]
+        if any(roots):
+            scopes = np.fromiter(map(_scope, roots), np.uint64, len(names))
+            numbers ^= scopes << np.uint64(33)
+        return _mixed(numbers)
 
-def _reader(unit: slice, power: int) -> Callable[[Key], Text]:
-    """Return what takes the text out of prompts of `power` to 2 * `power` - 1 tokens."""
-    middle = power // 2 * TOKEN_BYTES - WORD_BYTES
-    end = power * TOKEN_BYTES - WORD_BYTES
-    if middle >= unit.stop:
-        width = unit.stop - unit.start
-        form = f"={unit.start}x{width}s{middle - unit.stop}x{WORD_BYTES}s"
-        form += f"{end - middle - WORD_BYTES}x{WORD_BYTES}s"
-        return Struct(form).unpack_from  # pyright: ignore[reportReturnType]
-    blank = bytes(unit.stop - unit.start)
 
-    def short(key: Key) -> Text:
-        name = key[unit].tobytes() if len(key) > unit.stop else blank
-        return name, NO_WORD, NO_WORD
+def _numbers_of(words: Sequence[bytes]) -> Words:
+    """Return a number for each word, 0 where none was noted, uint64 [notes]."""
+    numbers = np.zeros(len(words), np.uint64)
+    at = [index for index, word in enumerate(words[:WITH_WORDS]) if word]
+    if at:
+        tokens = np.frombuffer(b"".join(words[index] for index in at), np.uint32)
+        numbers[at] = tokens.reshape(-1, 2).astype(np.uint64) @ MIX[:2] | np.uint64(1)
+    return numbers
 
-    return short
+
+def _scope(root: array[int] | None) -> int:
+    """Return the number of a scope."""
+    return root[0] if root else 0
+
+
+def _mixed(numbers: Words) -> Words:
+    """Return numbers that differ in all bits, uint64 [n]."""
+    numbers = (numbers ^ (numbers >> np.uint64(31))) * MIX[0]
+    return numbers ^ (numbers >> np.uint64(29))
