@@ -97,6 +97,10 @@ def load(stack, numbers, timeout_s=None, found=None):
     return [outcome.value for outcome in outcomes]
 
 
+def wanted(stack, keys):
+    return [bool(tiers) for tiers in stack.wanted(keys)]
+
+
 def store(stack, numbers):
     outcomes = stack.store([KEYS[i] for i in numbers], [RECORDS[i] for i in numbers])
     return [outcome.value for outcome in outcomes]

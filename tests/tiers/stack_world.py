@@ -145,7 +145,8 @@ class World:
             self.timed("used", 0, lambda: stack.used(keys))
             wanted = self.timed("wanted", 0, lambda: stack.wanted(keys))
             chosen = [key for key, is_wanted in zip(keys, wanted, strict=True) if is_wanted]
-            outcomes = self.timed("store", 0, lambda: stack.store(chosen, fresh(chosen)))
+            tiers = random.choice([None, wanted[wanted > 0]])
+            outcomes = self.timed("store", 0, lambda: stack.store(chosen, fresh(chosen), tiers))
             self.note("stored", [each.value for each in outcomes])
         elif action == "evict":
             outcomes = self.timed("evicted", 0, lambda: stack.evicted(keys, fresh(keys)))

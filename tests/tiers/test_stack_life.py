@@ -5,7 +5,7 @@ import time
 
 import pytest
 from dict_tier import DictTier
-from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store
+from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store, wanted
 
 from quire.errors import ConfigError
 from quire.tiers.contract.samples import buffers_like
@@ -145,7 +145,7 @@ def test_closing_writes_what_is_queued_and_closes_the_tiers():
         assert stack.find(KEYS[:2]) == [-1, -1]
         assert load(stack, [0]) == ["skipped"]
         assert store(stack, [0]) == ["skipped"]
-        assert stack.wanted(KEYS[:1]) == [False]
+        assert wanted(stack, KEYS[:1]) == [False]
 
     world.run(scenario)
 

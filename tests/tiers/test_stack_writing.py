@@ -1,7 +1,7 @@
 """A stack's writes: policies, order, back-pressure, and nothing twice."""
 
 import pytest
-from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store
+from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store, wanted
 
 from quire.errors import RecordError
 from quire.tiers.base import Outcome
@@ -20,12 +20,12 @@ def held(tier):
 
 def test_through_writes_to_all_tiers_at_once():
     def scenario(stack, host, disk, remote):
-        assert stack.wanted(KEYS[:10]) == [True] * 10
+        assert wanted(stack, KEYS[:10]) == [True] * 10
         assert store(stack, TEN) == ["stored"] * 10
         assert held(host) == TEN
         assert stack.drain(1)
         assert held(disk) == held(remote) == TEN
-        assert stack.wanted(KEYS[:10]) == [False] * 10
+        assert wanted(stack, KEYS[:10]) == [False] * 10
 
     Stacked("host", "disk", "remote").run(scenario)
 
@@ -46,7 +46,7 @@ def test_store_never_waits():
     def scenario(stack, host, disk):
         disk.put_s = disk.contains_s = 50.0
         assert world.timed(lambda: store(stack, TEN)) == (["stored"] * 10, 0.0)
-        assert world.timed(lambda: stack.wanted(KEYS[10:20])) == ([True] * 10, 0.0)
+        assert world.timed(lambda: wanted(stack, KEYS[10:20])) == ([True] * 10, 0.0)
         assert world.timed(lambda: use(stack, TEN))[1] == 0.0
         assert not stack.drain(1)
 
@@ -55,7 +55,7 @@ def test_store_never_waits():
 
 def test_back_writes_what_the_device_and_then_each_tier_lets_go():
     def scenario(stack, host, disk):
-        assert stack.wanted(KEYS[:10]) == [False] * 10
+        assert wanted(stack, KEYS[:10]) == [False] * 10
         assert store(stack, TEN) == ["skipped"] * 10
         stack.evicted(KEYS[:10], RECORDS[:10])
         stack.drain(1)
@@ -68,10 +68,10 @@ def test_back_writes_what_the_device_and_then_each_tier_lets_go():
 def test_second_use_writes_what_is_asked_for_again():
     def scenario(stack, host):
         use(stack, TEN)
-        assert stack.wanted(KEYS[:10]) == [False] * 10
+        assert wanted(stack, KEYS[:10]) == [False] * 10
         assert store(stack, TEN) == ["skipped"] * 10
         use(stack, [0, 1, 2])
-        assert stack.wanted(KEYS[:10]) == [True] * 3 + [False] * 7
+        assert wanted(stack, KEYS[:10]) == [True] * 3 + [False] * 7
         assert store(stack, TEN) == ["stored"] * 3 + ["skipped"] * 7
 
     Stacked("host", write="second_use").run(scenario)
@@ -95,7 +95,7 @@ def test_each_tier_may_have_a_policy_of_its_own():
 def test_a_stack_that_is_read_only_writes_nothing():
     def scenario(stack, host, disk):
         put(disk, [1])
-        assert stack.wanted(KEYS[:2]) == [False, False]
+        assert wanted(stack, KEYS[:2]) == [False, False]
         assert store(stack, [0]) == ["skipped"]
         stack.evicted(KEYS[:1], RECORDS[:1])
         stack.load(KEYS[1:2], [memoryview(bytearray(SIZE))])
@@ -158,7 +158,7 @@ def test_what_finds_no_room_to_wait_is_dropped_from_the_tail():
         store(stack, TEN)
         report = stack.stats().tiers[1]
         assert (report.queued_bytes, report.dropped) == (4 * SIZE, 6)
-        assert stack.wanted(KEYS[:20]) == [False] * 10 + [True] * 10
+        assert wanted(stack, KEYS[:20]) == [False] * 10 + [True] * 10
         stack.drain(10)
         assert (held(host), held(disk)) == (TEN, [0, 1, 2, 3])
 
@@ -169,9 +169,9 @@ def test_a_full_queue_wants_as_much_as_it_has_room_for():
     def scenario(stack, disk):
         disk.put_s = 1.0
         store(stack, [0])
-        assert stack.wanted(KEYS[1:10]) == [True] * 3 + [False] * 6
+        assert wanted(stack, KEYS[1:10]) == [True] * 3 + [False] * 6
         stack.drain(10)
-        assert stack.wanted(KEYS[1:10]) == [True] * 4 + [False] * 5
+        assert wanted(stack, KEYS[1:10]) == [True] * 4 + [False] * 5
 
     Stacked("disk", queue_bytes=4 * SIZE).run(scenario)
 
@@ -210,7 +210,7 @@ def test_a_tier_that_is_not_written_for_failures_still_gives_what_it_has():
         report = stack.stats().tiers[0]
         assert (report.reading, report.writing) == ("closed", "open")
         assert store(stack, [8]) == ["skipped"]
-        assert stack.wanted(KEYS[8:9]) == [False]
+        assert wanted(stack, KEYS[8:9]) == [False]
         assert stack.find(KEYS[:1]) == [0]
 
     Stacked("disk", failures=3, cool_down_s=10.0).run(scenario)
@@ -281,6 +281,31 @@ def test_deleted_keys_are_gone_everywhere_and_may_be_written_again():
         stack.drain(1)
         stack.delete(KEYS[:5])
         assert held(host) == held(disk) == [5, 6, 7, 8, 9]
-        assert stack.wanted(KEYS[:10]) == [True] * 5 + [False] * 5
+        assert wanted(stack, KEYS[:10]) == [True] * 5 + [False] * 5
 
     Stacked("host", "disk").run(scenario)
+
+
+def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():
+    def scenario(stack, host, disk):
+        put(disk, TEN[:5])
+        stack.find(KEYS[:10])
+        tiers = stack.wanted(KEYS[:10])
+        assert tiers.tolist() == [1] * 5 + [3] * 5
+        outcomes = stack.store(KEYS[:10], RECORDS[:10], tiers)
+        assert [outcome.value for outcome in outcomes] == ["stored"] * 10
+        assert stack.drain(1)
+        assert (held(host), held(disk)) == (TEN, TEN)
+        assert disk.asked("put") == [KEYS[5:10]]
+
+    Stacked("host", "disk").run(scenario)
+
+
+def test_who_has_nothing_of_a_prompts_head_wants_its_tail_as_well():
+    def scenario(stack, host):
+        put(host, TEN[8:])
+        assert wanted(stack, KEYS[:10]) == [True] * 10
+        outcomes = stack.store(KEYS[:10], RECORDS[:10], stack.wanted(KEYS[:10]))
+        assert outcomes == [Outcome.STORED] * 8 + [Outcome.PRESENT] * 2
+
+    Stacked("host").run(scenario)

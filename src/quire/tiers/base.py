@@ -13,6 +13,9 @@ import msgspec
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.format import KEY_BYTES, carries, read_header, record_bytes, verify
 
+KEY_OFFSET = 80
+"""Where a record's header has its key."""
+
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
 
@@ -278,3 +281,13 @@ def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
             raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}: {bytes(key[:40])!r}")
     if buffers is not None and len(buffers) != len(keys):
         raise ConfigError(f"{len(keys)} keys and {len(buffers)} buffers; give one for each")
+
+
+def check_sealed(keys: Keys, records: Buffers) -> None:
+    """Raise where records do not carry their keys; the rest of their headers is checked by each tier."""
+    check_keys(keys, records)
+    for key, record in zip(keys, records, strict=True):
+        if bytes(record[KEY_OFFSET : KEY_OFFSET + KEY_BYTES]) != key:
+            raise RecordError(
+                f"a record of {len(record)} bytes is not sealed under {key.hex()}; see `format.seal`"
+            )

@@ -1,8 +1,10 @@
 """What the keys in a tier's directory stand for, written beside the records, for `quire inspect`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeAlias
 
 from quire.core import CacheManager, Scope
 from quire.core.node import Node
@@ -11,12 +13,22 @@ from quire.errors import TierError
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import NameBook, NamesFile
 from quire.tiers.format import Namespace
+from quire.tiers.stack.lanes import Work
 
 KEPT = 1 << 18
 """So many blocks are remembered as written; more cost lines that stand there twice, not memory."""
 
 READ_BYTES = 4 << 20
 """A file of names up to this size is read when it is opened, so that little is written twice."""
+
+
+Later: TypeAlias = Callable[[int, Work], None]
+"""Calls a function, which does not raise, when the tier at this level is not waited for."""
+
+
+def at_once(level: int, function: Work) -> None:  # noqa: ARG001 - any level's
+    """Call it now."""
+    function()
 
 
 class Naming:
@@ -26,12 +38,15 @@ class Naming:
     a digest, a salt the first four bytes of one.
     """
 
-    def __init__(self, tiers: Iterable[Tier], namespaces: Sequence[Namespace]) -> None:
-        paths = [path for tier in tiers if (path := getattr(tier, "path", None)) is not None]
-        self._files = [NamesFile(path) for path in paths if isinstance(path, Path)]
+    def __init__(
+        self, tiers: Iterable[Tier], namespaces: Sequence[Namespace], later: Later = at_once
+    ) -> None:
+        paths = enumerate(getattr(tier, "path", None) for tier in tiers)
+        self._files = {at: NamesFile(path) for at, path in paths if isinstance(path, Path)}
+        self._later = later
         self._written: dict[bytes, None] = {}
         self._namespaces: dict[bytes, Namespace] = {}
-        for file in self._files:
+        for file in self._files.values():
             book = _read(file.path)
             self._written.update(dict.fromkeys(book.parents))
             for each in namespaces:
@@ -56,8 +71,10 @@ class Naming:
         if not fresh and not self._namespaces:
             return
         label = (manager.digests.root(scope), scope_label(scope)) if fresh else None
-        for file in self._files:
-            file.add(list(self._namespaces.values()), label, (parent, fresh))
+        for level, file in self._files.items():
+            self._later(
+                level, partial(file.add, list(self._namespaces.values()), label, (parent, fresh))
+            )
         self._namespaces.clear()
         if len(self._written) + len(fresh) > KEPT:
             self._written.clear()

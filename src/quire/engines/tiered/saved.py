@@ -125,7 +125,8 @@ def _write_records(stack: TierStack, store: TieredStore) -> int:
     pieces = [(block, part) for block in blocks for part in store.parts[block.group]]
     count = len(pieces)
     while pieces:
-        chunk, pieces = first_chunk(pieces)
+        chunk = first_chunk(pieces)
+        pieces = pieces[len(chunk) :]
         keys, records = store.encode(chunk)
         outcomes = stack.tiers[0].put(keys, records, PUT_TIMEOUT_S)
         stack.give_back(records)

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,8 +23,12 @@ from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
+from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Mode, Prefetch
 from quire.tiers.stack.stack import TierStack
+
+Piece: TypeAlias = tuple[NamedBlock, Part]
+"""What one record holds."""
 
 CHUNK_BYTES = 32 << 20
 """So many bytes of records are encoded at a time."""
@@ -66,7 +71,8 @@ class TieredStore:
         self.stack = stack
         self.parts = make_parts(layout, origin)
         namespaces = [part.namespace for parts in self.parts for part in parts]
-        self._naming = Naming(() if stack.settings.read_only else stack.tiers, namespaces)
+        written = () if stack.settings.read_only else stack.tiers
+        self._naming = Naming(written, namespaces, stack.later)
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
@@ -118,20 +124,23 @@ class TieredStore:
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
-        stored = self._store(blocks_of(self.manager, seq), self.stack.store)
+        pieces = self._pieces(blocks_of(self.manager, seq))
+        wanted = self.stack.wanted(_keys(pieces))
+        chosen = np.flatnonzero(wanted)
+        stored = self._store([pieces[index] for index in chosen.tolist()], wanted[chosen])
         if stored:
             self._naming.note(self.manager, seq.node, seq.scope)
         return stored
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
-        return self._store(list(all_blocks(self.manager)), self.stack.evicted)
+        return self._store(self._lacking(all_blocks(self.manager)))
 
     def spill(self) -> None:
         """Hand down what has just made room. Needs a manager made with `evictions`."""
         evicted = self.manager.take_evicted()
         if evicted:
-            self._store(sorted(evicted, key=lambda each: each.index), self.stack.evicted)
+            self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))
 
     def errors(self) -> list[QuantError]:
         """Return how far what was handed down is from the pools, per layer group; 0 where it is exact."""
@@ -295,40 +304,38 @@ class TieredStore:
         counts = Counter[int](gained.tolist())
         return {self.stack.names[level]: size * counts[level] for level in sorted(counts)}
 
-    def _store(
-        self,
-        blocks: Sequence[NamedBlock],
-        store: Callable[[list[bytes], list[memoryview]], list[Outcome]],
-    ) -> int:
-        """Encode and hand down blocks, the head first, as far as they are taken; return the records."""
-        pieces = [(block, part) for block in blocks for part in self.parts[block.group]]
-        keys = [part.key(block.digest) for block, part in pieces]
-        if store == self.stack.store:
-            wanted = self.stack.wanted(keys)
-        else:
-            wanted = [level < 0 for level in self._in_memory(keys)]
-        pieces = [piece for piece, is_wanted in zip(pieces, wanted, strict=True) if is_wanted]
-        stored = 0
-        while pieces:
-            chunk, pieces = first_chunk(pieces)
+    def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:
+        """Encode and hand down pieces, the head first, as far as they are taken; return the records.
+
+        Those of a prompt with what the stack wants of them, others as evicted.
+        """
+        stored, done = 0, 0
+        while done < len(pieces):
+            chunk = first_chunk(pieces[done:])
             keys, records = self.encode(chunk)
-            outcomes = store(keys, records)
+            if wanted is None:
+                outcomes = self.stack.evicted(keys, records)
+            else:
+                outcomes = self.stack.store(keys, records, wanted[done : done + len(chunk)])
             taken = sum(what in (Outcome.STORED, Outcome.PRESENT) for what in outcomes)
             stored += taken
+            done += len(chunk)
             if not taken:
                 break
         return stored
 
-    def _in_memory(self, keys: list[bytes]) -> list[int]:
-        """Return which keys the fastest tier has, where that is known at once."""
-        first = self.stack.tiers[0]
-        if not first.in_memory:
-            return [-1] * len(keys)
-        return [0 if there else -1 for there in first.contains(keys)]
+    def _pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
+        return [(block, part) for block in blocks for part in self.parts[block.group]]
 
-    def encode(
-        self, pieces: Sequence[tuple[NamedBlock, Part]]
-    ) -> tuple[list[bytes], list[memoryview]]:
+    def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
+        """Return the pieces that the fastest tier does not have, as far as that is known at once."""
+        pieces, first = self._pieces(blocks), self.stack.tiers[0]
+        if not first.in_memory:
+            return pieces
+        there = first.contains(_keys(pieces))
+        return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
+
+    def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
         """Return keys and sealed records of parts of blocks."""
         self.transfers.join()
         records = self.stack.records([part.record_bytes for _, part in pieces])
@@ -346,7 +353,11 @@ class TieredStore:
         except BaseException:
             self.stack.give_back(records)
             raise
-        return [part.key(block.digest) for block, part in pieces], records
+        return _keys(pieces), records
+
+
+def _keys(pieces: Sequence[Piece]) -> list[bytes]:
+    return [part.key(block.digest) for block, part in pieces]
 
 
 def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
@@ -357,13 +368,11 @@ def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
     ]
 
 
-def first_chunk(
-    pieces: list[tuple[NamedBlock, Part]],
-) -> tuple[list[tuple[NamedBlock, Part]], list[tuple[NamedBlock, Part]]]:
-    """Return the first pieces, of at most `CHUNK_BYTES` together, and the others."""
+def first_chunk(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Return the first pieces, of at most `CHUNK_BYTES` together, but at least one."""
     num_bytes = 0
     for index, (_, part) in enumerate(pieces):
         num_bytes += part.record_bytes
         if num_bytes > CHUNK_BYTES and index:
-            return pieces[:index], pieces[index:]
-    return pieces, []
+            return pieces[:index]
+    return pieces

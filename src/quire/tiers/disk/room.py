@@ -94,8 +94,8 @@ class DiskRoom:
             self.lock.release()
 
     def is_behind(self, slab: Slab) -> bool:
-        """Return whether more of a slab should be written ahead."""
-        return slab.free_bytes < self._ahead and self.capacity - self.used >= slab.record_bytes
+        """Return whether less than half of what should be ahead of a slab is."""
+        return 2 * slab.free_bytes < self._ahead and self._may_grow(slab)
 
     def prewrite(self) -> bool:
         """Write some of a slab ahead; return whether there may be more to do."""
@@ -103,12 +103,16 @@ class DiskRoom:
             slab = self._records.slabs[size]
             with self.lock:
                 try:
-                    if self.is_behind(slab) and self._adds(slab, slab.prewrite):
+                    is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
+                    if is_short and self._adds(slab, slab.prewrite):
                         return True
                 except OSError:
                     pass  # the slab stays as it is; a put that needs room finds out why
                 self.wanted.discard(size)
         return False
+
+    def _may_grow(self, slab: Slab) -> bool:
+        return self.capacity - self.used >= slab.record_bytes
 
     def fit(self) -> None:
         """Make slabs that were made for a larger capacity fit this one."""

@@ -60,8 +60,8 @@ class Disk(Tier):
     `capacity`      bytes of all slabs together ("200GiB"); the logs add about 130 bytes per record
     `direct`        past the page cache: True, False, or None: where a probe says that it works;
                     only slabs of records that are multiples of 4,096 bytes
-    `ahead`         how much of each slab is written before it is needed, in the background; at
-                    most a sixteenth of the capacity
+    `ahead`         how much of each slab is written before it is needed, in the background, again
+                    when half of it is used; at most a quarter of the capacity
     `compact_lines` lines of the log that are kept, at least, before it is written anew; from
                     then on as many as there are records
 
@@ -94,7 +94,7 @@ class Disk(Tier):
         self._compact_at = self._compact_lines = compact_lines
         self._calls = 0
         self._is_closed = False
-        ahead_bytes = min(parse_bytes(ahead), num_bytes // 16)
+        ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
         try:
             self._lock = DirectoryLock(self._directory)
             try:

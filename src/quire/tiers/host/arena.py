@@ -79,10 +79,10 @@ class Arena:
         self.free_chunks = list(range(self.capacity // self.chunk_bytes))[::-1]
         return True
 
-    def publish(self, shelf: Shelf, slot: int, key: bytes) -> None:
+    def publish(self, shelf: Shelf, slot: int, key: bytes, stamp: int | None = None) -> None:
         """Let a filled slot be found, under a generation that no other writing has."""
         self.writings += 1
-        shelf.index.publish(slot, key, self.writings)
+        shelf.index.publish(slot, key, self.writings, stamp)
 
     def find(self, key: bytes) -> tuple[Shelf, int] | None:
         """Return where a key's record lies."""

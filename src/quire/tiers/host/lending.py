@@ -49,10 +49,12 @@ class Lending:
         loan = self._loan(record)
         return loan is not None and not loan.is_published and len(record) == loan.shelf.size
 
-    def publish(self, record: memoryview, key: bytes, arena: Arena) -> None:
-        """Let a record be found where it lies."""
+    def publish(
+        self, record: memoryview, key: bytes, arena: Arena, stamp: int | None = None
+    ) -> None:
+        """Let a record be found where it lies; as just used, unless a stamp says when."""
         loan = self._loans[id(record.obj)]
-        arena.publish(loan.shelf, loan.slot, key)
+        arena.publish(loan.shelf, loan.slot, key, stamp)
         loan.shelf.index.lease([loan.slot], math.inf)
         loan.is_published = True
 

@@ -15,6 +15,7 @@ from quire.errors import TierError
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
+from quire.tiers.host.pages import take_pages
 
 Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
 """Registers memory with a device and returns what undoes that."""
@@ -35,7 +36,7 @@ class Host(Tier):
     The lock is held to find and to publish, not to copy: a reader looks again afterwards whether
     its record was still there. Around 70 bytes a slot for the index are not part of `capacity`.
 
-    `capacity`  "8GiB" or a number of bytes. Pages are taken from the system when first written
+    `capacity`  "8GiB" or a number of bytes. The system is asked for it from the start, in the background
     `pin`       is given all of the memory at once, for instance to register it with a GPU
     `clock`     seconds, for leases and timeouts
     """
@@ -66,6 +67,8 @@ class Host(Tier):
         self._calls: list[frozenset[bytes]] = []
         self._lending = Lending(num_bytes // 2)
         self._unpin = pin(self._arena.memory.data) if pin is not None else None
+        if pin is None:
+            take_pages(self._arena.memory, lambda: not self._closed)
 
     def touch(self, keys: Keys) -> None:
         with self._lock:
@@ -137,9 +140,26 @@ class Host(Tier):
         with self._lock:
             self._check_open()
             self._cut_for(max((s for s in sizes if s <= self._arena.capacity), default=0))
+            others = self._publish_lent(keys, records, done)
+        if not others:
+            return
         with self._sparing(keys):
-            for index in self._each(keys, timeout_s):
-                done[index] = self._write(keys[index], records[index], deadline)
+            for index in self._each(others, timeout_s):
+                at = others[index]
+                done[at] = self._write(keys[at], records[at], deadline)
+
+    def _publish_lent(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[int]:
+        """Let new records in lent slots be found, and return which are none. The lock is held."""
+        others: list[int] = []
+        stamps = self._arena.recency.falling(len(keys)).tolist()
+        for index, (key, record) in enumerate(zip(keys, records, strict=True)):
+            is_new = key not in self._filling and self._arena.find(key) is None
+            if is_new and self._lending.is_free(record):
+                self._lending.publish(record, bytes(key), self._arena, stamps[index])
+                done[index] = Outcome.STORED
+            else:
+                others.append(index)
+        return others
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
         with self._lock:
@@ -162,7 +182,7 @@ class Host(Tier):
         if self._closed:
             raise TierError("the host tier is closed")
 
-    def _each(self, keys: Keys, timeout_s: float) -> Iterator[int]:
+    def _each(self, keys: Sequence[object], timeout_s: float) -> Iterator[int]:
         """Count through the keys while there is time, but at least to the first."""
         self._check_open()
         deadline = self._clock() + timeout_s

@@ -14,7 +14,9 @@ from quire.tiers.stack.level import Level, Shared, guarded
 T = TypeVar("T")
 
 FIRST_WINDOW = 64
-"""Keys in the first question to a tier that others write to; each next one asks for four times as many."""
+FIRST_WINDOW_HERE = 8
+"""Keys in the first question to a tier that others write to, and to one that answers at once; each
+next one asks for four times as many."""
 
 SAMPLE_KEYS = 4
 _CHUNKS = (4.0, 0.25, 1.0)
@@ -239,12 +241,12 @@ def _looked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], lis
 def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list[int]]:
     """Return the keys to ask a tier for, in one question or in growing ones.
 
-    A round trip for thousands of keys that no one has is what a cold prompt must not cost.
+    Looking for thousands of keys that no one has is what a cold prompt must not cost.
     """
-    if not contiguous or level.tier.is_local:
+    if not contiguous or (level.tier.is_local and not level.answers_at_once):
         return [missing]
     windows: list[list[int]] = []
-    first, size = 0, FIRST_WINDOW
+    first, size = 0, FIRST_WINDOW_HERE if level.answers_at_once else FIRST_WINDOW
     while first < len(missing):
         windows.append(missing[first : first + size])
         first += size

@@ -13,7 +13,7 @@ from typing import TypeAlias
 Clock: TypeAlias = Callable[[], float]
 """Seconds, from any start."""
 
-Work: TypeAlias = Callable[[], None]
+Work: TypeAlias = Callable[[], object]
 
 
 RESOLUTION_S = 1e-6

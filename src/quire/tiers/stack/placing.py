@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,12 @@ from numpy.typing import NDArray
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.writing import Chain, StoreQueue, write
+
+Bits: TypeAlias = NDArray[np.uint8]
+"""A bit per tier for each key, uint8 [keys]."""
+
+HEAD_KEYS = 8
+"""So many of a prompt's keys are looked for first."""
 
 SECOND = 2
 """Uses from which on `second_use` writes."""
@@ -30,26 +37,28 @@ class Placing:
         self.queues = [StoreQueue(shared, level) for level in levels]
         self._counts_uses = any(level.settings.write == "second_use" for level in levels)
 
-    def wanted(self, keys: Keys) -> list[bool]:
-        """Return which keys some tier would take now."""
-        lacking = np.zeros(len(keys), np.bool_)
+    def wanted(self, keys: Keys) -> Bits:
+        """Return which tiers would take each key now, a bit for each tier."""
+        bits = np.zeros(len(keys), np.uint8)
         for level, queue in zip(self._levels, self.queues, strict=True):
             if not level.writes or level.settings.write == "back":
                 continue
-            lacks = self._lacks(level, keys)
+            # Without its head a tail is of no use: who has none of the head is given all.
+            is_all = (
+                level.settings.write == "through" and self._lacks(level, keys[:HEAD_KEYS]).all()
+            )
+            lacks = np.ones(len(keys), np.bool_) if is_all else self._lacks(level, keys)
             if not level.in_memory:
                 with self._shared.lock:
                     room = queue.room
                 lacks[np.flatnonzero(lacks)[room:]] = False
-            lacking |= lacks
-            if lacking.all():
-                break
-        return lacking.tolist()
+            bits |= lacks.astype(np.uint8) << np.uint8(level.index)
+        return bits
 
-    def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
-        """Give a prompt's records to all tiers that are written at once."""
+    def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
+        """Give a prompt's records to all tiers that are written at once, or to those that want them."""
         levels = [each for each in self._levels if each.settings.write != "back"]
-        return self._give(levels, keys, Chain(self._shared, records, is_ordered=True))
+        return self._give(levels, keys, Chain(self._shared, records, is_ordered=True), wanted)
 
     def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Give what the device evicted to the fastest tier, and to those that should have it anyway."""
@@ -92,8 +101,7 @@ class Placing:
         there = np.array(level.tier.contains(keys), np.bool_) if level.answers_at_once else None
         with self._shared.lock:
             if there is None:
-                bits = self._shared.whereabouts.get(keys)
-                lacks = (bits >> np.uint8(level.index)) & np.uint8(1) == 0
+                lacks = ~_has_bit(level, self._shared.whereabouts.get(keys))
             else:
                 lacks = ~there
             if self.queues[level.index].waiting_bytes:
@@ -102,15 +110,17 @@ class Placing:
                 lacks &= self._shared.uses.get(keys) >= SECOND
         return lacks
 
-    def _give(self, levels: Sequence[Level], keys: Keys, chain: Chain) -> list[Outcome]:
+    def _give(
+        self, levels: Sequence[Level], keys: Keys, chain: Chain, wanted: Bits | None = None
+    ) -> list[Outcome]:
         outcomes = [Outcome.SKIPPED] * len(keys)
         # The fastest last: what it lets go to make room is then on its way to the others already.
         for level in reversed(levels):
             if not level.writes or self._shared.is_closed:
                 continue
-            lacks = self._lacks(level, keys)
+            lacks = self._lacks(level, keys) if wanted is None else _has_bit(level, wanted)
             indices: list[int] = np.flatnonzero(lacks).tolist()
-            if level.settings.write != "second_use":
+            if wanted is None and level.settings.write != "second_use":
                 for index in np.flatnonzero(~lacks).tolist():
                     outcomes[index] = _better(outcomes[index], Outcome.PRESENT)
             if indices:
@@ -149,6 +159,10 @@ class Placing:
         kept = [keys[index] for index in indices]
         self.queues[level.index].offer(chain, range(len(kept)), kept)
         chain.let_go()
+
+
+def _has_bit(level: Level, bits: Bits) -> NDArray[np.bool_]:
+    return (bits >> np.uint8(level.index)) & np.uint8(1) != 0
 
 
 def _better(one: Outcome, other: Outcome) -> Outcome:

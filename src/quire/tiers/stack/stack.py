@@ -8,23 +8,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
-from quire.errors import ConfigError, InvariantError, RecordError
-from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys
-from quire.tiers.format import KEY_BYTES
+import numpy as np
+
+from quire.errors import ConfigError, InvariantError
+from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
 from quire.tiers.stack.asking import Asking, Call
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, Lanes, ThreadLanes
+from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
 from quire.tiers.stack.level import Level, Shared
-from quire.tiers.stack.placing import Placing
+from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
 
 MOST_TIERS = 8
-KEY_OFFSET = 80
-"""Where a record carries its key, see `format.py`."""
 
 
 class TierStack:
@@ -176,28 +175,32 @@ class TierStack:
 
     # Writing
 
-    def wanted(self, keys: Keys) -> list[bool]:
-        """Return which keys are worth encoding for `store` now. Asks no tier that could wait."""
+    def wanted(self, keys: Keys) -> Bits:
+        """Return which keys are worth encoding for `store` now, not 0, and for which tiers.
+
+        Asks no tier that could wait.
+        """
         check_keys(keys)
         if self._shared.is_closed or not keys:
-            return [False] * len(keys)
+            return np.zeros(len(keys), np.uint8)
         return self._placing.wanted(keys)
 
-    def store(self, keys: Keys, records: Buffers) -> list[Outcome]:
+    def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
         """Keep sealed records, which become the stack's: the caller writes to them no more.
 
+        `wanted` is what `wanted` has just said of these keys; without it the tiers are asked again.
         Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
         that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
         """
-        _check_sealed(keys, records)
-        return self._placing.store(keys, records) if keys else []
+        check_sealed(keys, records)
+        return self._placing.store(keys, records, wanted) if keys else []
 
     def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Keep what the device has evicted, where tiers are written `back`; else as `store`.
 
         A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
         """
-        _check_sealed(keys, records)
+        check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
     def used(self, keys: Keys) -> None:
@@ -205,6 +208,10 @@ class TierStack:
         check_keys(keys)
         if keys and not self._shared.is_closed:
             self._placing.count(keys)
+
+    def later(self, level: int, function: Work) -> None:
+        """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
+        self._levels[level].stores.submit(self, Job(function, function))
 
     def lease(self, keys: Keys, seconds: float) -> None:
         """Keep these records from making room for so long, in tiers in memory."""
@@ -368,16 +375,6 @@ class TierStack:
             with suppress(Exception):  # it is closed as well as it can be
                 level.tier.close()
             self._all_closed[level.index].set()
-
-
-def _check_sealed(keys: Keys, records: Buffers) -> None:
-    """Raise where records do not carry their keys; the rest of their headers is checked by each tier."""
-    check_keys(keys, records)
-    for key, record in zip(keys, records, strict=True):
-        if bytes(record[KEY_OFFSET : KEY_OFFSET + KEY_BYTES]) != key:
-            raise RecordError(
-                f"a record of {len(record)} bytes is not sealed under {key.hex()}; see `format.seal`"
-            )
 
 
 def _names(tiers: Sequence[Tier], settings: StackSettings) -> tuple[str, ...]:
