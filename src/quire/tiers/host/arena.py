@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.format import PAGE_BYTES
+from quire.tiers.host.pages import PagesAhead
 from quire.tiers.slots.index import NOWHERE, Recency, SlotIndex, Slots
 
 CHUNK_BYTES = 64 << 20
@@ -58,6 +59,7 @@ class Arena:
         # write of each was measured at a fifth of the speed of small ones, later writes alike.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
         self.memory = np.frombuffer(mmap.mmap(-1, capacity, **private), np.uint8)
+        self.pages: PagesAhead | None = None
         self.chunk_bytes = 0
         self.shelves: dict[int, Shelf] = {}
         self.free_chunks: list[int] = []
@@ -121,8 +123,11 @@ class Arena:
         """Give a free chunk to a shelf; return whether there was one."""
         if not self.free_chunks:
             return False
-        shelf.chunks.append(self.free_chunks.pop())
+        chunk = self.free_chunks.pop()
+        shelf.chunks.append(chunk)
         shelf.index.grow(len(shelf.chunks) * shelf.per_chunk)
+        if self.pages is not None:
+            self.pages.reach((chunk + 1) * self.chunk_bytes)
         return True
 
     def give_up_chunk(self, shelf: Shelf) -> bool:

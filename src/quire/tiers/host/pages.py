@@ -4,48 +4,70 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.tiers.background import Background
+
+AHEAD_BYTES = 256 << 20
+"""So much is taken ahead of what is used, again when half of it is left."""
+
 STEP_BYTES = 8 << 20
+
 MADV_POPULATE_WRITE = 23
 """Linux 5.14 and later: makes pages present as if written to, and leaves what they hold."""
 
 
-def take_pages(memory: NDArray[np.uint8], is_wanted: Callable[[], bool]) -> None:
-    """Make memory present, from its start on, in a thread of its own; return at once.
+class PagesAhead:
+    """Makes memory present ahead of its use, in the background, from its start on, which begins a page.
 
-    The first write to a page costs a few microseconds, many times the copy into it. At most half
-    of the memory that the machine has to spare is taken ahead; what is left comes with the first write,
-    as all of it does where the system cannot do this.
+    The first write to a page costs a few microseconds, many times the copy into it. Where the system
+    cannot do this, pages come with the first write.
     """
-    if sys.platform == "linux" and memory.size >= STEP_BYTES:
-        threading.Thread(
-            target=_take, args=(memory, is_wanted), name="quire host pages", daemon=True
-        ).start()
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._taken = 0
+        self._wanted = 0
+        self._madvise = _madvise()
+        self._background = Background(self._take, "quire host pages")
+        self.reach(0)
+
+    def reach(self, end: int) -> None:
+        """Say that the memory is used as far as `end`, in bytes. Does not wait."""
+        if self._madvise is not None and 2 * (self._taken - end) < AHEAD_BYTES:
+            steps = -(-(end + AHEAD_BYTES) // STEP_BYTES)
+            self._wanted = min(steps * STEP_BYTES, self._memory.size)
+            if self._taken < self._wanted:
+                self._background.wake()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing more is to be taken; return whether that came to be in time."""
+        return self._background.settle(timeout_s)
+
+    def close(self) -> None:
+        """Take no more; the memory may go."""
+        self._background.stop()
+
+    def _take(self) -> bool:
+        size = min(STEP_BYTES, self._wanted - self._taken)
+        if self._madvise is None or size <= 0:
+            return False
+        start = self._memory.ctypes.data + self._taken
+        if self._madvise(start, size, MADV_POPULATE_WRITE):
+            self._madvise = None  # an older system, or no memory left: the first write will tell
+            return False
+        self._taken += size
+        return True
 
 
-def _take(memory: NDArray[np.uint8], is_wanted: Callable[[], bool]) -> None:
-    madvise = ctypes.CDLL(None).madvise
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return the system's function; with it, others run meanwhile, unlike with that of `mmap`."""
+    if sys.platform != "linux":
+        return None
+    madvise: Any = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    stop = min(memory.size, _spare_bytes() // 2)
-    for start in range(0, stop, STEP_BYTES):
-        size = min(STEP_BYTES, memory.size - start)
-        if not is_wanted() or madvise(memory.ctypes.data + start, size, MADV_POPULATE_WRITE):
-            return
-
-
-def _spare_bytes() -> int:
-    """Return how much memory the machine could give out, 0 if it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            name, _, amount = line.partition(":")
-            if name == "MemAvailable":
-                return int(amount.split()[0]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+    return madvise

@@ -15,7 +15,7 @@ from quire.errors import TierError
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
-from quire.tiers.host.pages import take_pages
+from quire.tiers.host.pages import PagesAhead
 
 Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
 """Registers memory with a device and returns what undoes that."""
@@ -36,7 +36,7 @@ class Host(Tier):
     The lock is held to find and to publish, not to copy: a reader looks again afterwards whether
     its record was still there. Around 70 bytes a slot for the index are not part of `capacity`.
 
-    `capacity`  "8GiB" or a number of bytes. The system is asked for it from the start, in the background
+    `capacity`  "8GiB" or a number of bytes. It is taken from the system in the background, 256 MiB ahead
     `pin`       is given all of the memory at once, for instance to register it with a GPU
     `clock`     seconds, for leases and timeouts
     """
@@ -68,7 +68,7 @@ class Host(Tier):
         self._lending = Lending(num_bytes // 2)
         self._unpin = pin(self._arena.memory.data) if pin is not None else None
         if pin is None:
-            take_pages(self._arena.memory, lambda: not self._closed)
+            self._arena.pages = PagesAhead(self._arena.memory)
 
     def touch(self, keys: Keys) -> None:
         with self._lock:
@@ -126,6 +126,10 @@ class Host(Tier):
             if self._closed:
                 return
             self._closed = True
+            pages = self._arena.pages
+        if pages is not None:
+            pages.close()
+        with self._lock:
             self._arena.release()
         if self._unpin is not None:
             self._unpin()
