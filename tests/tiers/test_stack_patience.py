@@ -59,3 +59,31 @@ def test_a_tier_in_memory_whose_lookups_are_slow_is_left_out_as_well():
         assert stack.find(KEYS[:1], patience_s=0.005) == [-1]
 
     Stacked("host").run(scenario)
+
+
+def test_who_cannot_gain_what_asking_takes_is_asked_now_and_then_only():
+    def scenario(stack, host, remote):
+        put(remote, [0, 1])
+        remote.contains_s = 0.002
+        gains = {"gains_s": [1.0, 0.001]}
+        assert stack.find(KEYS[:2], **gains) == [1, 1]  # nothing is known of it yet
+        assert stack.find(KEYS[:2], **gains) == [1, 1]
+        num_asked = len(remote.asked("contains"))
+        answer, seconds = world.timed(lambda: stack.find(KEYS[:2], **gains))
+        assert (answer, seconds) == ([-1, -1], 0.0)
+        assert stack.find(KEYS[:2], gains_s=[1.0, 0.003]) == [1, 1]
+        world.lanes.sleep(10.0)
+        assert stack.find(KEYS[:2], **gains) == [1, 1]
+        assert stack.find(KEYS[:2], **gains) == [-1, -1]
+        assert len(remote.asked("contains")) == num_asked + 2
+
+    world = Stacked("host", "remote", probe_s=10.0)
+    world.run(scenario)
+
+
+def test_a_tier_that_answers_at_once_is_asked_whatever_it_gains():
+    def scenario(stack, host):
+        put(host, [0])
+        assert stack.find(KEYS[:2], gains_s=[-1.0]) == [0, -1]
+
+    Stacked("host").run(scenario)

@@ -21,7 +21,8 @@ class Search:
 
     Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
     Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
-    and `here.accepted` where nothing can be gained. Tiers whose lookups take longer than `patience_s` are left out.
+    and `here.accepted` where nothing can be gained. Tiers whose lookups take longer than `patience_s`, or than
+    what they gain, are left out.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Search:
         limit: int,
         *,
         patience_s: float = math.inf,
+        gains_s: Sequence[float] = (),
     ) -> None:
         self.here = here
-        self._patience_s = patience_s
+        self._patience_s, self._gains_s = patience_s, gains_s
         self._manager = manager
         self._stack = stack
         self._parts = parts
@@ -88,7 +90,7 @@ class Search:
             for group in self.full
             for part in self._parts[group]
         ]
-        found = self._stack.find(keys, patience_s=self._patience_s)
+        found = self._stack.find(keys, patience_s=self._patience_s, gains_s=self._gains_s)
         at = 0
         for place in places:
             for group in self.full:
@@ -135,7 +137,10 @@ class Search:
     def _look(self, group: int, places: Sequence[int]) -> None:
         width = len(self._parts[group])
         found = self._stack.find(
-            self.keys(group, places), contiguous=False, patience_s=self._patience_s
+            self.keys(group, places),
+            contiguous=False,
+            patience_s=self._patience_s,
+            gains_s=self._gains_s,
         )
         for index, at in enumerate(places):
             self._levels[group, at] = found[index * width : (index + 1) * width]

@@ -79,6 +79,7 @@ class TieredStore:
         self._layers = [group.layers for group in layout.groups]
         writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
         self._counts_uses = "second_use" in writes
+        self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
 
     # -- up --------------------------------------------------------------------------------
 
@@ -172,11 +173,25 @@ class TieredStore:
         if limit < 1:
             return None
         here = self.manager.residency(tokens, scope, tuple(media))
-        patience_s = math.inf
-        if self.stack.settings.gate and self.cost.num_observed and share < math.inf:
-            computing_s = self.cost.seconds(here.accepted * self.manager.block_size, tokens.size)
-            patience_s = max(LEAST_PATIENCE_S, share * computing_s)
-        return Search(self.manager, self.stack, self.parts, here, limit, patience_s=patience_s)
+        is_patient = not (self.stack.settings.gate and self._asks_others)
+        if is_patient or not self.cost.num_observed or share == math.inf:
+            return Search(self.manager, self.stack, self.parts, here, limit)
+        size = self.manager.block_size
+        computing_s = self.cost.seconds(here.accepted * size, tokens.size)
+        saved_s = computing_s - self.cost.seconds(limit * size, tokens.size)
+        num_bytes = 0
+        for group, parts in enumerate(self.parts):
+            lacking = sum(at >= here.matched for at in self.manager.required(group, limit))
+            num_bytes += lacking * sum(part.record_bytes for part in parts)
+        return Search(
+            self.manager,
+            self.stack,
+            self.parts,
+            here,
+            limit,
+            patience_s=max(LEAST_PATIENCE_S, share * computing_s),
+            gains_s=self.stack.gate.gains(num_bytes, saved_s),
+        )
 
     def _wanted(self, search: Search, end: int) -> tuple[list[bytes], list[int], list[int]]:
         """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -61,7 +62,9 @@ class Asking:
         self._lookups_s: dict[int, tuple[float, float]] = {}
         self._asked_at: dict[int, float] = {}
 
-    def find(self, keys: Keys, *, contiguous: bool, patience_s: float) -> list[int]:
+    def find(
+        self, keys: Keys, *, contiguous: bool, patience_s: float, gains_s: Sequence[float]
+    ) -> list[int]:
         """Return the fastest tier that seems to have each key; see `TierStack.find`."""
         found = [-1] * len(keys)
         missing = list(range(len(keys)))
@@ -72,9 +75,11 @@ class Asking:
             with self._shared.lock:
                 if not level.reading.allows:
                     continue
-                is_slow = min(self._lookups_s.get(level.index, (0.0, 0.0))) > patience_s
-            if is_slow:
+                usual_s = min(self._lookups_s.get(level.index, (0.0, 0.0)))
+            if usual_s > patience_s:
                 self._look_again(level, keys[:1])
+                continue
+            if gains_s and usual_s > gains_s[level.index] and not self._is_due(level):
                 continue
             for window in _windows(level, missing, contiguous=contiguous):
                 wanted = keys if len(window) == len(keys) else [keys[at] for at in window]
@@ -90,6 +95,13 @@ class Asking:
         if contiguous and missing:
             found[missing[0] :] = [-1] * (len(found) - missing[0])
         return found
+
+    def _is_due(self, level: Level) -> bool:
+        """Return whether to ask a tier even though that will not pay: it may have become faster."""
+        if level.answers_at_once:
+            return True
+        now = self._shared.lanes.now()
+        return now - self._asked_at.get(level.index, -math.inf) >= self._shared.settings.probe_s
 
     def _lookup(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
         """Return which keys a tier has; nothing where it does not say so in time."""

@@ -141,6 +141,11 @@ class CostGate:
         self.limit_s = limit_s
         """No load that is expected to take longer."""
 
+    def gains(self, num_bytes: int, saved_s: float) -> list[float]:
+        """Return, for each tier, what loading so much of a prompt from it gains at most, in seconds."""
+        with self._lock:
+            return [saved_s - each.careful_seconds(num_bytes) for each in self.estimates]
+
     def choose(
         self,
         found: Sequence[int],

@@ -78,7 +78,12 @@ class TierStack:
     # Reading
 
     def find(
-        self, keys: Keys, *, contiguous: bool = True, patience_s: float = math.inf
+        self,
+        keys: Keys,
+        *,
+        contiguous: bool = True,
+        patience_s: float = math.inf,
+        gains_s: Sequence[float] = (),
     ) -> list[int]:
         """Return, for each key, the fastest tier that seems to have it, or -1.
 
@@ -86,12 +91,16 @@ class TierStack:
         the first key that no tier has is -1, and slower tiers are not asked for it.
         Returns after `lookup_timeout_s` at the latest; a tier that has not answered has nothing, and one
         whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
+        With `gains_s`, seconds for each tier, one that would have to be waited for longer than what it
+        can gain is asked each `probe_s` only.
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
         self._asking.try_again(keys)
-        return self._asking.find(keys, contiguous=contiguous, patience_s=patience_s)
+        return self._asking.find(
+            keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
+        )
 
     def choose(
         self,
