@@ -8,7 +8,7 @@ from itertools import cycle
 from quire.tiers.redis.resp import Failure, Link, Reply, Request, Rubbish, Value
 
 WINDOW_BYTES = 1 << 20
-"""Bytes asked or sent and not answered yet, over all connections of a call; one command on each may exceed them.
+"""Bytes asked for and not answered yet, over all connections of a call; one command on each may exceed them.
 
 Larger values are got one at a time from each: a server with several megabytes to answer over one connection
 gives half the bytes per second.
@@ -23,13 +23,13 @@ def exchange(
 ) -> None:
     """Send commands ahead of their replies, each over the next link in turn; append the replies, in order.
 
-    Neither side ever waits for the other to read: what is under way is bounded by `WINDOW_BYTES` and
-    `WINDOW_COMMANDS`. It ends early where a link `is_spent`; then others may have replies to come.
+    Neither side ever waits for the other to read: answers that are under way are bounded by `WINDOW_BYTES`
+    and `WINDOW_COMMANDS`. What is sent is not: a server takes the next value while it stores one. It ends early where a link `is_spent`; then others may have replies to come.
 
     Over several links a server writes to one while another is read. One thread is enough for that, and
     in Python it is faster than several.
     """
-    sizes = [sum(map(len, each.pieces)) + len(each.into or b"") for each in requests]
+    sizes = [len(each.into or b"") for each in requests]
     total, width = len(requests), len(links)
     sent = under_way = 0
 
