@@ -26,8 +26,8 @@ _AT_ONCE = 1024
 _TAG = Struct("<Q")
 _TAG_AT = 120
 
-_FEW = 16
-"""Keys from which on a look at all of them at once is faster than one by one."""
+_FEW = 128
+"""Keys from which on a look at all of them at once is faster than one by one, after a model has had the caches."""
 
 
 class Place(msgspec.Struct, frozen=True):
