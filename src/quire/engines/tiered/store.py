@@ -1,6 +1,7 @@
 """`TieredStore`: prefixes come back from tiers before a request opens, and blocks go down after it."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -23,6 +24,7 @@ from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
+from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Mode, Prefetch
 from quire.tiers.stack.stack import TierStack
@@ -76,6 +78,7 @@ class TieredStore:
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
+        self._placing = Estimate(latency_s=0.2e-3, bandwidth=2e9)
         self._layers = [group.layers for group in layout.groups]
         writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
         self._counts_uses = "second_use" in writes
@@ -211,11 +214,13 @@ class TieredStore:
             return end
         keys, levels, sizes = self._wanted(search, end)
         step = len(keys) // (end - here.matched) if search.is_full else len(keys)
+        record_bytes = sum(sizes) / len(sizes)
 
         def recompute_s(num_keys: int) -> float:
             loaded = num_keys // step if search.is_full else end - here.accepted
             loaded = loaded if num_keys else 0
-            return self.cost.seconds((here.accepted + loaded) * size, num_tokens)
+            placing_s = self._placing.seconds(num_keys * record_bytes)
+            return self.cost.seconds((here.accepted + loaded) * size, num_tokens) + placing_s
 
         chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
         if search.is_full:
@@ -231,6 +236,7 @@ class TieredStore:
         keys, levels, sizes = self._wanted(search, end)
         buffers = self.stack.buffers(sizes)
         outcomes = self.stack.load(keys, buffers, found=levels)
+        begun_s = time.perf_counter()
         by_key = dict(zip(keys, buffers, strict=True))
         lost = {key for key, what in zip(keys, outcomes, strict=True) if what is not Outcome.HIT}
         causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
@@ -242,6 +248,7 @@ class TieredStore:
             raise
         finally:
             self.transfers.then(lambda: self.stack.give_back(buffers))
+        self._placing.observe(sum(sizes), time.perf_counter() - begun_s)
         return Onboarded(tokens, dict(sorted(causes.items())))
 
     def _whole(self, search: Search, end: int, lost: set[bytes]) -> int:
