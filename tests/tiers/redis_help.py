@@ -1,7 +1,29 @@
 """What several tests of the Redis tier do."""
 
+from contextlib import contextmanager
+from itertools import count
+
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, records_of
+from quire.tiers.redis import Redis
+
+PREFIXES = count()
+
+
+@contextmanager
+def opening(server):
+    """Yield what opens tiers of a server, with keys of their own; in the end all are checked and closed."""
+    tiers = []
+
+    def open_one(url=server.url, **words):
+        words.setdefault("prefix", f"test-{next(PREFIXES)}:")
+        tiers.append(Redis(url, **words))
+        return tiers[-1]
+
+    yield open_one
+    for tier in tiers:
+        tier.check()
+        tier.close()
 
 
 def get(tier, keys, payload_bytes=1000, timeout_s=5.0):

@@ -58,6 +58,26 @@ def test_slots_are_written_ahead_in_the_background_up_to_a_bound(tmp_path):
         assert disk.get([key], [new_buffer(record_bytes(100_000))]) == [HIT]
 
 
+def test_a_slab_is_written_ahead_again_when_half_is_used(tmp_path):
+    with Disk(tmp_path, "64MiB", ahead="8MiB") as disk:
+        disk.put([name_of(0)], [record_of(name_of(0), 1_000_000)], 10)
+        assert disk.settle(10)
+        slab = disk._records.slabs[record_bytes(1_000_000)]
+        num_slots, free = slab.index.num_slots, slab.index.num_free
+        grown = []
+        for number in range(1, free + 1):
+            disk.put([name_of(number)], [record_of(name_of(number), 1_000_000)], 10)
+            assert disk.settle(10)
+            grown.append(slab.index.num_slots > num_slots)
+        first = grown.index(True)
+        assert 2 <= first < free - 1
+        assert (
+            2 * (free - first) * slab.record_bytes
+            >= 8 << 20
+            > 2 * (free - first - 1) * slab.record_bytes
+        )
+
+
 def test_room_moves_between_sizes_and_records_move_with_it(tmp_path):
     with Disk(tmp_path, 1 << 20, ahead=1) as disk:
         small = names_of(range(800))

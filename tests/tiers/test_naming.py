@@ -26,6 +26,10 @@ def tier(request, tmp_path):
         yield opened
 
 
+def naming_of(tiers, namespaces):
+    return Naming(tiers, namespaces, lambda _, function: function())
+
+
 def serve(manager, naming, tokens, scope=None):
     seq = manager.open(tokens, scope)
     manager.take_copies()
@@ -36,7 +40,7 @@ def serve(manager, naming, tokens, scope=None):
 
 
 def test_a_chain_is_written_from_its_root(manager, tier, tmp_path):
-    naming = Naming([DictTier(), tier], [FULL, STATES])
+    naming = naming_of([DictTier(), tier], [FULL, STATES])
     serve(manager, naming, PROMPT)
     book = NameBook.read(tmp_path)
     blocks = block_hashes(PROMPT, 4)
@@ -46,11 +50,11 @@ def test_a_chain_is_written_from_its_root(manager, tier, tmp_path):
 
 
 def test_what_is_known_is_not_written_again(manager, tier, tmp_path):
-    naming = Naming([tier], [FULL])
+    naming = naming_of([tier], [FULL])
     serve(manager, naming, PROMPT)
     size = (tmp_path / FILE_NAME).stat().st_size
     serve(manager, naming, PROMPT)
-    serve(manager, Naming([tier], [FULL]), PROMPT)
+    serve(manager, naming_of([tier], [FULL]), PROMPT)
     assert (tmp_path / FILE_NAME).stat().st_size == size
     serve(manager, naming, [*PROMPT, *range(8)])
     lines = (tmp_path / FILE_NAME).read_text().splitlines()
@@ -60,15 +64,15 @@ def test_what_is_known_is_not_written_again(manager, tier, tmp_path):
 
 
 def test_another_namespace_of_known_blocks_is_named(manager, tier, tmp_path):
-    serve(manager, Naming([tier], [FULL]), PROMPT)
-    serve(manager, Naming([tier], [STATES, FULL]), PROMPT)
+    serve(manager, naming_of([tier], [FULL]), PROMPT)
+    serve(manager, naming_of([tier], [STATES, FULL]), PROMPT)
     assert list(NameBook.read(tmp_path).namespaces.values()) == [FULL, STATES]
     lines = (tmp_path / FILE_NAME).read_text().splitlines()
     assert len(lines) == 4
 
 
 def test_branches_begin_where_they_part(manager, tier, tmp_path):
-    naming = Naming([tier], [FULL])
+    naming = naming_of([tier], [FULL])
     serve(manager, naming, PROMPT)
     serve(manager, naming, [*PROMPT[:20], *range(500, 520)])
     book = NameBook.read(tmp_path)
@@ -78,7 +82,7 @@ def test_branches_begin_where_they_part(manager, tier, tmp_path):
 
 
 def test_another_scope_has_its_own_root_and_its_salt_is_not_written(manager, tier, tmp_path):
-    naming = Naming([tier], [FULL])
+    naming = naming_of([tier], [FULL])
     serve(manager, naming, PROMPT)
     serve(manager, naming, PROMPT, OTHER)
     book = NameBook.read(tmp_path)
@@ -89,7 +93,7 @@ def test_another_scope_has_its_own_root_and_its_salt_is_not_written(manager, tie
 
 def test_what_was_forgotten_is_written_twice_and_read_once(manager, tier, tmp_path, monkeypatch):
     monkeypatch.setattr("quire.engines.tiered.naming.KEPT", 5)
-    naming = Naming([tier], [FULL])
+    naming = naming_of([tier], [FULL])
     for _ in range(3):
         serve(manager, naming, PROMPT)
         serve(manager, naming, [9] * 40)
@@ -98,8 +102,8 @@ def test_what_was_forgotten_is_written_twice_and_read_once(manager, tier, tmp_pa
 
 def test_a_directory_that_cannot_be_written_is_no_error(manager, tier, tmp_path):
     (tmp_path / FILE_NAME).mkdir()
-    serve(manager, Naming([tier], [FULL]), PROMPT)
+    serve(manager, naming_of([tier], [FULL]), PROMPT)
 
 
 def test_tiers_without_a_directory_are_left_alone(manager):
-    serve(manager, Naming([DictTier()], [FULL]), PROMPT)
+    serve(manager, naming_of([DictTier()], [FULL]), PROMPT)

@@ -3,10 +3,9 @@
 import os
 import threading
 import time
-from itertools import count
 
 import pytest
-from redis_help import get
+from redis_help import get, opening
 from servers import running
 
 from quire.errors import TierError
@@ -17,7 +16,6 @@ from quire.tiers.redis import Redis
 
 HIT, ABSENT, CORRUPT, FULL = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.FULL
 STORED, PRESENT, ERROR, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.ERROR, Outcome.TIMEOUT
-PREFIXES = count()
 MIB = 1 << 20
 
 
@@ -29,17 +27,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def open_tier(server):
-    tiers = []
-
-    def open_one(**words):
-        prefix = words.pop("prefix", f"faults-{next(PREFIXES)}:")
-        tiers.append(Redis(words.pop("url", server.url), prefix=prefix, **words))
-        return tiers[-1]
-
-    yield open_one
-    for tier in tiers:
-        tier.check()
-        tier.close()
+    with opening(server) as open_one:
+        yield open_one
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """One call over two connections: faster, and no promise of the tier is weaker for it."""
 
 import time
-from itertools import count
 
 import pytest
-from redis_help import get
+from redis_help import get, opening
 from servers import running
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import names_of, records_of
-from quire.tiers.redis import Redis
 
 HIT, ABSENT, CORRUPT, TIMEOUT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.TIMEOUT
-PREFIXES = count()
 MIB = 1 << 20
 
 
@@ -24,16 +21,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def open_tier(server):
-    tiers = []
-
-    def open_one(**words):
-        tiers.append(Redis(server.url, prefix=f"lanes-{next(PREFIXES)}:", **words))
-        return tiers[-1]
-
-    yield open_one
-    for tier in tiers:
-        tier.check()
-        tier.close()
+    with opening(server) as open_one:
+        yield open_one
 
 
 @pytest.fixture

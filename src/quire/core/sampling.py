@@ -18,7 +18,7 @@ Note: TypeAlias = "tuple[int, int, str, int, bytes, bytes, array[int] | None]"
 bytes that name its session, a word of its text or none, and the name of a scope's root."""
 
 MAX_SAMPLES = 1 << 15
-"""Requests that are remembered, 56 bytes each. Beyond, every second session is forgotten."""
+"""Requests that are remembered, 48 bytes each. Beyond, every second session is forgotten."""
 
 BATCH = 1 << 13
 """Requests between two readings of the notes, which take about 300 bytes each."""

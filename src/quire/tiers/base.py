@@ -11,10 +11,7 @@ from typing import Self, SupportsIndex, TypeAlias, overload
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.format import KEY_BYTES, carries, read_header, record_bytes, verify
-
-KEY_OFFSET = 80
-"""Where a record's header has its key."""
+from quire.tiers.format import KEY_BYTES, KEY_OFFSET, carries, read_header, record_bytes, verify
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""

@@ -42,6 +42,7 @@ MAGIC = b"quire-kv"
 MAJOR, MINOR = 1, 0
 HEADER_BYTES = 128
 KEY_BYTES = 32
+KEY_OFFSET = 80
 PAGE_BYTES = 4096
 PAGED_FROM = 1 << 16
 
@@ -220,7 +221,7 @@ def carries(record: memoryview, key: bytes) -> bool:
     if len(record) < HEADER_BYTES:
         return False
     header = record[:HEADER_BYTES].tobytes()
-    if header[80:112] != key or header[:10] != _BEGINNING:
+    if header[KEY_OFFSET : KEY_OFFSET + KEY_BYTES] != key or header[:10] != _BEGINNING:
         return False
     (length,) = _CHECKSUM.unpack_from(header, 24)
     return (

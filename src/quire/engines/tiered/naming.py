@@ -26,11 +26,6 @@ Later: TypeAlias = Callable[[int, Work], None]
 """Calls a function, which does not raise, when the tier at this level is not waited for."""
 
 
-def at_once(level: int, function: Work) -> None:  # noqa: ARG001 - any level's
-    """Call it now."""
-    function()
-
-
 class Naming:
     """Appends the namespaces, scopes and chains of blocks to the directories that tiers are in.
 
@@ -39,7 +34,7 @@ class Naming:
     """
 
     def __init__(
-        self, tiers: Iterable[Tier], namespaces: Sequence[Namespace], later: Later = at_once
+        self, tiers: Iterable[Tier], namespaces: Sequence[Namespace], later: Later
     ) -> None:
         paths = enumerate(getattr(tier, "path", None) for tier in tiers)
         self._files = {at: NamesFile(path) for at, path in paths if isinstance(path, Path)}

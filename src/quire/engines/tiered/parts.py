@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,6 +21,9 @@ from quire.tiers.format import (
     record_key,
     seal,
 )
+
+CHUNK_BYTES = 32 << 20
+"""So many bytes of records are encoded at a time."""
 
 REMEMBERED_KEYS = 1 << 15
 """Keys that a part remembers by block digest: hashing each one anew is most of a lookup."""
@@ -122,3 +126,22 @@ def _parts_of(
             heads=codec.heads,
         )
         yield Part(index, codec, namespace)
+
+
+Piece: TypeAlias = tuple[NamedBlock, Part]
+"""What one record holds."""
+
+
+def keys_of(pieces: Sequence[Piece]) -> list[bytes]:
+    """Return the key of each piece's record."""
+    return [part.key(block.digest) for block, part in pieces]
+
+
+def first_chunk(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Return the first pieces, of at most `CHUNK_BYTES` together, but at least one."""
+    num_bytes = 0
+    for index, (_, part) in enumerate(pieces):
+        num_bytes += part.record_bytes
+        if num_bytes > CHUNK_BYTES and index:
+            return pieces[:index]
+    return pieces

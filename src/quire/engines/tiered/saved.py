@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import numpy as np
 from quire.core.kept import Prefix, all_blocks, prefixes
 from quire.core.scope import MediaItem, Scope
 from quire.core.tokens import IntArray
-from quire.engines.tiered.store import TieredStore, first_chunk
+from quire.engines.tiered.parts import Piece, first_chunk
+from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
@@ -121,8 +122,7 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
 
 
 def _write_records(stack: TierStack, store: TieredStore) -> int:
-    blocks = all_blocks(store.manager)
-    pieces = [(block, part) for block in blocks for part in store.parts[block.group]]
+    pieces: Sequence[Piece] = store.pieces(all_blocks(store.manager))
     count = len(pieces)
     while pieces:
         chunk = first_chunk(pieces)

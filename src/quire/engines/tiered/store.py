@@ -4,7 +4,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from quire.core.tokens import IntArray
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.onboarded import NOTHING, Onboarded
-from quire.engines.tiered.parts import Origin, Part, make_parts
+from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
 from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
 from quire.tensors.model import ModelLayout
@@ -28,12 +27,6 @@ from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Mode, Prefetch
 from quire.tiers.stack.stack import TierStack
-
-Piece: TypeAlias = tuple[NamedBlock, Part]
-"""What one record holds."""
-
-CHUNK_BYTES = 32 << 20
-"""So many bytes of records are encoded at a time."""
 
 ASKING_SHARE = 0.05
 """A tier is asked what it has of a prompt where that takes at most this share of computing the prompt."""
@@ -78,7 +71,7 @@ class TieredStore:
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
-        self._placing = Estimate(latency_s=0.2e-3, bandwidth=2e9)
+        self._entering = Estimate(latency_s=0.2e-3, bandwidth=2e9)
         self._layers = [group.layers for group in layout.groups]
         writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
         self._counts_uses = "second_use" in writes
@@ -128,8 +121,8 @@ class TieredStore:
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
-        pieces = self._pieces(blocks_of(self.manager, seq))
-        wanted = self.stack.wanted(_keys(pieces))
+        pieces = self.pieces(blocks_of(self.manager, seq))
+        wanted = self.stack.wanted(keys_of(pieces))
         chosen = np.flatnonzero(wanted)
         stored = self._store([pieces[index] for index in chosen.tolist()], wanted[chosen])
         if stored:
@@ -219,8 +212,8 @@ class TieredStore:
         def recompute_s(num_keys: int) -> float:
             loaded = num_keys // step if search.is_full else end - here.accepted
             loaded = loaded if num_keys else 0
-            placing_s = self._placing.seconds(num_keys * record_bytes)
-            return self.cost.seconds((here.accepted + loaded) * size, num_tokens) + placing_s
+            entering_s = self._entering.seconds(num_keys * record_bytes)
+            return self.cost.seconds((here.accepted + loaded) * size, num_tokens) + entering_s
 
         chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
         if search.is_full:
@@ -248,7 +241,8 @@ class TieredStore:
             raise
         finally:
             self.transfers.then(lambda: self.stack.give_back(buffers))
-        self._placing.observe(sum(sizes), time.perf_counter() - begun_s)
+        if tokens:
+            self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
         return Onboarded(tokens, dict(sorted(causes.items())))
 
     def _whole(self, search: Search, end: int, lost: set[bytes]) -> int:
@@ -346,15 +340,16 @@ class TieredStore:
                 break
         return stored
 
-    def _pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
+    def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
+        """Return what blocks are written as, the parts of a block side by side."""
         return [(block, part) for block in blocks for part in self.parts[block.group]]
 
     def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
         """Return the pieces that the fastest tier does not have, as far as that is known at once."""
-        pieces, first = self._pieces(blocks), self.stack.tiers[0]
+        pieces, first = self.pieces(blocks), self.stack.tiers[0]
         if not first.in_memory:
             return pieces
-        there = first.contains(_keys(pieces))
+        there = first.contains(keys_of(pieces))
         return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
 
     def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
@@ -375,11 +370,7 @@ class TieredStore:
         except BaseException:
             self.stack.give_back(records)
             raise
-        return _keys(pieces), records
-
-
-def _keys(pieces: Sequence[Piece]) -> list[bytes]:
-    return [part.key(block.digest) for block, part in pieces]
+        return keys_of(pieces), records
 
 
 def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
@@ -388,13 +379,3 @@ def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
         (group, at)
         for at, group in sorted((at, group) for group, places in brought.items() for at in places)
     ]
-
-
-def first_chunk(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return the first pieces, of at most `CHUNK_BYTES` together, but at least one."""
-    num_bytes = 0
-    for index, (_, part) in enumerate(pieces):
-        num_bytes += part.record_bytes
-        if num_bytes > CHUNK_BYTES and index:
-            return pieces[:index]
-    return pieces

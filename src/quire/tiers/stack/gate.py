@@ -142,9 +142,15 @@ class CostGate:
         """No load that is expected to take longer."""
 
     def gains(self, num_bytes: int, saved_s: float) -> list[float]:
-        """Return, for each tier, what loading so much of a prompt from it gains at most, in seconds."""
+        """Return, for each tier, the seconds that loading so much of a prompt from it gains at most.
+
+        Infinite for a tier whose loads were never measured: a guess must not keep it from being asked.
+        """
         with self._lock:
-            return [saved_s - each.careful_seconds(num_bytes) for each in self.estimates]
+            return [
+                saved_s - each.careful_seconds(num_bytes) if each.num_observed else math.inf
+                for each in self.estimates
+            ]
 
     def choose(
         self,
