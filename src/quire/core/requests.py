@@ -14,6 +14,7 @@ from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
+from quire.core.sampling import scope_name
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Rows, Sequence, media_numbers
 from quire.core.sparse import sparse_at
@@ -112,12 +113,13 @@ class Requests(BlockStore):
         sampler = self.sampler
         if sampler is not None:
             # In line: here even an empty call would be felt.
+            reused = -seq.num_cached - explained if reason == "evicted" else seq.num_cached
             name = key[sampler.name].tobytes()
-            word = b""
-            if sampler.with_words and (seq.num_cached < sampler.surely or reason == "evicted"):
-                word = sampler.word_of(key, num_tokens)
-            named = root.named if scope is not None else None
-            sampler.note((num_tokens, seq.num_cached, reason, explained, name, word, named))
+            if scope is not None:
+                name += scope_name(root)
+            sampler.note((num_tokens, reused, name))
+            if sampler.with_words and reused < sampler.surely:
+                sampler.keep_word(key, num_tokens)
             if not counters.num_requests & 63:
                 sampler.look()
         if self._observer is not None:

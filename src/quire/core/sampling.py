@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
 from quire.core.distances import Sample, Words, hit_curve
+from quire.core.node import Node
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.whatif import WhatIf
 
-Note: TypeAlias = "tuple[int, int, str, int, bytes, bytes, array[int] | None]"
-"""Tokens of a prompt, those that were found, why not more and how many tokens that explains,
-bytes that name its session, a word of its text or none, and the name of a scope's root."""
+NOTE = 3
+"""Entries of a note: tokens of a prompt; those that were found or, where the cache forgot, minus all
+that seem to have been there once; bytes that name its session."""
 
 MAX_SAMPLES = 1 << 15
 """Requests that are remembered, 48 bytes each. Beyond, every second session is forgotten."""
 
 BATCH = 1 << 13
-"""Requests between two readings of the notes, which take about 300 bytes each."""
+"""Requests between two readings of the notes, which take about 200 bytes each."""
 
 WITH_WORDS = 1 << 9
 """So many requests of each batch are noted with a word of their text."""
@@ -35,13 +35,18 @@ LEARN_FROM = 64
 NAME_BYTES = 48
 """Bytes of a prompt that tell sessions apart: the end of their first block that is not shared."""
 
+SCOPE_BYTES = 8
+"""Room for a scope's name behind those bytes."""
+
 WORD_BYTES = 8
 """Bytes of a prompt that tell whether two prompts are still the same there: two tokens."""
 
 DIVERGING = 0.25
 """Above this share of requests that leave their session's text, sessions part further down."""
 
-MIX = np.arange(1, 2 * NAME_BYTES, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+MIX = np.arange(1, (NAME_BYTES + SCOPE_BYTES) // 4, 2, dtype=np.uint64) * np.uint64(
+    0x9E3779B97F4A7C15
+)
 """Odd multiples of 2**64 / golden ratio: a word times one of them is mixed."""
 
 ALL = (1 << 64) - 1
@@ -50,21 +55,20 @@ ALL = (1 << 64) - 1
 class CurveSampler:
     """Makes a hit-rate curve, when asked, of a note per request.
 
-    A note is the size of a prompt, how much of it was found, why not more, and a few bytes of its
-    text that name its session: the end of the first block below the prompt that sessions share.
-    So a request costs one copy of some bytes and one append, in line in `open`; no prompt is
-    hashed. Where the cache forgot how much of a prompt is as in the session's request before, a
-    word of each tells, the two tokens that end at the largest power of two within the prompt. It is
-    noted for the first 512 of 8,192 requests, which stand for all. The notes are read
-    8,192 at a time.
+    A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
+    its session: the end of the first block below the prompt that sessions share. So a request
+    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed. Where
+    the cache forgot how much of a prompt is as in the session's request before, a word of each
+    tells, the two tokens that end at the largest power of two within the prompt. It is kept for the
+    first 512 of 8,192 requests, which stand for all. The notes are read 8,192 at a time.
 
     Memory is bounded by sampling sessions (C. A. Waldspurger et al., *Efficient MRC construction
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
     whose number is below a limit that is halved each time. Times are of all requests.
 
-    `note`        takes the note of a request
+    `note`        takes a request's (tokens, reused ones, name)
     `name`        where in a prompt the bytes are that name its session
-    `with_words`  whether a word of the text is noted, where the cache forgot or a session begins
+    `with_words`  whether a word of the text is kept, where the cache forgot or a session begins
     `surely`      tokens; who finds as many goes on with a session
 
     len(sample) <= MAX_SAMPLES; the sampled units are those with unit <= limit.
@@ -89,25 +93,32 @@ class CurveSampler:
 
         Wants to be called every 64 requests.
         """
-        if self._learn_at and len(self._notes) >= self._learn_at[0]:
+        num_notes = self._num_notes
+        if self._learn_at and num_notes >= self._learn_at[0]:
             del self._learn_at[0]
             depth = self._parting()
             if depth > self._depth:
-                self._num_read += len(self._notes)
+                self._num_read += num_notes
                 self._begin(depth)
-        self.with_words = len(self._notes) < WITH_WORDS
-        if len(self._notes) >= BATCH:
+                num_notes = 0
+        self.with_words = num_notes < WITH_WORDS
+        if num_notes >= BATCH:
             self._read()
 
-    def word_of(self, key: Key, num_tokens: int) -> bytes:
-        """Return the two tokens of a prompt that end at the largest power of two within it."""
+    def keep_word(self, key: Key, num_tokens: int) -> None:
+        """Keep the two tokens of the last prompt that end at the largest power of two within it."""
         end = TOKEN_BYTES << num_tokens.bit_length() >> 1
-        return key[end - WORD_BYTES : end].tobytes() if end >= WORD_BYTES else b""
+        if end >= WORD_BYTES:
+            self._words[len(self._notes)] = key[end - WORD_BYTES : end].tobytes()
 
     @property
     def num_requests(self) -> int:
         """Requests since the curve was begun."""
-        return self._num_read + len(self._notes)
+        return self._num_read + self._num_notes
+
+    @property
+    def _num_notes(self) -> int:
+        return len(self._notes) // NOTE
 
     @property
     def rate(self) -> float:
@@ -139,8 +150,9 @@ class CurveSampler:
         self._forget_notes()
 
     def _forget_notes(self) -> None:
-        self._notes: list[Note] = []
-        self.note = self._notes.append
+        self._notes: list[Any] = []
+        self._words: dict[int, bytes] = {}
+        self.note = self._notes.extend
         self.with_words = True
 
     def _generated_tokens(self) -> int:
@@ -149,20 +161,20 @@ class CurveSampler:
 
     def _parting(self) -> int:
         """Return the block at which sessions part: as before, or more where many leave at one place."""
-        latest = self._notes[-LEARN_FROM:]
-        sizes: dict[tuple[bytes, int], int] = {}
+        latest = self._notes[-NOTE * LEARN_FROM :]
+        lengths: dict[bytes, int] = {}
         places: dict[int, int] = {}
-        for size, cached, reason, _, name, _, root in latest:
+        for size, reused, name in zip(*(latest[at::NOTE] for at in range(NOTE)), strict=True):
             num_blocks = size // self._block_size
-            left = 0 if reason == "evicted" else cached // self._block_size
-            common = min(sizes.get((name, _scope(root)), 0), num_blocks)
-            sizes[name, _scope(root)] = num_blocks
+            left = max(reused, 0) // self._block_size
+            common = min(lengths.get(name, 0), num_blocks)
+            lengths[name] = num_blocks
             if self._depth < left < common - 2:
                 places[left] = places.get(left, 0) + 1
         if not places:
             return self._depth
         place = max(places, key=places.__getitem__)
-        return place if places[place] > DIVERGING * len(latest) else self._depth
+        return place if places[place] > DIVERGING * LEARN_FROM else self._depth
 
     def _read(self) -> None:
         """Turn the notes into samples."""
@@ -193,15 +205,12 @@ class CurveSampler:
 
     def _noted(self) -> Sample:
         """Return the notes as columns; generated tokens are spread evenly over the requests."""
-        num_notes = len(self._notes)
+        num_notes = self._num_notes
         more = Sample.of(num_notes)
-        sizes, cached, reasons, explained, names, words, roots = zip(*self._notes, strict=True)
-        more.prompt = np.fromiter(sizes, np.int64, num_notes)
-        found = np.fromiter(cached, np.int64, num_notes)
-        forgot = np.fromiter(map("evicted".__eq__, reasons), np.bool_, num_notes)
-        more.reused = np.where(forgot, -found - np.array(explained), found)
-        more.unit = self._numbers(names, roots)
-        more.word = _numbers_of(words)
+        more.prompt = np.fromiter(self._notes[::NOTE], np.int64, num_notes)
+        more.reused = np.fromiter(self._notes[1::NOTE], np.int64, num_notes)
+        more.unit = _session_numbers(self._notes[2::NOTE])
+        more.word = _word_numbers(self._words, num_notes)
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
@@ -217,33 +226,29 @@ class CurveSampler:
             more.unit[short] = _mixed(~more.begun[short].astype(np.uint64))
         return more
 
-    def _numbers(self, names: Sequence[bytes], roots: Sequence[array[int] | None]) -> Words:
-        """Return a number for each session, uint64 [notes]."""
-        width = self.name.stop - self.name.start
-        text = b"".join(names)
-        if len(text) < len(names) * width:
-            text = b"".join(name.ljust(width, b"\0") for name in names)
-        tokens = np.frombuffer(text, np.uint32).reshape(len(names), -1).astype(np.uint64)
-        numbers = tokens @ MIX[: tokens.shape[1]]
-        if any(roots):
-            scopes = np.fromiter(map(_scope, roots), np.uint64, len(names))
-            numbers ^= scopes << np.uint64(33)
-        return _mixed(numbers)
+
+def scope_name(root: Node) -> bytes:
+    """Return bytes that name a scope."""
+    return root.named.tobytes() if root.named else b""
 
 
-def _numbers_of(words: Sequence[bytes]) -> Words:
-    """Return a number for each word, 0 where none was noted, uint64 [notes]."""
-    numbers = np.zeros(len(words), np.uint64)
-    at = [index for index, word in enumerate(words[:WITH_WORDS]) if word]
-    if at:
-        tokens = np.frombuffer(b"".join(words[index] for index in at), np.uint32)
-        numbers[at] = tokens.reshape(-1, 2).astype(np.uint64) @ MIX[:2] | np.uint64(1)
+def _session_numbers(names: Sequence[bytes]) -> Words:
+    """Return a number for each session's name, uint64 [notes]."""
+    text = b"".join(names)
+    if len(text) != len(names) * NAME_BYTES:
+        width = NAME_BYTES + SCOPE_BYTES
+        text = b"".join(name.ljust(width, b"\0") for name in names)
+    words = np.frombuffer(text, np.uint64).reshape(len(names), -1)
+    return _mixed(words @ MIX[: words.shape[1]])
+
+
+def _word_numbers(words: dict[int, bytes], num_notes: int) -> Words:
+    """Return a number for each note's word, 0 where none was kept, uint64 [notes]."""
+    numbers = np.zeros(num_notes, np.uint64)
+    if words:
+        notes = np.fromiter(words, np.int64) // NOTE - 1
+        numbers[notes] = _mixed(np.frombuffer(b"".join(words.values()), np.uint64)) | np.uint64(1)
     return numbers
-
-
-def _scope(root: array[int] | None) -> int:
-    """Return the number of a scope."""
-    return root[0] if root else 0
 
 
 def _mixed(numbers: Words) -> Words:
