@@ -192,6 +192,28 @@ def test_digests_are_those_of_the_prompt_whatever_is_cached_of_it():
     assert digests == block_hashes(tokens, 4, scope, (item,))
 
 
+def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
+    manager = make(("full", 8, FULL))
+    seq = manager.open(run(0, 17))
+    manager.reserve(seq, 17)
+    manager.commit(seq, run(0, 17))
+    let_go = manager.hold(seq)
+    manager.close(seq)
+    manager.check()
+    with pytest.raises(OutOfBlocks):
+        serve(manager, run(1000, 20))
+    serve(manager, run(1000, 16))
+    assert manager.probe(run(0, 17)).num_blocks == 4
+    assert manager.probe(run(0, 9)).num_blocks == 2, "a request may cut what is held"
+    serve(manager, [*run(0, 8), 9])
+    let_go()
+    manager.check()
+    serve(manager, run(2000, 32))
+    assert manager.probe(run(0, 17)).num_blocks == 0
+    with pytest.raises(SequenceError):
+        manager.hold(seq)
+
+
 @pytest.mark.parametrize("kind", [FULL, SLIDING, ChunkedAttention(12), STATE])
 def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
     manager = make(("full", 8, FULL), ("other", 9, kind), evictions=True)

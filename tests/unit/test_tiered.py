@@ -1,5 +1,8 @@
 """Tiers below the pools of an engine that knows no model library, and what computing is said to take."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from quire.engines.tiered.store import TieredStore  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
+from quire.tensors.payload import ExactForm  # noqa: E402
 from quire.tensors.pool import make_pool  # noqa: E402
 from quire.tiers.host.tier import Host  # noqa: E402
 from quire.tiers.stack.settings import StackSettings  # noqa: E402
@@ -25,7 +29,8 @@ KINDS = {"full": FullAttention(), "sliding": SlidingWindow(8)}
 class Engine:
     """A loop that writes, for K and V of a token, a number that stands for all tokens up to it."""
 
-    def __init__(self, stack, names=("full",), num_blocks=20, **origin):
+    def __init__(self, stack, names=("full",), num_blocks=20, *, beside=False, **origin):
+        self.beside = beside
         memory = KVLayout(2, 4, 3, 2, torch.float32, SIZE)
         layout = ModelLayout(
             tuple(GroupLayout(name, KINDS[name], (i,), memory) for i, name in enumerate(names)),
@@ -48,6 +53,7 @@ class Engine:
         tokens, manager = np.asarray(tokens, dtype=np.int32), self.manager
         came = self.store.onboard(tokens, scope)
         seq = manager.open(tokens, scope)
+        self.store.settle()
         self.store.spill()
         assert manager.take_copies() == [] or seq.num_cached % SIZE
         num_cached = seq.num_cached // SIZE * SIZE
@@ -62,7 +68,10 @@ class Engine:
                 for states in (pool.k, pool.v):
                     states[:, table[at // SIZE], at % SIZE] = named(tokens, at, scope)
         manager.commit(seq, tokens[num_cached:])
-        self.store.offload(seq)
+        if self.beside:
+            self.store.offload_beside(seq)
+        else:
+            self.store.offload(seq)
         manager.close(seq)
         manager.check()
         return came.tokens
@@ -151,6 +160,69 @@ def test_windows_go_down_where_hits_can_end_and_nowhere_else(stack):
     num_full = 40
     in_windows = stack.tiers[0].stats().num_records - num_full
     assert 0 < in_windows < num_full / 2
+
+
+def slowly(monkeypatch, wait):
+    """Have every copy out of a pool wait first."""
+    copy_out = ExactForm.copy_out
+
+    def copied(*arguments):
+        wait()
+        copy_out(*arguments)
+
+    monkeypatch.setattr(ExactForm, "copy_out", copied)
+
+
+def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
+    slowly(monkeypatch, lambda: time.sleep(0.003))
+    engine = Engine(stack, num_blocks=10, beside=True)
+    random, came = np.random.default_rng(0), 0
+    for _ in range(60):
+        start = 1000 * int(random.integers(3))
+        came += sum(engine.serve(run(start, int(random.integers(5, 30)))).values())
+    assert came
+    engine.store.settle()
+    engine.manager.check()
+
+
+def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_there(
+    stack, monkeypatch
+):
+    go = threading.Event()
+    slowly(monkeypatch, go.wait)
+    engine = Engine(stack, beside=True)
+    engine.serve(run(0, 30))
+    (pool,) = engine.manager.groups
+    assert pool.num_available == 20 - 7
+    assert not stack.drain(0.01)
+    threading.Timer(0.05, go.set).start()
+    assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+    assert stack.tiers[0].stats().num_records == 7
+    engine.store.settle()
+    assert pool.num_available == 20
+    engine.manager.check()
+
+
+def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch):
+    def fail():
+        raise MemoryError("no memory")
+
+    slowly(monkeypatch, fail)
+    engine = Engine(stack, beside=True)
+    engine.serve(run(0, 30))
+    with pytest.raises(MemoryError, match="no memory"):
+        engine.store.settle()
+    assert engine.manager.groups[0].num_available == 20
+    engine.store.settle()
+    engine.manager.check()
+
+
+@pytest.mark.parametrize("options", [{"names": ("full", "sliding")}, {"dtype": "int8"}])
+def test_what_cannot_go_beside_is_stored_at_once(stack, options):
+    engine = Engine(stack, beside=True, **options)
+    engine.serve(run(0, 30))
+    assert stack.tiers[0].stats().num_records >= 7
+    assert all(pool.num_available == pool.num_blocks for pool in engine.manager.groups)
 
 
 @pytest.mark.parametrize("coefficients", [(0.01, 2e-5, 0.0), (0.002, 1e-5, 3e-9), (0.0, 1e-4, 0.0)])

@@ -167,6 +167,35 @@ class Restores(Requests):
             check_sign(key[match.num_bytes :])
         return self._begin(match, key, scope, accepted, (needed, brought))
 
+    def hold(self, seq: Sequence) -> Callable[[], None]:
+        """Keep what an open sequence has published where it is, until what this returns is called, once.
+
+        Nothing of it is evicted meanwhile, even when the sequence is closed, except in groups that
+        are not full attention. `resize` moves it all the same. Raises `SequenceError`.
+        """
+        self._check_open(seq)
+        anchor, name = seq.node, object()
+        self._lock_path(anchor)
+        self.anchors[id(name)] = anchor
+
+        def release() -> None:
+            del self.anchors[id(name)]
+            self._unlock_path(anchor)
+
+        return release
+
+    def _lock_path(self, anchor: Node) -> None:
+        for node in anchor.path():
+            self.tree.lock(node)
+        self.tree.stand(anchor, self.tree.sparse)
+
+    def _unlock_path(self, anchor: Node) -> None:
+        self.tree.leave(anchor, self.tree.sparse)
+        node = anchor
+        while node.parent is not None:
+            self.tree.unlock(node)
+            node = node.parent  # after: the policy may have cut the node
+
     def _begin(
         self,
         match: Match,
@@ -181,9 +210,7 @@ class Restores(Requests):
         if match.node.parent is None:
             match.node = root
         anchor = tree.cut(match)
-        for node in anchor.path():
-            tree.lock(node)
-        tree.stand(anchor, tree.sparse)
+        self._lock_path(anchor)
         end = len(key) // tree.block_bytes
         seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, end * self.block_size)
         self._stand_at(seq, anchor, accepted)
@@ -266,11 +293,7 @@ class Restores(Requests):
         if self.sessions.hinted:
             set_outlooks(seq, seq.node, now)
         self._rollback.let_go(seq, now)
-        tree.leave(anchor, tree.sparse)
-        node = anchor
-        while node.parent is not None:
-            tree.unlock(node)
-            node = node.parent  # after: the policy may have cut the node
+        self._unlock_path(anchor)
         seq.state = "closed"
         seq.root.locks -= 1
         del self.sequences[id(seq)]

@@ -30,7 +30,7 @@ class BlockCodec:
     pinned memory, one copy per chunk, the next chunk being packed meanwhile; `decode` then
     returns when the last copy is queued on the current stream, and the buffers are free.
 
-    One thread at a time. Raises `ConfigError` for heads that are not there, and for an unknown dtype.
+    One thread at a time, but where it only `copies`. Raises `ConfigError` for heads that are not there, and for an unknown dtype.
     """
 
     def __init__(
@@ -101,6 +101,10 @@ class BlockCodec:
         """
         return self._form.error() if isinstance(self._form, QuantizedKV) else QuantError()
 
+    def copies(self, pool: Pool) -> bool:
+        """Whether payloads are plain copies from and to host memory: then any threads may `encode` and `decode`."""
+        return isinstance(self._form, ExactForm) and pool.device.type == "cpu"
+
     def encode(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> None:
         """Write the payload of each block into its buffer, of exactly `payload_bytes`.
 
@@ -110,7 +114,7 @@ class BlockCodec:
         ids = self._checked(pool, block_ids, buffers)
         if any(buffer.readonly for buffer in buffers):
             raise ConfigError("a buffer to write a payload into is read-only")
-        if isinstance(self._form, ExactForm) and pool.device.type == "cpu":
+        if isinstance(self._form, ExactForm) and self.copies(pool):
             self._form.copy_out(pool, ids, buffers)
             return
         self._staging.fetch(
@@ -137,7 +141,7 @@ class BlockCodec:
             raise ConfigError("two payloads have the same block; it can hold one only")
         layers = self._layers(layer)
         form = self._form
-        if isinstance(form, ExactForm) and pool.device.type == "cpu":
+        if isinstance(form, ExactForm) and self.copies(pool):
             form.copy_in(buffers, pool, ids, layers)
             return
         first, stop = form.span(layers)

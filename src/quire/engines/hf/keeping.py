@@ -72,7 +72,7 @@ class KeptBlocks:
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
         self.tiers, self._owns_tiers = _stack(tiers)
-        self.manager = CacheManager(
+        manager = CacheManager(
             groups=groups,
             block_size=block_size,
             policy=policy,
@@ -89,7 +89,7 @@ class KeptBlocks:
         # What is kept beyond this process is named by all of the weights.
         self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
         transfers = transfers_to(model.device)
-        self._store = BlockStore(self.manager, self.pools, self.layout, transfers=transfers)
+        self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:
             try:
                 self._store.tiers = self._over(self.tiers, self.fingerprint, tier_dtype)
@@ -97,8 +97,14 @@ class KeptBlocks:
             except BaseException:
                 self.close()
                 raise
-        self._balance = Balance(self.manager, self.layout)
+        self._balance = Balance(manager, self.layout)
         self._making = Making(kinds, computed, model.device, debug_nan=debug)
+
+    @property
+    def manager(self) -> CacheManager:
+        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile."""
+        self._store.settle()
+        return self._store.manager
 
     @property
     def fingerprint(self) -> str:
@@ -148,6 +154,7 @@ class KeptBlocks:
         from quire.engines.tiered.saved import save_to  # noqa: PLC0415 - needs the extra `tiers`
 
         self._store.transfers.join()
+        self._store.settle()
         return save_to(path, self._over_saved())
 
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
@@ -159,6 +166,7 @@ class KeptBlocks:
         from quire.engines.tiered.saved import load_saved  # noqa: PLC0415 - needs the extra `tiers`
 
         self._store.transfers.join()
+        self._store.settle()
         return load_saved(path, self._over_saved())
 
     def close(self) -> None:
@@ -167,6 +175,7 @@ class KeptBlocks:
         Tiers that are written back get what is still cached. Using the cache afterwards works,
         without tiers. Twice does nothing.
         """
+        self._store.settle()
         below, self._store.tiers = self._store.tiers, None
         if below is not None and self.manager.eviction_log is not None:
             below.offload_all()

@@ -172,6 +172,7 @@ class Request:
                 self._store.transfers.give_up()
             finally:
                 self._close_sequences()
+                self._store.settle()
                 self._store.manager.clear()
             raise
         self._close_sequences()

@@ -85,6 +85,7 @@ class BlockStore:
         if self.tiers is None:
             return NOTHING
         head = tokens[: self._most_tokens()]
+        self._settle_if_short(head.size)
         if head.size < tokens.size:
             media = media_before(media, head.size)
         return self.tiers.onboard(head, terms.scope, media)
@@ -92,6 +93,7 @@ class BlockStore:
     def open(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
         head = tokens[: self._most_tokens()]
+        self._settle_if_short(head.size)
         if head.size < tokens.size:
             media = media_before(media, head.size)
         seq = self.manager.open(
@@ -108,6 +110,7 @@ class BlockStore:
 
     def fork(self, seq: Sequence) -> Sequence | None:
         """Return another sequence at the same tokens; None where a block it needs is not to be had."""
+        self.settle()
         try:
             twin = self.manager.fork(seq)
         except OutOfBlocks:
@@ -119,8 +122,13 @@ class BlockStore:
         """Close a sequence; what was saved of it is handed down to the tiers that want it."""
         if self.tiers is not None and id(seq) in self._saved:
             self._saved.discard(id(seq))
-            self.tiers.offload(seq)
+            self.tiers.offload_beside(seq)
         self.manager.close(seq)
+
+    def settle(self) -> None:
+        """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
+        if self.tiers is not None:
+            self.tiers.settle()
 
     def first_token(self, group: int, num_tokens: int) -> int:
         """Return the first token whose K and V a group needs to go on after `num_tokens`."""
@@ -196,6 +204,7 @@ class BlockStore:
         Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
         """
         self.transfers.join()
+        self.settle()
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
         self.manager.resize(shrunk)
@@ -213,6 +222,7 @@ class BlockStore:
 
     def _reserve(self, seq: Sequence, num_tokens: int) -> int:
         """Reserve `num_tokens`, or as many as end a block and fit; return how many."""
+        self.settle()
         size = self.manager.block_size
         before = [seq.block_ids(group) for group in range(len(self.pools))]
         available = [pool.num_available for pool in self.manager.groups]
@@ -236,6 +246,11 @@ class BlockStore:
             )
             return num_tokens
         return 0
+
+    def _settle_if_short(self, num_tokens: int) -> None:
+        needed = num_tokens // self.manager.block_size + 1
+        if any(pool.num_available < needed for pool in self.manager.groups):
+            self.settle()
 
     def _note_shortage(self, available: Items[int], num_blocks: int) -> None:
         for group, room in enumerate(available):

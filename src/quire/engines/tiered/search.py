@@ -1,7 +1,10 @@
 """Which blocks of a prompt the tiers have, and up to which boundary they are of use together."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
 
 from quire.core import CacheManager, FullAttention, Recurrent
 from quire.core.restore import Residency
@@ -75,6 +78,35 @@ class Search:
         """Return where each of these keys was found, as `TierStack.find` does."""
         missing = [-1] * len(self._parts[group])
         return [level for at in places for level in self._levels.get((group, at), missing)]
+
+    def lacking(self, end: int) -> tuple[list[bytes], list[int], list[int]]:
+        """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block.
+
+        The head first, the groups of a place side by side.
+        """
+        keys: list[bytes] = []
+        levels: list[int] = []
+        sizes: list[int] = []
+        brought = self.brought(end)
+        for at, group in sorted((at, group) for group, places in brought.items() for at in places):
+            keys += self.keys(group, [at])
+            levels += self.levels(group, [at])
+            sizes += [part.record_bytes for part in self._parts[group]]
+        return keys, levels, sizes
+
+    def by_tier(self, end: int) -> dict[str, int]:
+        """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
+        here, size = self.here, self._manager.block_size
+        if end <= here.accepted:
+            return {}
+        slowest = np.full(end, -1)
+        for group, places in self.brought(end).items():
+            for at in places:
+                slowest[at] = max(slowest[at], *self.levels(group, [at]))
+        gained = slowest[here.accepted :]
+        gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
+        counts = Counter[int](gained.tolist())
+        return {self._stack.names[level]: size * counts[level] for level in sorted(counts)}
 
     def _full_end(self, limit: int) -> int:
         """Return how far groups of full attention could go, and the pools have room."""

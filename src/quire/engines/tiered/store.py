@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
+from quire.tiers.stack.feeding import Fed
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Mode, Prefetch
@@ -75,6 +77,11 @@ class TieredStore:
         self._layers = [group.layers for group in layout.groups]
         writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
         self._counts_uses = "second_use" in writes
+        full = not manager.tree.sparse  # a window's blocks go though they are held
+        self._goes_beside = full and all(
+            part.codec.copies(pools[part.group]) for parts in self.parts for part in parts
+        )
+        self._beside: deque[tuple[Fed, Callable[[], None]]] = deque()
         self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
 
     # -- up --------------------------------------------------------------------------------
@@ -106,7 +113,7 @@ class TieredStore:
         search = self._search(tokens, scope, media)
         if search is None or search.end <= search.here.accepted:
             return None
-        keys, _, sizes = self._wanted(search, search.end)
+        keys, _, sizes = search.lacking(search.end)
         num_tokens = (search.end - search.here.accepted) * self.manager.block_size
         return self.stack.prefetch(keys, sizes, num_tokens, mode)
 
@@ -115,28 +122,53 @@ class TieredStore:
     ) -> dict[str, int]:
         """Return how many tokens of a prompt each tier would add to what the device holds, by name."""
         search = self._search(tokens, scope, media)
-        return {} if search is None else self._by_tier(search, search.end)
+        return {} if search is None else search.by_tier(search.end)
 
     # -- down ------------------------------------------------------------------------------
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
-        pieces = self.pieces(blocks_of(self.manager, seq))
-        wanted = self.stack.wanted(keys_of(pieces))
-        chosen = np.flatnonzero(wanted)
-        stored = self._store([pieces[index] for index in chosen.tolist()], wanted[chosen])
+        pieces, _, wanted = self._wanted_of(seq)
+        stored = self._store(pieces, wanted)
         if stored:
             self._naming.note(self.manager, seq.node, seq.scope)
         return stored
 
+    def offload_beside(self, seq: Running) -> None:
+        """As `offload`, but blocks are copied while the caller goes on, where they only have to be copied.
+
+        They stay where they are until `settle`, even when the sequence is closed; pools must not be
+        resized before. To all who ask the stack it is as if they were stored already.
+        """
+        if not self._goes_beside:
+            self.offload(seq)
+            return
+        pieces, keys, wanted = self._wanted_of(seq)
+        if pieces:
+            self._naming.note(self.manager, seq.node, seq.scope)
+            fed = self.stack.feed(keys, partial(self._store, pieces, wanted))
+            self._beside.append((fed, self.manager.hold(seq)))
+
+    def settle(self) -> None:
+        """Wait until what goes down beside the caller is copied, and let its blocks go."""
+        while self._beside:
+            fed, let_go = self._beside[0]
+            fed.wait()
+            self._beside.popleft()
+            let_go()
+            if fed.error is not None:
+                raise fed.error
+
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
+        self.transfers.join()
         return self._store(self._lacking(all_blocks(self.manager)))
 
     def spill(self) -> None:
         """Hand down what has just made room. Needs a manager made with `evictions`."""
         evicted = self.manager.take_evicted()
         if evicted:
+            self.transfers.join()
             self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))
 
     def errors(self) -> list[QuantError]:
@@ -189,23 +221,12 @@ class TieredStore:
             gains_s=self.stack.gate.gains(num_bytes, saved_s),
         )
 
-    def _wanted(self, search: Search, end: int) -> tuple[list[bytes], list[int], list[int]]:
-        """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block."""
-        keys: list[bytes] = []
-        levels: list[int] = []
-        sizes: list[int] = []
-        for group, at in _in_order(search.brought(end)):
-            keys += search.keys(group, [at])
-            levels += search.levels(group, [at])
-            sizes += [part.record_bytes for part in self.parts[group]]
-        return keys, levels, sizes
-
     def _worth(self, search: Search, num_tokens: int) -> int:
         """Return up to which boundary loading beats computing."""
         here, size, end = search.here, self.manager.block_size, search.end
         if end <= here.accepted:
             return end
-        keys, levels, sizes = self._wanted(search, end)
+        keys, levels, sizes = search.lacking(end)
         step = len(keys) // (end - here.matched) if search.is_full else len(keys)
         record_bytes = sum(sizes) / len(sizes)
 
@@ -226,7 +247,7 @@ class TieredStore:
         end: int,
         prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
     ) -> Onboarded:
-        keys, levels, sizes = self._wanted(search, end)
+        keys, levels, sizes = search.lacking(end)
         buffers = self.stack.buffers(sizes)
         outcomes = self.stack.load(keys, buffers, found=levels)
         begun_s = time.perf_counter()
@@ -304,21 +325,7 @@ class TieredStore:
                     else:
                         step(None)  # states are copied before anything computes
             restore.commit()
-        return self._by_tier(search, end)
-
-    def _by_tier(self, search: Search, end: int) -> dict[str, int]:
-        """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
-        here, size = search.here, self.manager.block_size
-        if end <= here.accepted:
-            return {}
-        slowest = np.full(end, -1)
-        for group, places in search.brought(end).items():
-            for at in places:
-                slowest[at] = max(slowest[at], *search.levels(group, [at]))
-        gained = slowest[here.accepted :]
-        gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
-        counts = Counter[int](gained.tolist())
-        return {self.stack.names[level]: size * counts[level] for level in sorted(counts)}
+        return search.by_tier(end)
 
     def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:
         """Encode and hand down pieces, the head first, as far as they are taken; return the records.
@@ -340,6 +347,17 @@ class TieredStore:
                 break
         return stored
 
+    def _wanted_of(self, seq: Running) -> tuple[list[Piece], list[bytes], Bits]:
+        """Return what the stack wants of a sequence: pieces, their keys, and for which tiers."""
+        self.transfers.join()
+        pieces = self.pieces(blocks_of(self.manager, seq))
+        keys = keys_of(pieces)
+        wanted = self.stack.wanted(keys)
+        chosen: list[int] = np.flatnonzero(wanted).tolist()
+        if len(chosen) == len(pieces):
+            return pieces, keys, wanted
+        return [pieces[at] for at in chosen], [keys[at] for at in chosen], wanted[chosen]
+
     def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
         """Return what blocks are written as, the parts of a block side by side."""
         return [(block, part) for block in blocks for part in self.parts[block.group]]
@@ -353,8 +371,7 @@ class TieredStore:
         return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
 
     def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
-        """Return keys and sealed records of parts of blocks."""
-        self.transfers.join()
+        """Return keys and sealed records of parts of blocks. Whoever calls has joined `transfers`."""
         records = self.stack.records([part.record_bytes for _, part in pieces])
         by_part: dict[int, list[int]] = {}
         for index, (_, part) in enumerate(pieces):
@@ -371,11 +388,3 @@ class TieredStore:
             self.stack.give_back(records)
             raise
         return keys_of(pieces), records
-
-
-def _in_order(brought: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
-    """Yield (group, place), head first, the groups of a place side by side."""
-    return [
-        (group, at)
-        for at, group in sorted((at, group) for group, places in brought.items() for at in places)
-    ]

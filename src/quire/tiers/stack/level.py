@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier
 from quire.tiers.stack.breaker import Breaker, Kind
 from quire.tiers.stack.buffers import BufferPool
@@ -135,3 +136,15 @@ def guarded(call: Callable[[], list[Outcome]], num_keys: int) -> list[Outcome]:
         return call()
     except Exception:  # noqa: BLE001 - whatever a tier raises, a request goes on without it
         return [Outcome.ERROR] * num_keys
+
+
+def tier_names(tiers: Sequence[Tier], settings: StackSettings) -> tuple[str, ...]:
+    """Return a name for each tier: its own, numbered where several have the same."""
+    names: list[str] = []
+    for tier in tiers:
+        same = sum(other.name == tier.name for other in tiers[: len(names)])
+        names.append(f"{tier.name}-{same + 1}" if same else tier.name)
+    unknown = [name for name in settings.tiers if name not in names]
+    if unknown:
+        raise ConfigError(f"settings for a tier {unknown[0]!r}; the tiers are {', '.join(names)}")
+    return tuple(names)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.writing import Chain, StoreQueue, write
 
@@ -94,6 +95,10 @@ class Placing:
                 level.tier.touch(keys)
             else:
                 queue.touch(keys)
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Return whether nothing waits to be written any more, now or before the deadline."""
+        return all(queue.wait(deadline) for queue in self.queues)
 
     def _lacks(self, level: Level, keys: Keys) -> NDArray[np.bool_]:
         """Return which keys a tier should have, has not as far as is known, and is not about to get."""

@@ -13,10 +13,11 @@ import numpy as np
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
 from quire.tiers.stack.asking import Asking, Call
+from quire.tiers.stack.feeding import Fed, Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
-from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
@@ -50,7 +51,7 @@ class TierStack:
             raise ConfigError(f"a stack has 1 to {MOST_TIERS} tiers, got {len(tiers)}")
         self.tiers = tuple(tiers)
         self.settings = settings or StackSettings()
-        self.names = _names(tiers, self.settings)
+        self.names = tier_names(tiers, self.settings)
         shared = self._shared = Shared(lanes or ThreadLanes(), self.settings)
         self._open_lanes = [2 for _ in tiers]
         self._all_closed = [shared.lanes.signal() for _ in tiers]
@@ -65,6 +66,7 @@ class TierStack:
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._asking = Asking(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
+        self._feeding = Feeding(shared)
         self.gate = CostGate(
             [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
         )
@@ -97,6 +99,7 @@ class TierStack:
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
+        self._feeding.wait(self.settings.lookup_timeout_s, keys)
         self._asking.try_again(keys)
         return self._asking.find(
             keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
@@ -165,6 +168,7 @@ class TierStack:
             return [Outcome.SKIPPED] * len(keys)
         self._asking.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
+        self._feeding.wait(seconds, keys)
         outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
         with shared.lock:
             self._loads.update(outcomes)
@@ -212,6 +216,13 @@ class TierStack:
         check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
+    def feed(self, keys: Keys, work: Work) -> Fed:
+        """Have `work`, which waits for memory only, make and `store` these keys beside the caller, in order.
+
+        To all who ask it is as if that were done: who looks for one of them, drains or closes waits.
+        """
+        return self._feeding.begin(keys, work)
+
     def used(self, keys: Keys) -> None:
         """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""
         check_keys(keys)
@@ -233,6 +244,7 @@ class TierStack:
         """Forget these keys in every tier. Waits for each, up to `store_timeout_s` for all together."""
         check_keys(keys)
         timeout_s = self.settings.store_timeout_s
+        self._feeding.wait(timeout_s, keys)
         self._in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
             for level in self._levels:
@@ -259,7 +271,7 @@ class TierStack:
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; return whether it is."""
         deadline = Deadline(self._shared.lanes, timeout_s)
-        return all(queue.wait(deadline) for queue in self._placing.queues)
+        return self._feeding.wait(timeout_s) and self._placing.drain(deadline)
 
     def flush(self) -> None:
         """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
@@ -279,6 +291,7 @@ class TierStack:
         self.drain(deadline.left_s)
         with shared.lock:
             shared.is_closed = True
+        self._feeding.close()
         for level in self._levels:
             level.loads.close()
             level.stores.close()
@@ -287,6 +300,7 @@ class TierStack:
 
     def stats(self) -> StackStats:
         """Return what every tier holds and what became of calls."""
+        self._feeding.wait(self.settings.lookup_timeout_s)
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]
             loads, refused = counted(self._loads), self._refused_keys
@@ -384,15 +398,3 @@ class TierStack:
             with suppress(Exception):  # it is closed as well as it can be
                 level.tier.close()
             self._all_closed[level.index].set()
-
-
-def _names(tiers: Sequence[Tier], settings: StackSettings) -> tuple[str, ...]:
-    """Return a name for each tier: its own, numbered where several have the same."""
-    names: list[str] = []
-    for tier in tiers:
-        same = sum(other.name == tier.name for other in tiers[: len(names)])
-        names.append(f"{tier.name}-{same + 1}" if same else tier.name)
-    unknown = [name for name in settings.tiers if name not in names]
-    if unknown:
-        raise ConfigError(f"settings for a tier {unknown[0]!r}; the tiers are {', '.join(names)}")
-    return tuple(names)
