@@ -34,6 +34,11 @@ class FaultyFiles(DiskFiles):
         self.fail(descriptor)
         super().write_at(descriptor, data, offset)
 
+    def write_run(self, descriptor, parts, offset):
+        for part in parts:
+            self.write_at(descriptor, part, offset)
+            offset += len(part)
+
     def allocate(self, descriptor, offset, num_bytes):
         self.fail(descriptor)
         if self.full:

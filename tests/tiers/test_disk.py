@@ -47,9 +47,12 @@ class DiskContract(BoundedContract):
             raise OSError(5, "Input/output error")
 
         files = tier._files
-        files.read_at = files.write_at = files.allocate = files.truncate = fails
+        methods = ("read_at", "write_at", "write_run", "allocate", "truncate")
+        for name in methods:
+            setattr(files, name, fails)
         yield
-        del files.read_at, files.write_at, files.allocate, files.truncate
+        for name in methods:
+            delattr(files, name)
 
 
 class TestDiskDirect(DiskContract):

@@ -145,11 +145,13 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
             now[0] += 1.0
             return super().read_at(descriptor, buffer, offset)
 
-    with Disk(tmp_path, "1MiB", ahead=1, files=Slow(), clock=lambda: now[0]) as disk:
+    with Disk(tmp_path, "16MiB", ahead=1, files=Slow(), clock=lambda: now[0]) as disk:
         keys = names_of(range(6))
-        outcomes = disk.put(keys, records_of(keys), timeout_s=3.5)
+        records = records_of(keys, 1 << 20)  # each is a run of its own
+        disk._each = lambda _, count, work: [work(number) for number in range(count)]
+        outcomes = disk.put(keys, records, timeout_s=3.5)
         assert outcomes == [STORED] * 4 + [TIMEOUT] * 2
-        assert disk.get(keys, buffers_like(records_of(keys)), 1.5) == [HIT] * 2 + [TIMEOUT] * 4
+        assert disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 4
 
 
 @pytest.mark.parametrize("direct", [None, False])
@@ -207,7 +209,7 @@ def test_what_others_left_unwritten_when_one_write_failed_is_not_found(tmp_path)
             good(descriptor, data, offset)
 
         files.write_at = fails_first
-        assert disk.put(keys, records_of(keys, 200_000), 60) == [ERROR] * 6
+        assert disk.put(keys, records_of(keys, 1 << 20), 60) == [ERROR] * 6
         assert disk.contains(keys) == [False] * 6
 
 
@@ -222,3 +224,29 @@ def test_a_call_of_many_large_records_is_found_in_groups_and_in_order(tmp_path):
         buffers = buffers_like(records)
         assert disk.get(keys, buffers, 60) == [HIT] * stored + [ABSENT] * (48 - stored)
         assert buffers[:stored] == records[:stored]
+
+
+@pytest.mark.parametrize("direct", [None, False])
+@pytest.mark.parametrize("most", [None, 100_000, 1])
+def test_neighbouring_slots_are_written_by_one_call_and_to_the_end(
+    tmp_path, monkeypatch, direct, most
+):
+    calls, pwritev = [], os.pwritev
+
+    def some(descriptor, parts, offset):
+        calls.append(len(parts))
+        if most is None:
+            return pwritev(descriptor, parts, offset)
+        head = memoryview(parts[0])[: most if most == 1 else most // 4096 * 4096]
+        return 0 if most == 1 else pwritev(descriptor, [head], offset)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    keys = names_of(range(12))
+    records = records_of(keys, 200_000)
+    with Disk(tmp_path, "16MiB", direct=direct) as disk:
+        assert disk.put(keys, records, 60) == [STORED] * 12
+        assert sum(calls) == 12
+        assert len(calls) <= 3
+        buffers = buffers_like(records)
+        assert disk.get(keys, buffers, 60) == [HIT] * 12
+        assert buffers == records

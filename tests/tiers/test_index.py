@@ -23,16 +23,26 @@ def crowded(number):
     return place + number.to_bytes(24, "little")
 
 
+def insert(index, key, generation=0):
+    slot = index.reserve()
+    try:
+        index.publish(slot, key, generation)
+    except SlotError:
+        index.release(slot)
+        raise
+    return slot
+
+
 def filled(count, num_slots=None):
     index = SlotIndex(num_slots or count)
     for number in range(count):
-        index.insert(key_of(number), generation=number)
+        insert(index, key_of(number), generation=number)
     return index
 
 
 def test_a_key_is_found_in_its_slot_until_it_is_removed():
     index = SlotIndex(4)
-    slot = index.insert(key_of(1), generation=7)
+    slot = insert(index, key_of(1), generation=7)
     assert index.find(key_of(1)) == slot
     assert index.generation_of(slot) == 7
     assert index.key_of(slot) == key_of(1)
@@ -44,7 +54,7 @@ def test_a_key_is_found_in_its_slot_until_it_is_removed():
 def test_a_full_index_refuses_another_key_and_keeps_all():
     index = filled(3)
     with pytest.raises(OutOfSlots, match="none of 3 slots"):
-        index.insert(key_of(9))
+        insert(index, key_of(9))
     assert [index.find(key_of(n)) for n in range(3)] == [0, 1, 2]
     index.check()
 
@@ -52,8 +62,8 @@ def test_a_full_index_refuses_another_key_and_keeps_all():
 def test_misuse_raises_and_changes_nothing():
     index = filled(2, num_slots=4)
     before = index.stamps.tolist()
-    with pytest.raises(SlotError, match="has a slot already"):
-        index.insert(key_of(0))
+    with pytest.raises(SlotError, match="has slot 0 already"):
+        insert(index, key_of(0))
     with pytest.raises(SlotError, match="slot 3 of 4 holds no record"):
         index.remove(3)
     with pytest.raises(SlotError, match="holds no record"):
@@ -136,8 +146,8 @@ def test_a_prompt_over_two_indexes_falls_in_one_line_of_stamps():
     recency = Recency()
     first, second = SlotIndex(2, recency), SlotIndex(2, recency)
     for number in range(2):
-        first.insert(key_of(number))
-        second.insert(key_of(number + 2))
+        insert(first, key_of(number))
+        insert(second, key_of(number + 2))
     stamps = recency.falling(4)
     first.touch([1, 0], stamps[[0, 3]])
     second.touch([0, 1], stamps[[1, 2]])
@@ -148,7 +158,7 @@ def test_a_lease_ends_with_the_record():
     index = filled(1)
     index.lease([0], until=10.0)
     index.remove(0)
-    index.insert(key_of(5))
+    insert(index, key_of(5))
     assert index.victims(1, now=1.0).tolist() == [0]
 
 
@@ -173,9 +183,9 @@ def test_of_very_many_slots_the_victims_are_about_as_many_as_asked_and_the_oldes
 def test_indexes_that_share_a_recency_have_comparable_stamps():
     recency = Recency()
     first, second = SlotIndex(2, recency), SlotIndex(2, recency)
-    first.insert(key_of(1))
-    second.insert(key_of(2))
-    first.insert(key_of(3))
+    insert(first, key_of(1))
+    insert(second, key_of(2))
+    insert(first, key_of(3))
     assert (first.stamps.tolist(), second.stamps.tolist()) == ([1, 3], [2, 0])
 
 
@@ -192,7 +202,7 @@ def test_a_bulk_load_equals_single_inserts(name):
     assert [index.find(name(n)) for n in range(count)] == slots.tolist()
     assert index.generations_of(slots).tolist() == list(range(count))
     assert index.victims(5).tolist() == slots[np.argsort(stamps)[:5]].tolist()
-    assert index.insert(name(count)) == min(set(range(400)) - set(slots.tolist()))
+    assert insert(index, name(count)) == min(set(range(400)) - set(slots.tolist()))
 
 
 def test_a_bulk_load_refuses_a_key_or_a_slot_that_comes_twice():
@@ -274,15 +284,15 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40), generation=st.integers(0, 2**64 - 1))
     def insert(self, number, generation):
         key = self.names(number)
-        if key in self.records:
-            with pytest.raises(SlotError):
-                self.index.insert(key, generation)
-        elif len(self.records) + len(self.reserved) == self.index.num_slots:
+        if len(self.records) + len(self.reserved) == self.index.num_slots:
             with pytest.raises(OutOfSlots):
-                self.index.insert(key, generation)
+                insert(self.index, key, generation)
+        elif key in self.records:
+            with pytest.raises(SlotError):
+                insert(self.index, key, generation)
         else:
             self.stamp += 1
-            self.records[key] = [self.index.insert(key, generation), generation, self.stamp]
+            self.records[key] = [insert(self.index, key, generation), generation, self.stamp]
 
     @rule(data=st.data())
     @precondition(lambda self: self.records)

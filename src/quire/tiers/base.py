@@ -11,7 +11,15 @@ from typing import Self, SupportsIndex, TypeAlias, overload
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.format import KEY_BYTES, KEY_OFFSET, carries, read_header, record_bytes, verify
+from quire.tiers.format import (
+    KEY_BYTES,
+    KEY_OFFSET,
+    begins,
+    carries,
+    read_header,
+    record_bytes,
+    verify,
+)
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
@@ -119,6 +127,8 @@ class Tier(ABC):
         """
         check_keys(keys, records)
         for key, record in zip(keys, records, strict=True):
+            if begins(record, key):
+                continue
             header = read_header(record)
             if header.key != key:
                 raise RecordError(f"a record of key {header.key.hex()} put as {key.hex()}")

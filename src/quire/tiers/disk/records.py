@@ -111,7 +111,7 @@ class DiskRecords:
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys have a record."""
         with self.lock:
-            return [self.find(key) is not None for key in keys]
+            return self._are_there(keys)
 
     def touch(self, keys: Sequence[bytes]) -> int:
         """Mark a prompt's records as just used, its head first, as far as they are there.
@@ -153,7 +153,7 @@ class DiskRecords:
         """
         with self._changes:
             with self.lock:
-                late = [self.find(each.key) is not None for each in batch]
+                late = self._are_there([each.key for each in batch])
                 for each in (each for each, is_late in zip(batch, late, strict=True) if is_late):
                     each.slab.index.release(each.slot)
             fresh = [each for each, is_late in zip(batch, late, strict=True) if not is_late]
@@ -209,7 +209,7 @@ class DiskRecords:
                 if not is_there(place):
                     return False
                 index = place.slab.index
-                key, stamp = index.key_of(place.slot), int(index.stamps[place.slot])
+                key, stamp = index.key_of(place.slot), index.stamp_of(place.slot)
             # In this order: a crash between the lines leaves the record twice, and the later counts.
             copied = _line_of(Written(place.slab, to, key, place.tag, stamp))
             self._append([copied, Line(place.slab.record_bytes, place.slot)])
@@ -263,6 +263,14 @@ class DiskRecords:
 
     def _all(self) -> list[Slab]:
         return list(self.slabs.values())
+
+    def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return which keys have a record. The lock is held."""
+        there = [False] * len(keys)
+        for slab in self._all():
+            find = slab.index.find
+            there = [was or find(key) != NOWHERE for was, key in zip(there, keys, strict=True)]
+        return there
 
     def _append(self, lines: list[Line]) -> None:
         if lines:
@@ -321,13 +329,11 @@ def _line_of(each: Written) -> Line:
 
 def is_there(place: Place) -> bool:
     """Return whether the record that was meant still lies there. The caller holds the lock."""
-    index = place.slab.index
-    return (
-        place.slot < index.num_slots
-        and index.stamps[place.slot] > 0
-        and index.generation_of(place.slot) == place.tag
-        and place.stamp in (0, index.stamps[place.slot])
-    )
+    index, slot = place.slab.index, place.slot
+    if slot >= index.num_slots:
+        return False
+    stamp = index.stamp_of(slot)
+    return stamp > 0 and index.generation_of(slot) == place.tag and place.stamp in (0, stamp)
 
 
 def _arrays(slab: Slab) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

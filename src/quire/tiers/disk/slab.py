@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from quire.errors import InvariantError
@@ -76,6 +77,10 @@ class Slab:
         aligned = self._aligned.take(len(record))
         aligned[:] = record
         self._files.write_at(self._descriptor, aligned, offset)
+
+    def write_run(self, slot: int, records: Sequence[memoryview]) -> None:
+        """Fill neighbouring slots from this one on. Raises `OSError`, with any of them written."""
+        self._files.write_run(self._descriptor, records, slot * self.record_bytes)
 
     def allocate(self, count: int) -> None:
         """Get disk space for more slots; `index.grow` comes after. Raises `OSError`."""

@@ -30,6 +30,7 @@ from quire.tiers.disk.files import (
     opened_directory,
     takes_direct,
 )
+from quire.tiers.disk.group import Group
 from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
 from quire.tiers.disk.opening import (
     Recovered,
@@ -235,15 +236,16 @@ class Disk(Tier):
         until = self._clock() + timeout_s
         with self._call():
             newest = self._records.touch(keys)
+            there = self._records.contains(keys)  # which this call keeps: they are its newest
             oldest = newest - len(keys) + 1
             refused: Outcome | None = None
-            group = _Group()
+            group = Group()
             try:
                 for index, key in enumerate(keys):
                     if key in group.keys or group.num_bytes >= _GROUP_BYTES:
                         refused = self._store(group, records, until, done) or refused
-                        group = _Group()
-                    if self._records.contains([key])[0]:
+                        group = Group()
+                    if there[index]:
                         done[index] = Outcome.PRESENT
                     elif refused is None and (slot := self._slot(records[index], oldest, until)):
                         group.add(
@@ -255,7 +257,7 @@ class Disk(Tier):
                         done[index] = refused
             finally:
                 self._store(group, records, until, done)
-        self._wake(map(len, records))
+        self._wake(set(map(len, records)))
 
     def _slot(self, record: memoryview, oldest: int, until: float) -> tuple[Slab, int] | None:
         """Reserve a slot; None where there is no room. `oldest`: the first stamp of this call."""
@@ -268,26 +270,35 @@ class Disk(Tier):
             return None
 
     def _store(
-        self, group: _Group, records: Buffers, until: float, done: list[Outcome]
+        self, group: Group, records: Buffers, until: float, done: list[Outcome]
     ) -> Outcome | None:
         """Fill the slots of a group and let them be found, up to the first that fails: return how."""
         failed: dict[int, Outcome] = {}
+        runs = group.runs()
 
-        def write(at: int) -> None:
-            written = group.slots[at]
+        def write(number: int) -> None:
+            run = runs[number]
             if failed:  # by another thread, maybe behind this one: all that is not written fails
-                failed[at] = next(iter(list(failed.values())))
+                failed[run.start] = next(iter(list(failed.values())))
                 return
             if self._clock() > until:
-                failed[at] = Outcome.TIMEOUT
+                failed[run.start] = Outcome.TIMEOUT
                 return
-            try:
-                written.slab.write(written.slot, records[group.indices[at]])
-            except OSError as error:
-                failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
+            slab, slot = group.slots[run.start].slab, group.slots[run.start].slot
+            data = [records[group.indices[at]] for at in run]
+            if len(run) > 1:
+                with suppress(OSError):  # one by one it is seen which fails
+                    slab.write_run(slot, data)
+                    return
+            for at, record in zip(run, data, strict=True):
+                try:
+                    slab.write(slot + at - run.start, record)
+                except OSError as error:
+                    failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
+                    return
 
         sizes = [written.slab.record_bytes for written in group.slots]
-        self._each(min(sizes, default=0), len(group.slots), write)
+        self._each(min(sizes, default=0), len(runs), write)
         first = min(failed, default=len(group.slots))
         outcome = failed.get(first)
         try:
@@ -363,19 +374,3 @@ class Disk(Tier):
             else:
                 self._compact_at = self._compact_lines
         return self._room.prewrite()
-
-
-class _Group:
-    """Slots that a call has reserved for its records, by their index in the call."""
-
-    def __init__(self) -> None:
-        self.keys: set[bytes] = set()
-        self.indices: list[int] = []
-        self.slots: list[Written] = []
-        self.num_bytes = 0
-
-    def add(self, index: int, written: Written) -> None:
-        self.keys.add(written.key)
-        self.indices.append(index)
-        self.slots.append(written)
-        self.num_bytes += written.slab.record_bytes

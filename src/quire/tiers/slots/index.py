@@ -87,6 +87,10 @@ class SlotIndex:
         """View the stamps, [slots]: 0 where nothing is published. Read only; valid until `grow`."""
         return self._stamps[: self._num_slots]
 
+    def stamp_of(self, slot: int) -> int:
+        """Return one of these."""
+        return self._stamp_view[slot]
+
     def __len__(self) -> int:
         return self._num_published
 
@@ -145,14 +149,6 @@ class SlotIndex:
     def published(self) -> Slots:
         """Return all slots that hold a record, ascending: int64."""
         return np.flatnonzero(self.stamps)
-
-    def insert(self, key: bytes, generation: int = 0) -> int:
-        """Reserve a slot and publish it at once. Raises as `reserve` and `publish` do."""
-        if self.find(key) != NOWHERE:
-            raise SlotError(f"the key {key.hex()} has a slot already")
-        slot = self.reserve()
-        self.publish(slot, key, generation)
-        return slot
 
     def remove(self, slot: int) -> None:
         """Forget what a slot holds and make it free. Raises `SlotError` where it holds nothing."""

@@ -1,0 +1,37 @@
+"""What a call writes at once: slots that it has reserved, and runs of them that lie behind each other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from quire.tiers.disk.records import Written
+
+_RUN_BYTES = 1 << 20
+_RUN_RECORDS = 256
+"""Neighbouring slots are written by one call of the system, about so many bytes and records at once."""
+
+
+class Group:
+    """Slots that a call has reserved for its records, by their index in the call."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.indices: list[int] = []
+        self.slots: list[Written] = []
+        self.num_bytes = 0
+
+    def add(self, index: int, written: Written) -> None:
+        self.keys.add(written.key)
+        self.indices.append(index)
+        self.slots.append(written)
+        self.num_bytes += written.slab.record_bytes
+
+    def runs(self) -> list[range]:
+        """Return which slots lie behind each other in a slab, up to `_RUN_BYTES`, as ranges in `slots`."""
+        starts = [0] if self.slots else []
+        for at, (last, each) in enumerate(pairwise(self.slots), 1):
+            count = at - starts[-1]
+            is_next = each.slab is last.slab and each.slot == last.slot + 1
+            if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= _RUN_BYTES:
+                starts.append(at)
+        return [range(*pair) for pair in pairwise([*starts, len(self.slots)])]
