@@ -1,10 +1,12 @@
-"""What tiers cost prompts that never come back: the same cache with and without them, in turn prompt by prompt.
+"""What tiers cost prompts that never come back: the same cache with and without them.
 
     OMP_NUM_THREADS=1 python benchmarks/tier_no_reuse.py [tokens [prompts]]
 
-Prints medians over the prompts of ratios to the cache without tiers.
+First in turn prompt by prompt, each time until all is stored; then back to back, some prompts at a time.
+Prints medians of ratios to a cache without tiers; the control is another one without tiers.
 """
 
+import random
 import sys
 import tempfile
 import time
@@ -17,45 +19,68 @@ from quire import PrefixCache
 from quire.bench.tier_ttft import quire_tiny
 from quire.tiers import Disk, Host
 
-WARM_UP = 10
+WARM_UP = 3
+"""Rounds whose times do not count."""
+
+AT_A_TIME = 4
 NEW_TOKENS = 32
 DRAIN_S = 10.0
+COLUMNS = ("answer", "stored", "cpu")
 
 
 def main(num_tokens: int = 512, num_prompts: int = 84) -> None:
     """Measure and print."""
     model = quire_tiny()
     model.generation_config.eos_token_id = None
-    random = torch.Generator().manual_seed(1)
-    ratios: dict[str, list[float]] = {"answer": [], "stored": [], "cpu": []}
+    generator = torch.Generator().manual_seed(1)
+
+    def prompts(count: int) -> list[torch.Tensor]:
+        shape = (1, num_tokens)
+        return [
+            torch.randint(5, model.config.vocab_size, shape, generator=generator)
+            for _ in range(count)
+        ]
+
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         tiers = [Host("32MiB"), Disk(Path(folder) / "kv", "128MiB")]
-        with PrefixCache(model, "32MiB", tiers=tiers) as on:
-            off = PrefixCache(model, "32MiB")
-            for number in range(WARM_UP + num_prompts):
-                prompt = torch.randint(
-                    5, model.config.vocab_size, (1, num_tokens), generator=random
-                )
-                taken: dict[bool, tuple[float, float, float]] = {}
-                for cache in (on, off) if number % 2 else (off, on):
-                    taken[cache is on] = _generate(cache, prompt)
-                if number >= WARM_UP:
-                    pairs = zip(ratios.values(), taken[True], taken[False], strict=True)
-                    for column, with_tiers, without in pairs:
-                        column.append(with_tiers / without)
-    for name, column in ratios.items():
-        print(f"{name:7} {median(column):.4f}")
+        with PrefixCache(model, "32MiB", tiers=tiers) as with_tiers:
+            caches = {
+                "off": PrefixCache(model, "32MiB"),
+                "control": PrefixCache(model, "32MiB"),
+                "tiers": with_tiers,
+            }
+            _measure("in turn", caches, [prompts(1) for _ in range(num_prompts)])
+            groups = [prompts(AT_A_TIME) for _ in range(num_prompts // AT_A_TIME)]
+            _measure(f"{AT_A_TIME} back to back", caches, groups)
 
 
-def _generate(cache: PrefixCache, prompt: torch.Tensor) -> tuple[float, float, float]:
-    """Return seconds until the answer, until all is stored, and of CPU time, all threads."""
+def _measure(name: str, caches: dict[str, PrefixCache], groups: list[list[torch.Tensor]]) -> None:
+    ratios: dict[str, list[list[float]]] = {cache: [] for cache in caches}
+    order = list(caches)
+    for number, group in enumerate(groups):
+        random.Random(number).shuffle(order)
+        taken = {cache: _generate(caches[cache], group) for cache in order}
+        for cache, row in ratios.items():
+            pairs = zip(taken[cache], taken["off"], strict=True)
+            row.append([one / other for one, other in pairs])
+    for cache, rows in ratios.items():
+        columns = zip(*rows[WARM_UP:], strict=True)
+        words = (
+            f"{what} {median(column):.4f}" for what, column in zip(COLUMNS, columns, strict=True)
+        )
+        print(f"{name}, {cache:8}", *words, sep="  ")
+
+
+def _generate(cache: PrefixCache, prompts: list[torch.Tensor]) -> tuple[float, float, float]:
+    """Return seconds until the last answer, until all is stored, and of CPU time, all threads."""
     begun, cpu = time.perf_counter(), time.process_time()
-    cache.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-    )
+    for prompt in prompts:
+        cache.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+        )
     answered = time.perf_counter() - begun
     if cache.tiers is not None:
         cache.tiers.drain(DRAIN_S)

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from quire.tiers.disk.records import Written
 
-_RUN_BYTES = 1 << 20
+RUN_BYTES = 1 << 20
+"""Neighbouring slots are written by one call of the system, about so many bytes at once."""
+
 _RUN_RECORDS = 256
-"""Neighbouring slots are written by one call of the system, about so many bytes and records at once."""
 
 
 class Group:
@@ -27,11 +28,11 @@ class Group:
         self.num_bytes += written.slab.record_bytes
 
     def runs(self) -> list[range]:
-        """Return which slots lie behind each other in a slab, up to `_RUN_BYTES`, as ranges in `slots`."""
+        """Return which slots lie behind each other in a slab, up to `RUN_BYTES`, as ranges in `slots`."""
         starts = [0] if self.slots else []
         for at, (last, each) in enumerate(pairwise(self.slots), 1):
             count = at - starts[-1]
             is_next = each.slab is last.slab and each.slot == last.slot + 1
-            if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= _RUN_BYTES:
+            if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= RUN_BYTES:
                 starts.append(at)
         return [range(*pair) for pair in pairwise([*starts, len(self.slots)])]

@@ -30,7 +30,7 @@ from quire.tiers.disk.files import (
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.group import Group
+from quire.tiers.disk.group import RUN_BYTES, Group
 from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
 from quire.tiers.disk.opening import (
     Recovered,
@@ -297,8 +297,9 @@ class Disk(Tier):
                     failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
                     return
 
-        sizes = [written.slab.record_bytes for written in group.slots]
-        self._each(min(sizes, default=0), len(runs), write)
+        smallest = min((written.slab.record_bytes for written in group.slots), default=0)
+        # A run keeps the device busy; more threads would only be in a model's way.
+        self._each(smallest if smallest >= RUN_BYTES else 0, len(runs), write)
         first = min(failed, default=len(group.slots))
         outcome = failed.get(first)
         try:
