@@ -185,22 +185,22 @@ def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
     engine.manager.check()
 
 
-def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_there(
-    stack, monkeypatch
-):
+def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_there(monkeypatch):
     go = threading.Event()
     slowly(monkeypatch, go.wait)
-    engine = Engine(stack, beside=True)
-    engine.serve(run(0, 30))
-    (pool,) = engine.manager.groups
-    assert pool.num_available == 20 - 7
-    assert not stack.drain(0.01)
-    threading.Timer(0.05, go.set).start()
-    assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
-    assert stack.tiers[0].stats().num_records == 7
-    engine.store.settle()
-    assert pool.num_available == 20
-    engine.manager.check()
+    settings = StackSettings(gate=False, lookup_timeout_s=30)
+    with TierStack([Host("4MiB")], settings) as stack:
+        engine = Engine(stack, beside=True)
+        engine.serve(run(0, 30))
+        (pool,) = engine.manager.groups
+        assert pool.num_available == 20 - 7
+        assert not stack.drain(0.01)
+        threading.Timer(0.05, go.set).start()
+        assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+        assert stack.tiers[0].stats().num_records == 7
+        engine.store.settle()
+        assert pool.num_available == 20
+        engine.manager.check()
 
 
 def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch):

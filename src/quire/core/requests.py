@@ -33,9 +33,8 @@ class Requests(BlockStore):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.sequences: dict[int, Sequence] = {}
-        self.anchors: dict[
-            int, Node
-        ] = {}  # of restores and holds: the end of what is locked for them
+        # Of restores and holds: the end of what is locked for them.
+        self.anchors: dict[int, Node] = {}
         self.rows = Rows(self.block_size, len(self.groups), self.tree)
         tree, rows, log = self.tree, self.rows, self.event_log
         self._checkpoints = Checkpoints(rows, self.copies, self.room)

@@ -22,6 +22,7 @@ class Group:
         self.num_bytes = 0
 
     def add(self, index: int, written: Written) -> None:
+        """Take a slot for the record with this index."""
         self.keys.add(written.key)
         self.indices.append(index)
         self.slots.append(written)
