@@ -91,15 +91,15 @@ class TierStack:
 
         A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind
         the first key that no tier has is -1, and slower tiers are not asked for it.
-        Returns after `lookup_timeout_s` at the latest; a tier that has not answered has nothing, and one
-        whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
+        Once what is fed is there, returns after `lookup_timeout_s` at the latest; a tier that has not answered has
+        nothing, and one whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
         With `gains_s`, seconds for each tier, one that would have to be waited for longer than what it
         can gain is asked each `probe_s` only.
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
-        self._feeding.wait(self.settings.lookup_timeout_s, keys)
+        self._feeding.wait(self.settings.load_timeout_s, keys)
         self._asking.try_again(keys)
         return self._asking.find(
             keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
@@ -300,7 +300,7 @@ class TierStack:
 
     def stats(self) -> StackStats:
         """Return what every tier holds and what became of calls."""
-        self._feeding.wait(self.settings.lookup_timeout_s)
+        self._feeding.wait(self.settings.load_timeout_s)
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]
             loads, refused = counted(self._loads), self._refused_keys
