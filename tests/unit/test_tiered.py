@@ -150,7 +150,7 @@ def test_heads_in_records_of_their_own_come_back_together(stack):
 def test_only_wanted_blocks_are_encoded(stack, monkeypatch):
     engine = Engine(stack)
     engine.serve(run(0, 30))
-    monkeypatch.setattr(engine.store, "encode", None)
+    monkeypatch.setattr(engine.store, "_sealed", None)
     engine.serve(run(0, 30))
     engine.serve(run(0, 20))
 

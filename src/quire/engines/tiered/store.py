@@ -335,7 +335,7 @@ class TieredStore:
         stored, done = 0, 0
         while done < len(pieces):
             chunk = first_chunk(pieces[done:])
-            keys, records = self.encode(chunk)
+            keys, records = self._sealed(chunk)
             if wanted is None:
                 outcomes = self.stack.evicted(keys, records)
             else:
@@ -371,7 +371,12 @@ class TieredStore:
         return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
 
     def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
-        """Return keys and sealed records of parts of blocks. Whoever calls has joined `transfers`."""
+        """Return keys and sealed records of parts of blocks."""
+        self.transfers.join()
+        return self._sealed(pieces)
+
+    def _sealed(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
+        """Do what `encode` does, on any thread: whoever has it done has joined `transfers`."""
         records = self.stack.records([part.record_bytes for _, part in pieces])
         by_part: dict[int, list[int]] = {}
         for index, (_, part) in enumerate(pieces):
