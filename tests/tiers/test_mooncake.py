@@ -181,6 +181,37 @@ def test_a_record_larger_than_the_buffer_of_a_call_is_taken(client):
         assert buffer == record_of(key, size)
 
 
+class OverwrittenStore(FailingStore):
+    """While a record is read for the first time, it is deleted and its room is written again."""
+
+    def __init__(self, record):
+        self.record, self.tier, self.num_reads = record, None, 0
+
+    def batch_get_into(self, keys, buffers, sizes):
+        self.num_reads += 1
+        torn = bytearray(self.record)
+        if self.num_reads == 1:
+            self.tier.delete([name_of(2)], timeout_s=10)
+            torn[-100:] = bytes(100)
+        ctypes.memmove(buffers[0], bytes(torn), sizes[0])
+        return sizes
+
+    def batch_remove(self, keys, force):
+        return [0] * len(keys)
+
+
+def test_what_a_deletion_tore_while_it_was_read_is_read_again(client):
+    record = record_of(name_of(1), 1000)
+    with open_tier(client) as tier:
+        joined, tier._store = tier._store, OverwrittenStore(record)
+        tier._store.tier = tier
+        buffer = memoryview(bytearray(len(record)))
+        assert tier.get([name_of(1)], [buffer], timeout_s=10) == [HIT]
+        assert buffer == record
+        assert tier._store.num_reads == 2
+        tier._store = joined
+
+
 # what hangs
 
 

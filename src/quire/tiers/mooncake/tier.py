@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
@@ -189,12 +189,7 @@ class Mooncake(Tier):
                 if self._deletions_begun == ended:
                     break
                 # Room of a record that was deleted meanwhile may have been written again while it was read.
-                torn = [
-                    index
-                    for index in torn
-                    if found[index] is Outcome.HIT
-                    and checked(keys[index], buffers[index]) is Outcome.CORRUPT
-                ]
+                torn = [index for index in torn if found[index] is Outcome.CORRUPT]
             else:  # deletions go on: what was torn each time is not there for long
                 for index in torn:
                     found[index] = Outcome.ABSENT
