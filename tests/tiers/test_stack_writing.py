@@ -33,7 +33,7 @@ def test_through_writes_to_all_tiers_at_once():
 def test_a_record_that_does_not_carry_its_key_is_refused_and_nothing_is_stored():
     def scenario(stack, host, disk):
         for give in (stack.store, stack.evicted):
-            with pytest.raises(RecordError, match="sealed"):
+            with pytest.raises(RecordError, match="put as"):
                 give(KEYS[:3], [RECORDS[0], RECORDS[1], RECORDS[1]])
         assert not host.records
 

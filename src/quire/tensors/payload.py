@@ -10,10 +10,10 @@ moved as integers, so that every bit pattern, NaNs with their payload included, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from quire.tensors.layout import KVLayout, StateLayout
 from quire.tensors.pool import KVPool, Pool, StatePool
 
 Ids = npt.NDArray[np.int64]
+
+Filled: TypeAlias = Callable[[int], object]
+"""Is told which payload is there as soon as it is: its bytes are in the processor's cache then."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -109,12 +112,15 @@ class ExactForm(PayloadForm):
         for plane in self.planes(pool, layers):
             plane.held[index] = plane.in_rows(rows)
 
-    def copy_out(self, pool: Pool, ids: Ids, buffers: Sequence[memoryview]) -> None:
-        """Fill payloads from blocks in host memory, each byte copied once."""
-        for plane in self.planes(pool, range(len(self.layer_bytes))):
-            held, place = _array(plane.held), plane.in_payload()
-            for block, buffer in zip(ids.tolist(), buffers, strict=True):
-                cast("Any", np.ndarray(buffer=buffer, **place))[...] = held[block]
+    def copy_out(self, pool: Pool, ids: Ids, buffers: Sequence[memoryview], filled: Filled) -> None:
+        """Fill payloads from blocks in host memory, one after the other, each byte copied once."""
+        planes = self.planes(pool, range(len(self.layer_bytes)))
+        places = [(_array(plane.held), plane.in_payload()) for plane in planes]
+        view: Any = np.ndarray
+        for at, (block, buffer) in enumerate(zip(ids.tolist(), buffers, strict=True)):
+            for held, place in places:
+                view(buffer=buffer, **place)[...] = held[block]
+            filled(at)
 
     def copy_in(self, buffers: Sequence[memoryview], pool: Pool, ids: Ids, layers: range) -> None:
         """Fill some layers of blocks in host memory from whole payloads, each byte copied once."""

@@ -7,7 +7,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout, StateLayout
-from quire.tensors.payload import ExactForm, ExactKV, ExactStates, Ids, PayloadForm
+from quire.tensors.payload import ExactForm, ExactKV, ExactStates, Filled, Ids, PayloadForm
 from quire.tensors.pool import Pool
 from quire.tensors.quant import QuantError, Quantization, QuantizedKV
 from quire.tensors.slots import BlockIds, block_array, on_device
@@ -47,17 +47,14 @@ class BlockCodec:
         else:
             self.heads = (0, 0)
         self._form = _form(memory, dtype, self.heads)
+        self.payload_bytes = sum(self._form.layer_bytes)
+        """Bytes of the payload of one block."""
         self._staging = Staging()
 
     @property
     def num_layers(self) -> int:
         """Layers of the group."""
         return len(self._form.layer_bytes)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the payload of one block."""
-        return sum(self._form.layer_bytes)
 
     def layer_span(self, layer: int) -> tuple[int, int]:
         """Return where the group's i-th layer begins and ends in a payload, in bytes."""
@@ -105,8 +102,16 @@ class BlockCodec:
         """Whether payloads are plain copies from and to host memory: then any threads may `encode` and `decode`."""
         return isinstance(self._form, ExactForm) and pool.device.type == "cpu"
 
-    def encode(self, pool: Pool, block_ids: BlockIds, buffers: Sequence[memoryview]) -> None:
+    def encode(
+        self,
+        pool: Pool,
+        block_ids: BlockIds,
+        buffers: Sequence[memoryview],
+        filled: Filled = lambda _: None,
+    ) -> None:
         """Write the payload of each block into its buffer, of exactly `payload_bytes`.
+
+        `filled` is called once for each, with its index, when it is there.
 
         Raises `ConfigError`, with nothing written, for a pool of another layout, a block outside
         it, and buffers that do not fit.
@@ -115,7 +120,7 @@ class BlockCodec:
         if any(buffer.readonly for buffer in buffers):
             raise ConfigError("a buffer to write a payload into is read-only")
         if isinstance(self._form, ExactForm) and self.copies(pool):
-            self._form.copy_out(pool, ids, buffers)
+            self._form.copy_out(pool, ids, buffers, filled)
             return
         self._staging.fetch(
             (
@@ -123,6 +128,8 @@ class BlockCodec:
                 for chunk in _chunks(pool, self.payload_bytes, len(ids))
             ),
         )
+        for at in range(len(ids)):
+            filled(at)
 
     def decode(
         self,

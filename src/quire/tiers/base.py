@@ -13,7 +13,6 @@ import msgspec
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.format import (
     KEY_BYTES,
-    KEY_OFFSET,
     begins,
     carries,
     read_header,
@@ -125,18 +124,11 @@ class Tier(ABC):
 
         Raises `RecordError` where a record is not sealed under its key.
         """
-        check_keys(keys, records)
-        for key, record in zip(keys, records, strict=True):
-            if begins(record, key):
-                continue
-            header = read_header(record)
-            if header.key != key:
-                raise RecordError(f"a record of key {header.key.hex()} put as {key.hex()}")
-            if len(record) != record_bytes(header.payload_bytes):
-                raise RecordError(
-                    f"a record of {len(record)} bytes; with its payload of {header.payload_bytes} "
-                    f"it takes {record_bytes(header.payload_bytes)}"
-                )
+        check_sealed(keys, records)
+        return self.put_sealed(keys, records, timeout_s)
+
+    def put_sealed(self, keys: Keys, records: Buffers, timeout_s: float) -> list[Outcome]:
+        """Do what `put` does with records that went through `check_sealed`."""
         skipped = [Outcome.SKIPPED] * len(keys)
         outcomes = self._guarded(skipped, lambda done: self._put(keys, records, timeout_s, done))
         self._outcomes.update(outcomes)
@@ -291,10 +283,16 @@ def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
 
 
 def check_sealed(keys: Keys, records: Buffers) -> None:
-    """Raise where records do not carry their keys; the rest of their headers is checked by each tier."""
+    """Raise `RecordError` where a record's header does not hold, or is not of its key and size."""
     check_keys(keys, records)
     for key, record in zip(keys, records, strict=True):
-        if bytes(record[KEY_OFFSET : KEY_OFFSET + KEY_BYTES]) != key:
+        if begins(record, key):
+            continue
+        header = read_header(record)
+        if header.key != key:
+            raise RecordError(f"a record of key {header.key.hex()} put as {key.hex()}")
+        if len(record) != record_bytes(header.payload_bytes):
             raise RecordError(
-                f"a record of {len(record)} bytes is not sealed under {key.hex()}; see `format.seal`"
+                f"a record of {len(record)} bytes; with its payload of {header.payload_bytes} "
+                f"it takes {record_bytes(header.payload_bytes)}"
             )

@@ -58,11 +58,8 @@ class Part:
         self._digest = self.namespace.digest
         self._keys: dict[bytes, bytes] = {}
         self._dtype = DType[self.codec.dtype_code]
-
-    @property
-    def record_bytes(self) -> int:
+        self.record_bytes = record_bytes(codec.payload_bytes)
         """Bytes of each record."""
-        return record_bytes(self.codec.payload_bytes)
 
     def key(self, digest: bytes) -> bytes:
         """Return the key of the block with this digest."""
@@ -78,13 +75,14 @@ class Part:
     ) -> None:
         """Write blocks of the pool into sealed records."""
         size = self.codec.payload_bytes
-        self.codec.encode(
-            pool, [each.block for each in blocks], [payload_of(each, size) for each in buffers]
-        )
         tokens = self.namespace.block_size if isinstance(self.codec.memory, KVLayout) else 0
-        for block, buffer in zip(blocks, buffers, strict=True):
-            key = self.key(block.digest)
-            seal(buffer, Header(key, self._digest, size, tokens, self.group, self._dtype))
+
+        def filled(at: int) -> None:
+            key = self.key(blocks[at].digest)
+            seal(buffers[at], Header(key, self._digest, size, tokens, self.group, self._dtype))
+
+        payloads = [payload_of(each, size) for each in buffers]
+        self.codec.encode(pool, [each.block for each in blocks], payloads, filled)
 
     def decoding(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> Step:
         """Return the step that writes verified records into blocks of the pool."""

@@ -146,7 +146,8 @@ class TieredStore:
         pieces, keys, wanted = self._wanted_of(seq)
         if pieces:
             self._naming.note(self.manager, seq.node, seq.scope)
-            fed = self.stack.feed(keys, partial(self._store, pieces, wanted))
+            num_bytes = sum(part.record_bytes for _, part in pieces)
+            fed = self.stack.feed(keys, partial(self._store, pieces, wanted), num_bytes)
             self._beside.append((fed, self.manager.hold(seq)))
 
     def settle(self) -> None:

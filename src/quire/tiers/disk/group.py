@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from quire.tiers.disk.records import Written
+from quire.tiers.disk.slab import Slab
 
 RUN_BYTES = 1 << 20
 """Neighbouring slots are written by one call of the system, about so many bytes at once."""
@@ -37,3 +38,16 @@ class Group:
             if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= RUN_BYTES:
                 starts.append(at)
         return [range(*pair) for pair in pairwise([*starts, len(self.slots)])]
+
+
+class Spare:
+    """Slots of one size that a call has reserved and given to no record yet; the last goes first."""
+
+    slab: Slab
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+
+    def has(self, record_bytes: int) -> bool:
+        """Return whether there is one for a record of this size."""
+        return bool(self.slots) and self.slab.record_bytes == record_bytes

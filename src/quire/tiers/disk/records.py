@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from struct import Struct
 from typing import Any
 
@@ -113,26 +114,31 @@ class DiskRecords:
         with self.lock:
             return self._are_there(keys)
 
-    def touch(self, keys: Sequence[bytes]) -> int:
+    def touch(self, keys: Sequence[bytes]) -> tuple[int, list[bool]]:
         """Mark a prompt's records as just used, its head first, as far as they are there.
 
-        Returns the head's stamp; those of the others fall by one each, there or not.
+        Returns the head's stamp, and which are there; the stamps of the others fall by one each,
+        there or not.
         """
         with self.lock:
             newest = self.recency.take(len(keys))
             self.num_touches += len(keys)
-            if len(keys) < _FEW:
-                for stamp, key in zip(range(newest, newest - len(keys), -1), keys, strict=True):
-                    place = self.find(key)
-                    if place is not None:
-                        place.slab.index.restamp(place.slot, stamp)
-                return newest
-            stamps = np.arange(newest, newest - len(keys), -1)
+            if len(keys) >= _FEW:
+                there = np.zeros(len(keys), np.bool_)
+                stamps = np.arange(newest, newest - len(keys), -1)
+                for slab in self._all():
+                    slots = slab.index.find_many(keys)
+                    found = slots != NOWHERE
+                    slab.index.touch(slots[found], stamps[found])
+                    there |= found
+                return newest, there.tolist()
+            known = [False] * len(keys)
             for slab in self._all():
-                slots = slab.index.find_many(keys)
-                there = slots != NOWHERE
-                slab.index.touch(slots[there], stamps[there])
-        return newest
+                for at, slot in enumerate(map(slab.index.find, keys)):
+                    if slot != NOWHERE:
+                        slab.index.restamp(slot, newest - at)
+                        known[at] = True
+        return newest, known
 
     def lease(self, keys: Sequence[bytes], until: float) -> None:
         """Keep records from making room until then."""
@@ -154,7 +160,7 @@ class DiskRecords:
         with self._changes:
             with self.lock:
                 late = self._are_there([each.key for each in batch])
-                for each in (each for each, is_late in zip(batch, late, strict=True) if is_late):
+                for each in compress(batch, late):
                     each.slab.index.release(each.slot)
             fresh = [each for each, is_late in zip(batch, late, strict=True) if not is_late]
             try:
@@ -165,8 +171,14 @@ class DiskRecords:
                         each.slab.index.release(each.slot)
                 raise
             with self.lock:
-                for each in fresh:
-                    each.slab.index.publish(each.slot, each.key, each.tag, each.stamp)
+                for slab in {each.slab.record_bytes: each.slab for each in fresh}.values():
+                    own = [each for each in fresh if each.slab is slab]
+                    slab.index.publish_all(
+                        [each.slot for each in own],
+                        [each.key for each in own],
+                        [each.tag for each in own],
+                        [each.stamp for each in own],
+                    )
         return late
 
     def drop(self, places: Sequence[Place]) -> int:

@@ -61,23 +61,27 @@ class DiskRoom:
     def _slabs(self) -> list[Slab]:
         return list(self._records.slabs.values())
 
-    def reserve(self, slab: Slab, before: int, until: float, evicting: Evicting | None) -> int:
-        """Take a slot, making room if need be, but not from records with stamps from `before` on.
+    def reserve(
+        self, slab: Slab, count: int, before: int, until: float, evicting: Evicting | None
+    ) -> list[int]:
+        """Take up to `count` slots, at least one, making room if there is none.
+
+        Records with stamps from `before` on make none.
 
         Raises `OutOfSlots` where there is none to be made, `TimeoutError` where others take
         longer than `until` to make it.
         """
         with self._records.lock:
-            if slab.index.num_free:
-                return slab.index.reserve()
+            if slots := slab.index.reserve_some(count):
+                return slots
         if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
             raise TimeoutError
         try:
             has_evicted = has_taken = False
             while True:
                 with self._records.lock:
-                    if slab.index.num_free:
-                        return slab.index.reserve()
+                    if slots := slab.index.reserve_some(count):
+                        return slots
                 if self._grows(slab):
                     continue
                 is_disk_full = self.capacity - self.used >= slab.record_bytes
@@ -89,7 +93,7 @@ class DiskRoom:
                     has_evicted = True
                 elif is_lost or not self._takes_over(slab, at_once=True):
                     with self._records.lock:
-                        return slab.index.reserve()
+                        return [slab.index.reserve()]
         finally:
             self.lock.release()
 

@@ -30,7 +30,7 @@ from quire.tiers.disk.files import (
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.group import RUN_BYTES, Group
+from quire.tiers.disk.group import RUN_BYTES, Group, Spare
 from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
 from quire.tiers.disk.opening import (
     Recovered,
@@ -235,39 +235,56 @@ class Disk(Tier):
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         until = self._clock() + timeout_s
         with self._call():
-            newest = self._records.touch(keys)
-            there = self._records.contains(keys)  # which this call keeps: they are its newest
+            newest, there = self._records.touch(keys)  # what is there stays: it is the newest
             oldest = newest - len(keys) + 1
             refused: Outcome | None = None
-            group = Group()
+            group, spare = Group(), Spare()
             try:
                 for index, key in enumerate(keys):
                     if key in group.keys or group.num_bytes >= _GROUP_BYTES:
                         refused = self._store(group, records, until, done) or refused
                         group = Group()
+                    record = records[index]
                     if there[index]:
                         done[index] = Outcome.PRESENT
-                    elif refused is None and (slot := self._slot(records[index], oldest, until)):
-                        group.add(
-                            index, Written(*slot, key, tag_of(records[index]), newest - index)
-                        )
+                        continue
+                    if refused is None and not spare.has(len(record)):
+                        self._reserve(spare, len(record), len(keys) - index, oldest, until)
+                    if refused is None and spare.has(len(record)):
+                        slot = spare.slots.pop()
+                        written = Written(spare.slab, slot, key, tag_of(record), newest - index)
+                        group.add(index, written)
                     else:
                         # What follows is behind it in the prompt: of no use without it.
                         refused = refused or Outcome.FULL
                         done[index] = refused
             finally:
+                self._give_up(spare)
                 self._store(group, records, until, done)
         self._wake(set(map(len, records)))
 
-    def _slot(self, record: memoryview, oldest: int, until: float) -> tuple[Slab, int] | None:
-        """Reserve a slot; None where there is no room. `oldest`: the first stamp of this call."""
-        if len(record) > self._room.capacity:
-            return None
-        slab = self._slab(len(record))
-        try:
-            return slab, self._room.reserve(slab, oldest, until, self.evicting)
-        except OutOfSlots:
-            return None
+    def _reserve(
+        self, spare: Spare, record_bytes: int, count: int, oldest: int, until: float
+    ) -> None:
+        """Reserve some slots of a size, up to `count`; none where there is no room.
+
+        `oldest` is the first stamp of the call that they are for.
+        """
+        self._give_up(spare)
+        if record_bytes > self._room.capacity:
+            return
+        slab = self._slab(record_bytes)
+        most = min(count, max(1, _GROUP_BYTES // record_bytes))
+        with suppress(OutOfSlots):
+            spare.slots = self._room.reserve(slab, most, oldest, until, self.evicting)[::-1]
+            spare.slab = slab
+
+    def _give_up(self, spare: Spare) -> None:
+        """Release what is spare."""
+        if spare.slots:
+            with self._records.lock:
+                spare.slab.index.release(*spare.slots)
+            spare.slots = []
 
     def _store(
         self, group: Group, records: Buffers, until: float, done: list[Outcome]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,9 @@ CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
 
 FEWEST_CHUNKS = 16
+
+LOOKED_FOR = 256
+"""So many of the oldest slots are looked for at a time: what makes room usually needs a few."""
 
 FEW_KEYS = 128
 """So many keys are found faster one by one, after a model has had the processor's caches."""
@@ -35,12 +40,44 @@ class Shelf:
         self.chunks: list[int] = []
         self.per_chunk = arena.chunk_bytes // size
         self._arena = arena
+        self._oldest: deque[tuple[int, int]] = deque()
 
     def view(self, slot: int) -> NDArray[np.uint8]:
         """View the bytes of a slot."""
         chunk, place = divmod(slot, self.per_chunk)
         start = self.chunks[chunk] * self._arena.chunk_bytes + place * self.size
         return self._arena.memory[start : start + self.size]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        """Return up to `count` slots without a lease, used longest ago first.
+
+        More are looked for at a time: those that were not used since are still the oldest. A lease
+        that has ended since counts from the next time on.
+        """
+        oldest = self._oldest
+        while oldest and self.index.stamp_of(oldest[0][0]) != oldest[0][1]:
+            oldest.popleft()
+        found = self._first(count, now)
+        if len(found) < count:
+            slots = self.index.victims(max(LOOKED_FOR, count), now)
+            self._oldest = deque(
+                zip(slots.tolist(), self.index.stamps[slots].tolist(), strict=True)
+            )
+            found = self._first(count, now)
+        return found
+
+    def moved(self) -> None:
+        """Forget who is oldest: a record lies in another slot."""
+        self._oldest.clear()
+
+    def _first(self, count: int, now: float) -> list[int]:
+        index = self.index
+        still = (
+            slot
+            for slot, stamp in self._oldest
+            if index.stamp_of(slot) == stamp and not index.is_leased(slot, now)
+        )
+        return list(islice(still, count))
 
 
 class Arena:
@@ -81,10 +118,17 @@ class Arena:
         self.free_chunks = list(range(self.capacity // self.chunk_bytes))[::-1]
         return True
 
-    def publish(self, shelf: Shelf, slot: int, key: bytes, stamp: int | None = None) -> None:
-        """Let a filled slot be found, under a generation that no other writing has."""
-        self.writings += 1
-        shelf.index.publish(slot, key, self.writings, stamp)
+    def publish(
+        self,
+        shelf: Shelf,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        stamps: Sequence[int],
+    ) -> None:
+        """Let filled slots be found, each under a generation that no other writing has."""
+        first = self.writings + 1
+        self.writings += len(slots)
+        shelf.index.publish_all(slots, keys, range(first, first + len(slots)), stamps)
 
     def find(self, key: bytes) -> tuple[Shelf, int] | None:
         """Return where a key's record lies."""
@@ -141,14 +185,14 @@ class Arena:
             return False
         moving = index.published()
         moving = moving[moving >= end].tolist()
-        taken = [index.reserve() for _ in range(index.num_free)]
+        taken = index.reserve_some(index.num_free)
         below = [slot for slot in taken if slot < end]
         for slot, place in zip(moving, below, strict=False):
             shelf.view(place)[:] = shelf.view(slot)
             index.move(slot, place)
+        shelf.moved()
         left = [slot for slot in taken if slot >= end]
-        for slot in [*below[len(moving) :], *left, *moving]:
-            index.release(slot)
+        index.release(*below[len(moving) :], *left, *moving)
         index.shrink(end)
         self.free_chunks.append(shelf.chunks.pop())
         return True

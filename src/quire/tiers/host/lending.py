@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.tiers.host.arena import Arena, Shelf
@@ -32,17 +33,20 @@ class Lending:
         self._loans: dict[int, _Loan] = {}
         self._by_slot: dict[tuple[int, int], _Loan] = {}
 
-    def has_room(self, size: int) -> bool:
-        """Return whether one more slot of this size may be lent."""
-        return self.num_bytes + size <= self.limit_bytes
+    def room(self, size: int) -> int:
+        """Return how many more slots of this size may be lent."""
+        return (self.limit_bytes - self.num_bytes) // size
 
-    def lend(self, shelf: Shelf, slot: int) -> memoryview:
-        """Lend a reserved slot. The memory is known again by the array that it is a view of."""
-        view = shelf.view(slot)
-        loan = _Loan(view, shelf, slot)
-        self._loans[id(view)] = self._by_slot[shelf.size, slot] = loan
-        self.num_bytes += shelf.size
-        return view.data
+    def lend(self, shelf: Shelf, slots: Sequence[int]) -> list[memoryview]:
+        """Lend reserved slots. Their memory is known again by the arrays that these are views of."""
+        lent: list[memoryview] = []
+        for slot in slots:
+            view = shelf.view(slot)
+            loan = _Loan(view, shelf, slot)
+            self._loans[id(view)] = self._by_slot[shelf.size, slot] = loan
+            lent.append(view.data)
+        self.num_bytes += len(slots) * shelf.size
+        return lent
 
     def is_free(self, record: memoryview) -> bool:
         """Return whether a record lies in a lent slot that holds no other one yet."""
@@ -50,13 +54,21 @@ class Lending:
         return loan is not None and not loan.is_published and len(record) == loan.shelf.size
 
     def publish(
-        self, record: memoryview, key: bytes, arena: Arena, stamp: int | None = None
+        self,
+        records: Sequence[memoryview],
+        keys: Sequence[bytes],
+        arena: Arena,
+        stamps: Sequence[int],
     ) -> None:
-        """Let a record be found where it lies; as just used, unless a stamp says when."""
-        loan = self._loans[id(record.obj)]
-        arena.publish(loan.shelf, loan.slot, key, stamp)
-        loan.shelf.index.lease([loan.slot], math.inf)
-        loan.is_published = True
+        """Let records be found where they lie."""
+        loans = [self._loans[id(record.obj)] for record in records]
+        for shelf in {loan.shelf.size: loan.shelf for loan in loans}.values():
+            own = [at for at, loan in enumerate(loans) if loan.shelf is shelf]
+            slots = [loans[at].slot for at in own]
+            arena.publish(shelf, slots, [keys[at] for at in own], [stamps[at] for at in own])
+            shelf.index.lease(slots, math.inf)
+        for loan in loans:
+            loan.is_published = True
 
     def withdraw(self, shelf: Shelf, slot: int) -> bool:
         """Forget the record of a slot if it is lent, and return whether it is; its bytes stay."""

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import groupby, islice
 from typing import TypeAlias
 
 import numpy as np
@@ -85,20 +86,25 @@ class Host(Tier):
         """Return slots as `Tier.lend` says: of one size, at most half of the capacity at a time."""
         lent: list[memoryview] = []
         with self._lock:
-            for size in sizes:
-                shelf = None if self._closed else self._arena.shelves.get(size)
-                if (
-                    shelf is None
-                    or len(self._arena.shelves) > 1
-                    or not self._lending.has_room(size)
-                ):
+            for size, run in groupby(sizes):
+                wanted = len(lent) + len(list(run))
+                while len(lent) < wanted and (shelf := self._lending_shelf(size)):
+                    count = min(wanted - len(lent), self._lending.room(size))
+                    lent += self._lending.lend(shelf, shelf.index.reserve_some(count))
+                if len(lent) < wanted:
                     break
-                if not (shelf.index.num_free or self._arena.extend(shelf)):
-                    self._evict(shelf, max(1, shelf.index.num_slots // WATERMARK))
-                    if self._closed or not shelf.index.num_free:
-                        break
-                lent.append(self._lending.lend(shelf, shelf.index.reserve()))
         return lent
+
+    def _lending_shelf(self, size: int) -> Shelf | None:
+        """Return the shelf of a size, with a free slot; None where none is to be lent. The lock is held."""
+        shelf = None if self._closed else self._arena.shelves.get(size)
+        if shelf is None or len(self._arena.shelves) > 1 or not self._lending.room(size):
+            return None
+        if not (shelf.index.num_free or self._arena.extend(shelf)):
+            self._evict(shelf, max(1, shelf.index.num_slots // WATERMARK))
+            if self._closed or not shelf.index.num_free:
+                return None
+        return shelf
 
     def take_back(self, records: Sequence[memoryview]) -> None:
         with self._lock:
@@ -154,15 +160,20 @@ class Host(Tier):
 
     def _publish_lent(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[int]:
         """Let new records in lent slots be found, and return which are none. The lock is held."""
+        is_there = self._arena.contains(keys).tolist()
+        first: dict[bytes, int] = {}
         others: list[int] = []
-        stamps = self._arena.recency.falling(len(keys)).tolist()
         for index, (key, record) in enumerate(zip(keys, records, strict=True)):
-            is_new = key not in self._filling and self._arena.find(key) is None
+            is_new = not is_there[index] and key not in self._filling and key not in first
             if is_new and self._lending.is_free(record):
-                self._lending.publish(record, bytes(key), self._arena, stamps[index])
+                first[bytes(key)] = index
                 done[index] = Outcome.STORED
             else:
                 others.append(index)
+        newest = self._arena.recency.take(len(keys))
+        lent = [records[index] for index in first.values()]
+        stamps = [newest - index for index in first.values()]
+        self._lending.publish(lent, list(first), self._arena, stamps)
         return others
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
@@ -223,7 +234,8 @@ class Host(Tier):
             if self._lending.is_free(record):
                 if before is not None:
                     self._remove(*before)
-                self._lending.publish(record, key, self._arena)
+                stamp = self._arena.recency.take(1)
+                self._lending.publish([record], [key], self._arena, [stamp])
                 return Outcome.STORED
             self._filling.add(key)
             try:
@@ -242,7 +254,7 @@ class Host(Tier):
             before = self._arena.find(key)
             if before is not None:
                 self._remove(*before)
-            self._arena.publish(shelf, slot, key)
+            self._arena.publish(shelf, [slot], [key], [self._arena.recency.take(1)])
         return Outcome.STORED
 
     def _remove(self, shelf: Shelf, slot: int) -> None:
@@ -303,36 +315,31 @@ class Host(Tier):
 
     def _victims(self, shelf: Shelf, count: int) -> list[int]:
         """Return up to `count` slots, used longest ago first, without what calls in progress store."""
-        index = shelf.index
+        if not self._calls:
+            return shelf.victims(count, self._clock())
         spared = sum(map(len, self._calls))
-        victims: list[int] = []
-        for slot in index.victims(count + spared, self._clock()).tolist():
-            if len(victims) == count:
-                break
-            key = index.key_of(slot)
-            if not any(key in call for call in self._calls):
-                victims.append(slot)
-        return victims
+        slots = shelf.victims(count + spared, self._clock())
+        keys = map(shelf.index.key_of, slots)
+        pairs = zip(slots, keys, strict=True)
+        free = (slot for slot, key in pairs if not any(key in call for call in self._calls))
+        return list(islice(free, count))
 
     def _evict(self, shelf: Shelf, count: int) -> int:
         """Let the oldest records of a shelf go; return how many went."""
         index = shelf.index
         slots = self._victims(shelf, count)
         if self.evicting is None:
-            for slot in slots:
-                index.remove(slot)
+            index.remove(*slots)
             return len(slots)
-        keys = [index.key_of(slot) for slot in slots]
+        keys = [key.tobytes() for key in index.keys_of(np.array(slots, np.int64))]
         records = [shelf.view(slot).data.toreadonly() for slot in slots]
-        for slot in slots:
-            index.unpublish(slot)
+        index.unpublish(*slots)
         self._lock.release()
         try:
             self.evicting(keys, records)
         finally:
             self._lock.acquire()
-            for slot in slots:
-                index.release(slot)
+            index.release(*slots)
         return len(slots)
 
     def _cut_for(self, size: int) -> None:

@@ -27,6 +27,7 @@ from quire.tiers.slots.key_table import (
     KEY_WORDS,
     Slots,
     as_words,
+    drop_entry,
     element_view,
     filled_table,
     later_duplicates,
@@ -54,7 +55,6 @@ class SlotIndex:
     """
 
     def __init__(self, num_slots: int, recency: Recency | None = None) -> None:
-        _check_num_slots(num_slots)
         self.recency = recency if recency is not None else Recency()
         self._num_slots = self._num_free = self._num_published = 0
         self._leases = Leases()
@@ -150,10 +150,10 @@ class SlotIndex:
         """Return all slots that hold a record, ascending: int64."""
         return np.flatnonzero(self.stamps)
 
-    def remove(self, slot: int) -> None:
-        """Forget what a slot holds and make it free. Raises `SlotError` where it holds nothing."""
-        self.unpublish(slot)
-        self.release(slot)
+    def remove(self, *slots: int) -> None:
+        """Forget what slots hold and make them free. Raises `SlotError` where one holds nothing."""
+        self.unpublish(*slots)
+        self.release(*slots)
 
     def reserve(self) -> int:
         """Take a free slot, to fill it before it can be found. Raises `OutOfSlots`."""
@@ -161,45 +161,65 @@ class SlotIndex:
             total = self._num_slots
             message = f"none of {total} slots is free; remove records first"
             raise OutOfSlots(message, num_slots=total, busy=total, pinned=len(self._leases))
-        self._num_free -= 1
-        return self._free_view[self._num_free]
+        return self.reserve_some(1)[0]
+
+    def reserve_some(self, count: int) -> list[int]:
+        """Take as many free slots, or all there are."""
+        before = self._num_free
+        self._num_free = max(0, before - count)
+        return self._free[self._num_free : before][::-1].tolist()
 
     def publish(self, slot: int, key: bytes, generation: int = 0, stamp: int | None = None) -> None:
-        """Let a reserved slot be found by a key; as just used, unless a stamp says when.
+        """Do `publish_all` for one slot; as just used, unless a stamp says when."""
+        when = self.recency.now + 1 if stamp is None else stamp
+        self.publish_all((slot,), (key,), (generation,), (when,))
+        self.recency.now = max(self.recency.now, when)
 
-        Raises `SlotError` where the slot holds a record or the key has another slot.
+    def publish_all(
+        self,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        generations: Sequence[int],
+        stamps: Sequence[int],
+    ) -> None:
+        """Let reserved slots be found by their keys, as used when their stamps say.
+
+        Raises `SlotError` at the first slot that holds a record, or whose key has another one.
         """
-        if not 0 <= slot < self._num_slots or self._stamp_view[slot]:
-            raise SlotError(f"slot {slot} of {self._num_slots} is not there to be filled")
-        if len(key) != KEY_BYTES:
-            raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
-        mask, table, keys = self._mask, self._table_view, self._keys
-        place = _PREFIX.unpack_from(key)[0] & mask
-        while entry := table[place]:
-            at = (entry - 1) * KEY_BYTES
-            if keys[at : at + KEY_BYTES] == key:
-                raise SlotError(f"the key {key.hex()} has slot {entry - 1} already")
-            place = (place + 1) & mask
-        table[place] = slot + 1
-        keys[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = key
-        self._generation_view[slot] = generation
-        self._stamp_view[slot] = stamp if stamp is not None else self.recency.take(1)
-        self._num_published += 1
+        mask, table, held, used = self._mask, self._table_view, self._keys, self._stamp_view
+        for slot, key, generation, stamp in zip(slots, keys, generations, stamps, strict=True):
+            if not 0 <= slot < self._num_slots or used[slot]:
+                raise SlotError(f"slot {slot} of {self._num_slots} is not there to be filled")
+            if len(key) != KEY_BYTES:
+                raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+            place = _PREFIX.unpack_from(key)[0] & mask
+            while entry := table[place]:
+                at = (entry - 1) * KEY_BYTES
+                if held[at : at + KEY_BYTES] == key:
+                    raise SlotError(f"the key {key.hex()} has slot {entry - 1} already")
+                place = (place + 1) & mask
+            table[place] = slot + 1
+            held[slot * KEY_BYTES : (slot + 1) * KEY_BYTES] = key
+            self._generation_view[slot] = generation
+            used[slot] = stamp
+            self._num_published += 1
 
-    def unpublish(self, slot: int) -> None:
-        """Forget what a slot holds; it stays reserved. Raises `SlotError` where it holds nothing."""
-        self._check_published(slot)
-        self._stamp_view[slot] = 0
-        self._num_published -= 1
-        self._leases.end([slot])
-        self._drop_entry(slot)
+    def unpublish(self, *slots: int) -> None:
+        """Forget what slots hold; they stay reserved. Raises `SlotError` where one holds nothing."""
+        for slot in slots:
+            self._check_published(slot)
+            self._stamp_view[slot] = 0
+            self._num_published -= 1
+            drop_entry(self._table_view, self._word_view, slot)
+        self._leases.end(slots)
 
-    def release(self, slot: int) -> None:
-        """Make a reserved slot free. Raises `SlotError` where it holds a record."""
-        if not (0 <= slot < self._num_slots and self.num_reserved) or self._stamp_view[slot]:
-            raise SlotError(f"slot {slot} of {self._num_slots} is not reserved")
-        self._free_view[self._num_free] = slot
-        self._num_free += 1
+    def release(self, *slots: int) -> None:
+        """Make reserved slots free. Raises `SlotError` where one holds a record."""
+        for slot in slots:
+            if not (0 <= slot < self._num_slots and self.num_reserved) or self._stamp_view[slot]:
+                raise SlotError(f"slot {slot} of {self._num_slots} is not reserved")
+            self._free_view[self._num_free] = slot
+            self._num_free += 1
 
     def move(self, slot: int, to: int) -> None:
         """Let a reserved slot hold what another one holds, which stays reserved."""
@@ -254,7 +274,8 @@ class SlotIndex:
 
     def grow(self, num_slots: int) -> None:
         """Add slots, up to `num_slots` in all."""
-        _check_num_slots(num_slots)
+        if not 0 <= num_slots <= _MAX_SLOTS:
+            raise ConfigError(f"an index has 0 to {_MAX_SLOTS} slots, got {num_slots}")
         added = num_slots - self._num_slots
         if added < 0:
             raise ConfigError(f"cannot grow from {self._num_slots} slots to {num_slots}")
@@ -371,25 +392,6 @@ class SlotIndex:
         self._mask = len(self._table) - 1
         self._table_view = element_view(self._table)
 
-    def _drop_entry(self, slot: int) -> None:
-        """Take a slot's entry out of the table and close the gap, so that probing needs no marks."""
-        mask, table, words = self._mask, self._table_view, self._word_view
-        gap = words[slot * KEY_WORDS] & mask
-        while table[gap] != slot + 1:
-            gap = (gap + 1) & mask
-        place = gap
-        while entry := table[place := (place + 1) & mask]:
-            home = words[(entry - 1) * KEY_WORDS] & mask
-            if (place - home) & mask >= (place - gap) & mask:
-                table[gap] = entry
-                gap = place
-        table[gap] = 0
-
     def _check_published(self, slot: int) -> None:
         if not 0 <= slot < self._num_slots or not self._stamp_view[slot]:
             raise SlotError(f"slot {slot} of {self._num_slots} holds no record")
-
-
-def _check_num_slots(num_slots: int) -> None:
-    if not 0 <= num_slots <= _MAX_SLOTS:
-        raise ConfigError(f"an index has 0 to {_MAX_SLOTS} slots, got {num_slots}")

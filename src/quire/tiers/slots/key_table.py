@@ -37,6 +37,24 @@ def filled_table(prefixes: NDArray[np.uint64], slots: Slots, capacity: int) -> N
     return table
 
 
+def drop_entry(table: memoryview[int], words: memoryview[int], slot: int) -> None:
+    """Take a slot's entry out of a table and close the gap, so that probing needs no marks.
+
+    `words` are those of the keys, `KEY_WORDS` for each slot.
+    """
+    mask = len(table) - 1
+    gap = words[slot * KEY_WORDS] & mask
+    while table[gap] != slot + 1:
+        gap = (gap + 1) & mask
+    place = gap
+    while entry := table[place := (place + 1) & mask]:
+        home = words[(entry - 1) * KEY_WORDS] & mask
+        if (place - home) & mask >= (place - gap) & mask:
+            table[gap] = entry
+            gap = place
+    table[gap] = 0
+
+
 def later_duplicates(words: NDArray[np.uint64]) -> Slots:
     """Return the rows of keys [n, 4] that repeat an earlier row: int64, usually none."""
     prefixes = words[:, 0]

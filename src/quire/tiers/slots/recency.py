@@ -38,7 +38,7 @@ class Leases:
 
     def end(self, slots: Iterable[int]) -> None:
         """Forget the leases of slots, if they have any."""
-        for slot in slots:
+        for slot in slots if self._until else ():
             self._until.pop(slot, None)
 
     def move(self, slot: int, to: int) -> None:

@@ -171,6 +171,8 @@ def _has_bit(level: Level, bits: Bits) -> NDArray[np.bool_]:
 
 
 def _better(one: Outcome, other: Outcome) -> Outcome:
+    if one is Outcome.SKIPPED:
+        return other
     for outcome in _WORTH:
         if outcome in (one, other):
             return outcome

@@ -216,12 +216,12 @@ class TierStack:
         check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
-    def feed(self, keys: Keys, work: Work) -> Fed:
+    def feed(self, keys: Keys, work: Work, num_bytes: int) -> Fed:
         """Have `work`, which waits for memory only, make and `store` these keys beside the caller, in order.
 
         To all who ask it is as if that were done: who looks for one of them, drains or closes waits.
         """
-        return self._feeding.begin(keys, work)
+        return self._feeding.begin(keys, work, num_bytes)
 
     def used(self, keys: Keys) -> None:
         """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""

@@ -89,7 +89,7 @@ def _put(
     tier = level.tier
     timeout_s = level.settings.store_timeout_s or timeout_s
     if tier.is_local:
-        return guarded(lambda: tier.put(keys, records, timeout_s), len(keys))
+        return guarded(lambda: tier.put_sealed(keys, records, timeout_s), len(keys))
     there: list[bool] = [False] * len(keys)
 
     def look() -> list[Outcome]:
@@ -103,7 +103,7 @@ def _put(
     outcomes = [Outcome.PRESENT] * len(keys)
     if missing:
         wanting, lacking = [keys[at] for at in missing], [records[at] for at in missing]
-        answers = guarded(lambda: tier.put(wanting, lacking, timeout_s), len(missing))
+        answers = guarded(lambda: tier.put_sealed(wanting, lacking, timeout_s), len(missing))
         for at, answer in zip(missing, answers, strict=True):
             outcomes[at] = answer
     return outcomes
