@@ -93,6 +93,36 @@ def test_a_reserved_slot_is_found_only_after_it_is_published():
     assert index.num_free == 2
 
 
+def test_many_slots_are_reserved_published_and_freed_as_one_by_one():
+    index = SlotIndex(5)
+    slots = index.reserve_some(3)
+    assert slots == [0, 1, 2]
+    keys = [key_of(number) for number in range(3)]
+    index.publish_all(slots, keys, [7, 8, 9], [3, 2, 1])
+    assert [index.find(key) for key in keys] == slots
+    assert [index.generation_of(slot) for slot in slots] == [7, 8, 9]
+    assert [index.stamp_of(slot) for slot in slots] == [3, 2, 1]
+    assert index.reserve_some(9) == [3, 4]
+    index.remove(2, 0)
+    assert [index.find(key) for key in keys] == [NOWHERE, 1, NOWHERE]
+    assert index.reserve_some(9) == [0, 2]
+    assert index.reserve_some(9) == []
+
+
+def test_the_first_of_many_that_does_not_fit_stops_them_and_those_before_stay():
+    index = SlotIndex(3)
+    slots = index.reserve_some(3)
+    with pytest.raises(SlotError, match="already"):
+        index.publish_all(slots, [key_of(1), key_of(1), key_of(2)], [0] * 3, [3, 2, 1])
+    assert (len(index), index.num_reserved, index.find(key_of(1))) == (1, 2, slots[0])
+    index.recency.take(3)
+    index.check()
+    with pytest.raises(SlotError, match="holds no record"):
+        index.unpublish(slots[0], slots[1])
+    assert (len(index), index.num_reserved) == (0, 3)
+    index.check()
+
+
 def test_the_tail_of_a_touched_prompt_goes_before_its_head():
     index = filled(6)
     index.touch([0, 1, 2, 3])

@@ -75,6 +75,6 @@ def _pyplot() -> Any:
     except ImportError as error:
         raise ConfigError("a picture needs matplotlib: pip install 'quire-kv[report]'") from error
     mpl.use("svg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - behind the choice of what draws
 
     return plt

@@ -184,7 +184,8 @@ class SlotIndex:
     ) -> None:
         """Let reserved slots be found by their keys, as used when their stamps say.
 
-        Raises `SlotError` at the first slot that holds a record, or whose key has another one.
+        Raises `SlotError` at the first slot that holds a record or whose key has another one, and
+        `ConfigError` at a key that has not 32 bytes; those before it are published.
         """
         mask, table, held, used = self._mask, self._table_view, self._keys, self._stamp_view
         for slot, key, generation, stamp in zip(slots, keys, generations, stamps, strict=True):
@@ -205,13 +206,13 @@ class SlotIndex:
             self._num_published += 1
 
     def unpublish(self, *slots: int) -> None:
-        """Forget what slots hold; they stay reserved. Raises `SlotError` where one holds nothing."""
+        """Forget what slots hold; they stay reserved. Raises `SlotError` at the first that holds nothing."""
+        self._leases.end(slots)
         for slot in slots:
             self._check_published(slot)
             self._stamp_view[slot] = 0
             self._num_published -= 1
             drop_entry(self._table_view, self._word_view, slot)
-        self._leases.end(slots)
 
     def release(self, *slots: int) -> None:
         """Make reserved slots free. Raises `SlotError` where one holds a record."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from quire.tiers.base import Keys
 from quire.tiers.stack.lanes import Deadline, Job, Lane, Signal, Work
 from quire.tiers.stack.level import Shared
@@ -22,7 +20,7 @@ MUCH_BYTES = 32 << 20
 class Fed:
     """Work that is under way. `wait` until it is done; then `error` is what it raised, or None."""
 
-    def __init__(self, keys: Keys, work: Callable[[], object], done: Signal, hurry: Signal) -> None:
+    def __init__(self, keys: Keys, work: Work, done: Signal, hurry: Signal) -> None:
         self.keys = frozenset(keys)
         self.error: BaseException | None = None
         self.is_over = False
