@@ -16,6 +16,7 @@ class FaultyFiles(DiskFiles):
         self.prefix = "slab"
         self.error = None
         self.full = False
+        self.num_reads = 0
         self.names = {}
         self.reading = threading.Event()
         self.go_on = threading.Event()
@@ -46,6 +47,7 @@ class FaultyFiles(DiskFiles):
         super().allocate(descriptor, offset, num_bytes)
 
     def read_at(self, descriptor, buffer, offset):
+        self.num_reads += 1
         if threading.current_thread().name == "reader":
             self.reading.set()
             self.go_on.wait(10)

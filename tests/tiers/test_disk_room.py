@@ -24,6 +24,17 @@ def test_five_of_a_hundred_records_go_at_once_the_oldest_first(disk):
     assert len(gone) == 1
 
 
+def test_what_nobody_wants_to_see_is_not_read_when_it_goes(disk, files):
+    told = []
+    disk.evicting = lambda keys, _: told.extend(keys)
+    disk.evicting_of = lambda keys: [index for index, key in enumerate(keys) if key == name_of(97)]
+    put(disk, range(100))
+    files.num_reads = 0
+    put(disk, [200])
+    assert told == [name_of(97)]
+    assert files.num_reads == 1
+
+
 def test_a_slot_is_not_given_away_while_it_is_read(disk, files):
     put(disk, range(100))
     files.go_on.clear()

@@ -35,7 +35,7 @@ def serve(manager, naming, tokens, scope=None):
     manager.take_copies()
     manager.reserve(seq, len(tokens) - seq.computed)
     manager.commit(seq, tokens[seq.computed :])
-    naming.note(manager, seq.node, scope or Scope())
+    naming.of(manager, seq.node, scope or Scope())()
     manager.close(seq)
 
 

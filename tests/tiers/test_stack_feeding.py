@@ -1,9 +1,14 @@
 """What is fed to a stack: when it begins, in which order, and who waits for it. In virtual time."""
 
-import pytest
-from stack_help import KEYS, Stacked, store, wanted
+from itertools import pairwise
 
-from quire.tiers.stack.feeding import LATER_S, MUCH_BYTES
+import pytest
+from stack_help import KEYS, SIZE, Stacked, store, wanted
+
+from quire.tiers.stack.feeding import LATEST_S, LONGEST_LOOK_S, LOOK_S, PACE
+
+MUCH = 1000
+"""Bytes that may wait."""
 
 SOON = {
     "find": lambda stack: stack.find(KEYS[:1]),
@@ -14,47 +19,110 @@ SOON = {
 
 
 class Fed:
-    """Work that notes when it ran."""
+    """Work that notes when it ran, and takes so long."""
 
     def __init__(self, world, stack):
         self.world, self.stack = world, stack
+        self.took_s = 0.0
         self.ran = []
 
     def feed(self, *numbers, num_bytes=100):
         def work():
             self.ran.append((numbers, round(self.world.lanes.time_s, 6)))
+            self.world.lanes.sleep(self.took_s)
             store(self.stack, numbers)
 
-        return self.stack.feed([KEYS[i] for i in numbers], work, num_bytes)
+        return self.stack.feed([KEYS[i] for i in numbers], work, num_bytes, MUCH)
+
+    @property
+    def order(self):
+        return [numbers for numbers, _ in self.ran]
 
 
-def fed_in(scenario):
-    world = Stacked("host", "disk")
+def fed_in(scenario, busy_cores=0.0, **settings):
+    world = Stacked("host", "disk", **settings)
+    world.lanes.busy_cores = busy_cores
     return world.run(lambda stack, host, disk: scenario(Fed(world, stack), stack, world.lanes))
 
 
-def test_what_nobody_waits_for_begins_later_with_what_came_meanwhile():
+def test_it_begins_when_the_process_is_seen_to_be_idle():
     def scenario(fed, stack, lanes):
         fed.feed(0)
-        lanes.sleep(LATER_S / 2)
+        lanes.sleep(LOOK_S / 2)
         fed.feed(1, 2)
         assert fed.ran == []
-        lanes.sleep(LATER_S)
-        assert fed.ran == [((0,), LATER_S), ((1, 2), LATER_S)]
+        lanes.sleep(LOOK_S)
+        assert fed.ran == [((0,), LOOK_S), ((1, 2), LOOK_S)]
         assert wanted(stack, KEYS[:3]) == [False] * 3
 
     fed_in(scenario)
 
 
+def test_beside_a_model_it_takes_a_small_share_of_the_time():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.004
+        for number in range(5):
+            fed.feed(number)
+        lanes.sleep(5 * (PACE * fed.took_s + LONGEST_LOOK_S))
+        assert fed.order == [(0,), (1,), (2,), (3,), (4,)]
+        begun = [when for _, when in fed.ran]
+        pauses = [later - each - fed.took_s for each, later in pairwise(begun)]
+        assert min(pauses) >= PACE * fed.took_s
+        assert max(pauses) <= PACE * fed.took_s + LONGEST_LOOK_S
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_when_the_model_has_stopped_the_rest_is_done_without_pauses():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.001
+        for number in range(6):
+            fed.feed(number)
+        lanes.sleep(2 * LOOK_S)
+        assert fed.order == [(0,)]
+        lanes.busy_cores = 0.0
+        lanes.sleep(2 * LONGEST_LOOK_S)
+        assert fed.order == [(number,) for number in range(6)]
+
+    fed_in(scenario, busy_cores=2.0)
+
+
+def test_what_is_old_is_done_even_beside_a_model():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.3
+        for number in range(3):
+            fed.feed(number)
+        lanes.sleep(LATEST_S - 0.01)
+        assert len(fed.ran) == 1
+        lanes.sleep(1.0)
+        assert len(fed.ran) == 3
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+@pytest.mark.parametrize("busy_cores", [0.0, 2.0])
 @pytest.mark.parametrize("asking", SOON.values(), ids=SOON)
-def test_who_waits_for_it_has_it_begin_at_once(asking):
+def test_who_waits_for_it_has_it_begin_at_once(asking, busy_cores):
     def scenario(fed, stack, lanes):
         fed.feed(0)
         fed.feed(1)
         asking(stack)
         assert fed.ran[0] == ((0,), 0.0)
 
-    fed_in(scenario)
+    fed_in(scenario, busy_cores)
+
+
+def test_what_somebody_waits_for_does_not_wait_for_what_came_before():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.002
+        for number in range(5):
+            fed.feed(number)
+        assert stack.find(KEYS[3:4]) == [0]
+        assert fed.order == [(3,)]
+        assert fed.feed(5).wait(1.0)
+        assert fed.order == [(3,), (5,)]
+
+    fed_in(scenario, busy_cores=1.0)
 
 
 def test_who_looks_for_something_else_does_not_wait():
@@ -66,35 +134,77 @@ def test_who_looks_for_something_else_does_not_wait():
     fed_in(scenario)
 
 
-def test_much_of_it_begins_at_once():
+def test_what_is_under_way_is_known_until_it_is_stored():
     def scenario(fed, stack, lanes):
-        fed.feed(0, num_bytes=MUCH_BYTES // 2)
-        fed.feed(1, num_bytes=MUCH_BYTES // 2)
-        lanes.sleep(LATER_S / 2)
-        assert fed.ran == [((0,), 0.0), ((1,), 0.0)]
-
-    fed_in(scenario)
-
-
-def test_haste_is_over_with_what_was_in_a_hurry():
-    def scenario(fed, stack, lanes):
-        fed.feed(0)
+        fed.feed(0, 1)
+        assert stack.is_fed(KEYS[:3]).tolist() == [True, True, False]
         assert stack.drain(5.0)
-        begun_s = lanes.time_s
-        fed.feed(1)
-        lanes.sleep(2 * LATER_S)
-        assert fed.ran[1] == ((1,), round(begun_s + LATER_S, 6))
+        assert not stack.is_fed(KEYS[:3]).any()
+        assert wanted(stack, KEYS[:3]) == [False, False, True]
 
     fed_in(scenario)
+
+
+def test_of_more_than_may_wait_the_oldest_is_done_at_each_look():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.002
+        for number in range(5):
+            fed.feed(number, num_bytes=MUCH // 2)
+        lanes.sleep(LOOK_S / 2)
+        assert fed.ran == []
+        lanes.sleep(5 * LOOK_S)
+        assert fed.order == [(0,), (1,), (2,)]
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+@pytest.mark.parametrize("asking", [SOON["drain"], SOON["stats"], lambda _: None])
+def test_it_is_not_faster_than_a_tier_writes(asking):
+    def scenario(fed, stack, lanes):
+        disk = stack.tiers[1]
+        disk.put_s = 0.05
+        for number in range(20):
+            fed.feed(number)
+        asking(stack)
+        lanes.sleep(20 * disk.put_s + 1.0)
+        assert sorted(disk.records) == sorted(KEYS[:20])
+        assert stack.stats().tiers[1].dropped == 0
+        assert fed.order == [(number,) for number in range(20)]
+
+    fed_in(scenario, queue_bytes=4 * SIZE)
+
+
+def test_a_tier_that_hangs_does_not_keep_the_others_from_being_fed():
+    def scenario(fed, stack, lanes):
+        host, disk = stack.tiers
+        disk.put_s = 1000.0
+        for number in range(10):
+            fed.feed(number)
+        lanes.sleep(LATEST_S + 1.0)
+        assert sorted(host.records) == sorted(KEYS[:10])
+
+    fed_in(scenario, queue_bytes=4 * SIZE)
 
 
 def test_what_fails_is_told_to_who_waits_and_the_next_is_done_all_the_same():
     def scenario(fed, stack, lanes):
-        broken = stack.feed(KEYS[:1], lambda: 1 / 0, 100)
+        broken = stack.feed(KEYS[:1], lambda: 1 / 0, 100, MUCH)
         fed.feed(1)
         assert broken.wait(1.0)
         assert isinstance(broken.error, ZeroDivisionError)
         assert stack.drain(5.0)
-        assert [numbers for numbers, _ in fed.ran] == [(1,)]
+        assert fed.order == [(1,)]
+
+    fed_in(scenario)
+
+
+def test_who_feeds_a_closed_stack_does_not_wait_for_ever():
+    def scenario(fed, stack, lanes):
+        before = fed.feed(0)
+        stack.close()
+        assert before.is_over
+        assert fed.order == [(0,)]
+        for _ in range(2):
+            assert stack.feed(KEYS[:1], lambda: None, 100, MUCH).wait(1.0)
 
     fed_in(scenario)

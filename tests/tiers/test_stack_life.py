@@ -1,5 +1,7 @@
 """Prefetch, closing, statistics, and the same stack in real threads."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,6 +11,7 @@ from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store, wanted
 
 from quire.errors import ConfigError
 from quire.tiers.contract.samples import buffers_like
+from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
 from quire.tiers.stack.settings import StackSettings, TierSettings
@@ -303,3 +306,29 @@ def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
         assert given == [3.0]
 
     world.run(scenario)
+
+
+LEFT_OPEN = """
+import os, sys
+from quire.tiers.contract.samples import names_of, records_of
+from quire.tiers.disk import Disk
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
+
+keys = names_of(range(3))
+records = records_of(keys)
+stack = TierStack([Disk(sys.argv[1], "1MiB")], StackSettings(close_timeout_s=60))
+stack.store(keys[:1], records[:1])
+if os.fork() == 0:
+    sys.exit()  # a forked process has no thread to wait for
+os.wait()
+stack.feed(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100, 1 << 30)
+"""
+
+
+def test_what_waits_is_written_when_a_process_ends_that_closed_nothing(tmp_path):
+    begun_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", LEFT_OPEN, str(tmp_path)], check=True, timeout=60)
+    assert time.monotonic() - begun_s < 30
+    with Disk(tmp_path, "1MiB") as disk:
+        assert disk.contains(KEYS[:3]) == [True] * 3

@@ -53,7 +53,7 @@ class Engine:
         tokens, manager = np.asarray(tokens, dtype=np.int32), self.manager
         came = self.store.onboard(tokens, scope)
         seq = manager.open(tokens, scope)
-        self.store.settle()
+        self.store.beside.settle_for(tokens.size // SIZE + 2, seq.node)
         self.store.spill()
         assert manager.take_copies() == [] or seq.num_cached % SIZE
         num_cached = seq.num_cached // SIZE * SIZE
@@ -181,7 +181,7 @@ def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
         start = 1000 * int(random.integers(3))
         came += sum(engine.serve(run(start, int(random.integers(5, 30)))).values())
     assert came
-    engine.store.settle()
+    engine.store.beside.settle()
     engine.manager.check()
 
 
@@ -198,7 +198,7 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
         threading.Timer(0.05, go.set).start()
         assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
         assert stack.tiers[0].stats().num_records == 7
-        engine.store.settle()
+        engine.store.beside.settle()
         assert pool.num_available == 20
         engine.manager.check()
 
@@ -211,9 +211,9 @@ def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch
     engine = Engine(stack, beside=True)
     engine.serve(run(0, 30))
     with pytest.raises(MemoryError, match="no memory"):
-        engine.store.settle()
+        engine.store.beside.settle()
     assert engine.manager.groups[0].num_available == 20
-    engine.store.settle()
+    engine.store.beside.settle()
     engine.manager.check()
 
 

@@ -101,6 +101,10 @@ class Tier(ABC):
     """Whether `contains` and `touch` look at memory only: then they are called on the caller's thread."""
     evicting: Evicting | None = None
     """Told of records that are about to make room, while their bytes are there; for a local tier."""
+    evicting_of: Callable[[list[bytes]], list[int]] | None = None
+    """Says which of the keys that are about to make room it is of use to tell, by index; None: all.
+
+    Who asks first (`worth_telling`) reads only what somebody wants."""
 
     def __init__(self) -> None:
         self._outcomes: Counter[str] = Counter()
@@ -218,6 +222,12 @@ class Tier(ABC):
     @abstractmethod
     def _size(self) -> tuple[int, int, int]:
         """Return records, bytes and capacity in bytes, as in `TierStats`."""
+
+    def worth_telling(self, keys: list[bytes]) -> list[int]:
+        """Return of which of the keys that are about to make room `evicting` is to be told, by index."""
+        if self.evicting is None:
+            return []
+        return list(range(len(keys))) if self.evicting_of is None else self.evicting_of(keys)
 
     def _guarded(
         self, outcomes: list[Outcome], call: Callable[[list[Outcome]], None]

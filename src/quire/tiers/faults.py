@@ -89,6 +89,7 @@ class Faulty(Tier):
         self._num_written = 0
         self._torn: dict[bytes, None] = {}
         tier.evicting = self._tell
+        tier.evicting_of = self.worth_telling
 
     def revive(self) -> None:
         """Start a crashed tier again; what was torn is found torn. Plans with a crash count anew."""

@@ -85,7 +85,7 @@ class BlockStore:
         if self.tiers is None:
             return NOTHING
         head = tokens[: self._most_tokens()]
-        self._settle_if_short(head.size)
+        self._settle_for(head.size)
         if head.size < tokens.size:
             media = media_before(media, head.size)
         return self.tiers.onboard(head, terms.scope, media)
@@ -93,7 +93,7 @@ class BlockStore:
     def open(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
         head = tokens[: self._most_tokens()]
-        self._settle_if_short(head.size)
+        self._settle_for(head.size)
         if head.size < tokens.size:
             media = media_before(media, head.size)
         seq = self.manager.open(
@@ -110,7 +110,7 @@ class BlockStore:
 
     def fork(self, seq: Sequence) -> Sequence | None:
         """Return another sequence at the same tokens; None where a block it needs is not to be had."""
-        self.settle()
+        self._settle_for(self.manager.block_size)
         try:
             twin = self.manager.fork(seq)
         except OutOfBlocks:
@@ -128,7 +128,7 @@ class BlockStore:
     def settle(self) -> None:
         """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
         if self.tiers is not None:
-            self.tiers.settle()
+            self.tiers.beside.settle()
 
     def first_token(self, group: int, num_tokens: int) -> int:
         """Return the first token whose K and V a group needs to go on after `num_tokens`."""
@@ -222,7 +222,7 @@ class BlockStore:
 
     def _reserve(self, seq: Sequence, num_tokens: int) -> int:
         """Reserve `num_tokens`, or as many as end a block and fit; return how many."""
-        self.settle()
+        self._settle_for(num_tokens, seq)
         size = self.manager.block_size
         before = [seq.block_ids(group) for group in range(len(self.pools))]
         available = [pool.num_available for pool in self.manager.groups]
@@ -247,10 +247,11 @@ class BlockStore:
             return num_tokens
         return 0
 
-    def _settle_if_short(self, num_tokens: int) -> None:
-        needed = num_tokens // self.manager.block_size + 1
-        if any(pool.num_available < needed for pool in self.manager.groups):
-            self.settle()
+    def _settle_for(self, num_tokens: int, seq: Sequence | None = None) -> None:
+        """Wait for what goes down to tiers until there is room for so many tokens more, of a sequence."""
+        if self.tiers is not None:
+            num_blocks = num_tokens // self.manager.block_size + 2
+            self.tiers.beside.settle_for(num_blocks, None if seq is None else seq.node)
 
     def _note_shortage(self, available: Items[int], num_blocks: int) -> None:
         for group, room in enumerate(available):

@@ -48,10 +48,13 @@ class Naming:
                 if each.digest not in book.namespaces:
                     self._namespaces[each.digest] = each
 
-    def note(self, manager: CacheManager, node: Node, scope: Scope) -> None:
-        """Write down the blocks from the root to the end of a node, as far as they are new."""
+    def of(self, manager: CacheManager, node: Node, scope: Scope) -> Callable[[], None]:
+        """Return what writes down the blocks from the root to the end of a node, as far as they are new.
+
+        Any thread may call it, once they are stored.
+        """
         if not self._files:
-            return
+            return _nothing
         fresh: list[bytes] = []
         parent = manager.digests.root(scope)
         for each in reversed(node.path()):
@@ -64,16 +67,23 @@ class Naming:
                 parent = digests[first - 1]
                 break
         if not fresh and not self._namespaces:
-            return
+            return _nothing
         label = (manager.digests.root(scope), scope_label(scope)) if fresh else None
-        for level, file in self._files.items():
-            self._later(
-                level, partial(file.add, list(self._namespaces.values()), label, (parent, fresh))
-            )
-        self._namespaces.clear()
-        if len(self._written) + len(fresh) > KEPT:
-            self._written.clear()
-        self._written.update(dict.fromkeys(fresh))
+
+        def write() -> None:
+            for level, file in self._files.items():
+                namespaces = list(self._namespaces.values())
+                self._later(level, partial(file.add, namespaces, label, (parent, fresh)))
+            self._namespaces = {}
+            if len(self._written) + len(fresh) > KEPT:
+                self._written = {}
+            self._written.update(dict.fromkeys(fresh))
+
+        return write
+
+
+def _nothing() -> None:
+    pass
 
 
 def scope_label(scope: Scope) -> str:

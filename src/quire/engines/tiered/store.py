@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -13,6 +13,7 @@ from quire.core import Sequence as Running
 from quire.core.evictions import NamedBlock
 from quire.core.kept import all_blocks, blocks_of
 from quire.core.tokens import IntArray
+from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.onboarded import NOTHING, Onboarded
@@ -24,7 +25,6 @@ from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
-from quire.tiers.stack.feeding import Fed
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Mode, Prefetch
@@ -81,7 +81,7 @@ class TieredStore:
         self._goes_beside = full and all(
             part.codec.copies(pools[part.group]) for parts in self.parts for part in parts
         )
-        self._beside: deque[tuple[Fed, Callable[[], None]]] = deque()
+        self.beside = Beside(manager, stack)
         self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
 
     # -- up --------------------------------------------------------------------------------
@@ -128,37 +128,30 @@ class TieredStore:
 
     def offload(self, seq: Running) -> int:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
-        pieces, _, wanted = self._wanted_of(seq)
-        stored = self._store(pieces, wanted)
-        if stored:
-            self._naming.note(self.manager, seq.node, seq.scope)
-        return stored
+        self.transfers.join()
+        names = self._naming.of(self.manager, seq.node, seq.scope)
+        return self._store_wanted(self.pieces(blocks_of(self.manager, seq)), names)
 
     def offload_beside(self, seq: Running) -> None:
-        """As `offload`, but blocks are copied while the caller goes on, where they only have to be copied.
+        """As `offload`, but blocks are copied later, beside the caller, where they only have to be copied.
 
-        They stay where they are until `settle`, even when the sequence is closed; pools must not be
-        resized before. To all who ask the stack it is as if they were stored already.
+        They stay where they are until `beside` has settled, even when the sequence is closed; pools
+        must not be resized before. To all who ask the stack it is as if they were stored already.
         """
         if not self._goes_beside:
             self.offload(seq)
             return
-        pieces, keys, wanted = self._wanted_of(seq)
+        self.transfers.join()
+        pieces = self.pieces(blocks_of(self.manager, seq))
+        is_fed = self.stack.is_fed(keys_of(pieces))
+        if is_fed.any():
+            pieces = [pieces[at] for at in np.flatnonzero(~is_fed).tolist()]
         if pieces:
-            self._naming.note(self.manager, seq.node, seq.scope)
+            names = self._naming.of(self.manager, seq.node, seq.scope)
             num_bytes = sum(part.record_bytes for _, part in pieces)
-            fed = self.stack.feed(keys, partial(self._store, pieces, wanted), num_bytes)
-            self._beside.append((fed, self.manager.hold(seq)))
-
-    def settle(self) -> None:
-        """Wait until what goes down beside the caller is copied, and let its blocks go."""
-        while self._beside:
-            fed, let_go = self._beside[0]
-            fed.wait()
-            self._beside.popleft()
-            let_go()
-            if fed.error is not None:
-                raise fed.error
+            most_bytes = int(PUT_OFF_SHARE * sum(pool.num_bytes for pool in self.pools))
+            work = partial(self._store_wanted, pieces, names)
+            self.beside.hold(seq, self.stack.feed(keys_of(pieces), work, num_bytes, most_bytes))
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
@@ -348,16 +341,15 @@ class TieredStore:
                 break
         return stored
 
-    def _wanted_of(self, seq: Running) -> tuple[list[Piece], list[bytes], Bits]:
-        """Return what the stack wants of a sequence: pieces, their keys, and for which tiers."""
-        self.transfers.join()
-        pieces = self.pieces(blocks_of(self.manager, seq))
-        keys = keys_of(pieces)
-        wanted = self.stack.wanted(keys)
+    def _store_wanted(self, pieces: list[Piece], names: Callable[[], None]) -> int:
+        """Store those pieces of a prompt that the stack wants, and what they stand for; return the records."""
+        wanted = self.stack.wanted(keys_of(pieces))
         chosen: list[int] = np.flatnonzero(wanted).tolist()
-        if len(chosen) == len(pieces):
-            return pieces, keys, wanted
-        return [pieces[at] for at in chosen], [keys[at] for at in chosen], wanted[chosen]
+        if not chosen:
+            return 0
+        stored = self._store([pieces[at] for at in chosen], wanted[chosen])
+        names()
+        return stored
 
     def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
         """Return what blocks are written as, the parts of a block side by side."""

@@ -163,6 +163,24 @@ class BoundedContract(TierContract):
             assert sorted(gone) == sorted(told)
             assert all(told[key] == record_of(key, PAYLOAD) for key in gone)
 
+    def test_only_what_is_of_use_is_told_of_what_makes_room(self, make_tier: MakeTier) -> None:
+        if not self.tells_evictions:
+            pytest.skip("others write to this tier as well: nothing is told")
+        told: list[bytes] = []
+        asked: list[bytes] = []
+
+        def evicting_of(keys: list[bytes]) -> list[int]:
+            asked.extend(keys)
+            return [index for index, key in enumerate(keys) if key[0] < 128]
+
+        with make_tier(self.small) as tier:
+            tier.evicting = lambda keys, _: told.extend(keys)
+            tier.evicting_of = evicting_of
+            self.prompts(tier, count=50, length=3)
+            if asked:  # it need not ask
+                assert told == [key for key in asked if key[0] < 128]
+                assert 0 < len(told) < len(asked)
+
     def test_a_leased_record_stays(self, make_tier: MakeTier) -> None:
         if not self.keeps_leases:
             pytest.skip("what goes is not this tier's decision")

@@ -96,13 +96,19 @@ class DiskRecords:
                 place.slab.pin(place.slot)
             return place
 
-    def pinned_at(self, place: Place) -> bytes | None:
-        """Return the key of the record that lies there, if one still does; its bytes stay until `unpin`."""
+    def pins(self, place: Place) -> bool:
+        """Return whether the record that was meant still lies there; then its bytes stay until `unpin`."""
         with self.lock:
-            if not is_there(place):
-                return None
-            place.slab.pin(place.slot)
-            return place.slab.index.key_of(place.slot)
+            if still := is_there(place):
+                place.slab.pin(place.slot)
+            return still
+
+    def keys_at(self, places: Sequence[Place]) -> list[tuple[Place, bytes]]:
+        """Return those places where the record that was meant still lies, and its key."""
+        with self.lock:
+            return [
+                (place, place.slab.index.key_of(place.slot)) for place in places if is_there(place)
+            ]
 
     def unpin(self, place: Place) -> None:
         """Let a slot go that `pinned` returned."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.tiers.base import Evicting, Outcome, checked
+from quire.tiers.base import Evicting, Outcome, Tier, checked
 from quire.tiers.disk.files import AlignedBuffers, is_full
 from quire.tiers.disk.records import DiskRecords, Place, is_there
 from quire.tiers.disk.slab import Slab
@@ -40,7 +40,9 @@ class DiskRoom:
     `lock` is held while room is made; whoever finds a free slot does not need it.
     """
 
-    def __init__(self, records: DiskRecords, capacity: int, ahead: int, clock: Clock) -> None:
+    def __init__(
+        self, tier: Tier, records: DiskRecords, capacity: int, ahead: int, clock: Clock
+    ) -> None:
         self.capacity = capacity
         self.lock = threading.Lock()
         self.wanted: set[int] = set()
@@ -48,6 +50,7 @@ class DiskRoom:
         self._records = records
         self._ahead = ahead
         self._clock = clock
+        self._tier = tier
         self._buffer = AlignedBuffers()
         self._chosen = np.zeros(0, _CHOSEN)
         self._chosen_from: list[Slab] = []
@@ -61,9 +64,7 @@ class DiskRoom:
     def _slabs(self) -> list[Slab]:
         return list(self._records.slabs.values())
 
-    def reserve(
-        self, slab: Slab, count: int, before: int, until: float, evicting: Evicting | None
-    ) -> list[int]:
+    def reserve(self, slab: Slab, count: int, before: int, until: float) -> list[int]:
         """Take up to `count` slots, at least one, making room if there is none.
 
         Records with stamps from `before` on make none.
@@ -89,7 +90,7 @@ class DiskRoom:
                 is_lost = is_disk_full and has_taken
                 if not is_lost and self._takes_over(slab, at_once=has_evicted or is_disk_full):
                     has_taken = True
-                elif self._evicts(before, evicting, [slab] if is_lost else self._slabs):
+                elif self._evicts(before, [slab] if is_lost else self._slabs):
                     has_evicted = True
                 elif is_lost or not self._takes_over(slab, at_once=True):
                     with self._records.lock:
@@ -124,7 +125,7 @@ class DiskRoom:
             slabs = sorted(self._slabs, key=lambda each: -each.free_bytes)
             if any(self._shrinks(slab, -(-over // slab.record_bytes)) for slab in slabs):
                 continue
-            if not self._evicts(self._records.recency.now + 1, None, self._slabs):
+            if not self._evicts(self._records.recency.now + 1, self._slabs):
                 break
 
     def _grows(self, slab: Slab) -> bool:
@@ -160,7 +161,7 @@ class DiskRoom:
             for each in others
         )
 
-    def _evicts(self, before: int, evicting: Evicting | None, slabs: list[Slab]) -> bool:
+    def _evicts(self, before: int, slabs: list[Slab]) -> bool:
         """Let records of slabs go that were used longest ago; return whether any did.
 
         A share of all is chosen at once, and goes in pieces, as room is needed.
@@ -169,8 +170,8 @@ class DiskRoom:
         if not places:
             self._chosen, self._chosen_from = self._oldest(before, slabs), slabs
             places = self._next_victims(before, slabs)
-        if evicting is not None:
-            self._tell(places, evicting)
+        if self._tier.evicting is not None:
+            self._tell(places, self._tier.evicting)
         self._records.drop(places)
         return bool(places)
 
@@ -212,12 +213,13 @@ class DiskRoom:
         return chosen[np.argsort(chosen["stamp"])[:count]]
 
     def _tell(self, places: list[Place], evicting: Evicting) -> None:
-        """Read records that are about to go and hand them over."""
+        """Read records that are about to go, as far as that is worth it, and hand them over."""
         keys: list[bytes] = []
         told: list[memoryview] = []
-        for place in places:
-            key = self._records.pinned_at(place)
-            if key is None:
+        known = self._records.keys_at(places)
+        for at in self._tier.worth_telling([key for _, key in known]):
+            place, key = known[at]
+            if not self._records.pins(place):
                 continue
             buffer = new_buffer(place.slab.record_bytes)
             try:

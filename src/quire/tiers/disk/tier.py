@@ -123,7 +123,7 @@ class Disk(Tier):
         log = DiskLog(self._files, self._directory, contents.next_number)
         self._records = DiskRecords(slabs, log, recency)
         self._records.num_lines = contents.num_lines - self.recovered.num_records
-        self._room = DiskRoom(self._records, capacity, ahead, self._clock)
+        self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
         if not self.recovered.is_clean:
             # A record named in vain would come back when the one that hides it goes.
             with suppress(OSError):
@@ -276,7 +276,7 @@ class Disk(Tier):
         slab = self._slab(record_bytes)
         most = min(count, max(1, _GROUP_BYTES // record_bytes))
         with suppress(OutOfSlots):
-            spare.slots = self._room.reserve(slab, most, oldest, until, self.evicting)[::-1]
+            spare.slots = self._room.reserve(slab, most, oldest, until)[::-1]
             spare.slab = slab
 
     def _give_up(self, spare: Spare) -> None:

@@ -332,15 +332,26 @@ class Host(Tier):
             index.remove(*slots)
             return len(slots)
         keys = [key.tobytes() for key in index.keys_of(np.array(slots, np.int64))]
-        records = [shelf.view(slot).data.toreadonly() for slot in slots]
         index.unpublish(*slots)
-        self._lock.release()
         try:
-            self.evicting(keys, records)
+            with self._unlocked():
+                told = self.worth_telling(keys)
+            if told and self.evicting is not None and not self._closed:
+                records = [shelf.view(slots[at]).data.toreadonly() for at in told]
+                with self._unlocked():
+                    self.evicting([keys[at] for at in told], records)
         finally:
-            self._lock.acquire()
             index.release(*slots)
         return len(slots)
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Generator[None]:
+        """While entered, others may have the lock, which is held before and after."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
 
     def _cut_for(self, size: int) -> None:
         """See that chunks are large enough for a record, by letting everything go if they are not."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from quire.tiers.base import Keys, Outcome
+from quire.tiers.base import Keys, Outcome, Tier
 from quire.tiers.stack.breaker import State
 from quire.tiers.stack.lanes import Deadline, Job, Lane
 from quire.tiers.stack.level import Level, Shared, guarded
@@ -151,6 +151,18 @@ class Asking:
                 at = [i for i in range(first, min(first + SAMPLE_KEYS, len(found)))
                       if found[i] == level.index]  # fmt: skip
                 self._samples[level.index] = ([keys[i] for i in at], [sizes[i] for i in at])
+
+    def in_all_lanes(self, function: Callable[[Tier], None], timeout_s: float) -> None:
+        """Call a function of every tier behind what waits to be written to it; wait so long for all together."""
+        if self._shared.is_closed:
+            return
+        deadline = Deadline(self._shared.lanes, timeout_s)
+        calls = [
+            Call(self._shared, level.stores, lambda tier=level.tier: function(tier))
+            for level in self._levels
+        ]
+        for call in calls:
+            call.wait(deadline.left_s)
 
     def try_again(self, keys: Keys) -> None:
         """Try tiers that are out of service and whose cool-down is over, without waiting for them."""

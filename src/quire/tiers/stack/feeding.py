@@ -1,46 +1,66 @@
-"""Feeding: records that are made and stored beside their caller, as if they had been stored at once."""
+"""Feeding: records that are made and stored beside their caller, as if they had been stored at once.
+
+On a CPU this competes with the model. So it waits for a moment in which nothing computes, and while something
+does it keeps to a small share of the time, as long as what waits is neither much nor old.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.tiers.base import Keys
-from quire.tiers.stack.lanes import Deadline, Job, Lane, Signal, Work
+from quire.tiers.stack.lanes import Deadline, Job, Lane, Lanes, Signal, Work
 from quire.tiers.stack.level import Shared
+from quire.tiers.stack.placing import Placing
 
-LATER_S = 0.02
-"""Work that nobody waits for begins so much later, with what came meanwhile.
+LOOK_S = 0.03
+"""So long the process is watched before work begins that nobody waits for."""
 
-By then the next request computes its prompt: long operations, beside which Python runs. At its start, and when
-it decodes, the two threads would take the interpreter from each other after every few microseconds.
-"""
+LONGEST_LOOK_S = 0.24
+"""A busy process is watched for twice as long each time, up to so long: each look takes the interpreter from it."""
 
-MUCH_BYTES = 32 << 20
-"""So much is copied at once: it takes longer than a prompt's start anyway."""
+IDLE_CORES = 0.7
+"""A process that uses less of the processor meanwhile computes nothing."""
+
+SPELL_S = 0.02
+"""So long is worked in an idle process before it is watched again."""
+
+PACE = 100
+"""In a busy process, work that took so long is followed by a pause of this many times as long."""
+
+LATEST_S = 30.0
+"""After so long work is done even in a busy process, as systems write pages that have changed."""
 
 
 class Fed:
     """Work that is under way. `wait` until it is done; then `error` is what it raised, or None."""
 
-    def __init__(self, keys: Keys, work: Work, done: Signal, hurry: Signal) -> None:
+    def __init__(self, feeding: Feeding, keys: Keys, work: Work, num_bytes: int) -> None:
         self.keys = frozenset(keys)
+        self.num_bytes = num_bytes
         self.error: BaseException | None = None
         self.is_over = False
+        self.latest = Deadline(feeding.lanes, LATEST_S)
+        self._feeding = feeding
         self._work = work
-        self._done, self._hurry = done, hurry
+        self._done: Signal = feeding.lanes.signal()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it is done, or was dropped because the stack was closed."""
+        """Return whether it is done, or was dropped because the stack was closed. It is done next."""
         if self.is_over:
             return True
-        self._hurry.set()
+        self._feeding.prefer([self])
         return self._done.wait(timeout_s)
 
     def run(self) -> None:
-        """Do the work and say that it is done."""
+        """Do the work."""
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001 - whoever waits raises it
             self.error = error
-        self.end()
 
     def end(self) -> None:
         """Say that it is done, or never will be."""
@@ -49,66 +69,159 @@ class Fed:
 
 
 class Feeding:
-    """Work that ends in `TierStack.store`, in order, on a thread of its own.
+    """Work that ends in `TierStack.store`, the oldest first, on a thread of its own.
 
     It copies and seals in memory, so that waiting for it takes milliseconds. Whoever asks for a key
     that is being made waits for it, and so sees what was stored at once.
+
+    under way == preferred + gathered + the one that runs; no key is in two of them
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, placing: Placing) -> None:
+        self.lanes: Lanes = shared.lanes
+        self._placing = placing
         self._shared = shared
         self._lane = Lane(shared.lanes, "feeding", 1, lambda: None)
-        self._hurry = shared.lanes.signal()
-        self._under_way: list[Fed] = []
-        self._gathered: list[Fed] = []
-        self._gathered_bytes = 0
+        self._wake = shared.lanes.signal()
+        self._under_way: dict[Fed, None] = {}
+        self._keys: set[bytes] = set()
+        self._preferred: deque[Fed] = deque()
+        self._gathered: dict[Fed, None] = {}
+        self._gathered_bytes = self._most_bytes = 0
+        self._is_running = self._is_due = False
+        self._look_s = LOOK_S
+        self._spell = self._pause = Deadline(shared.lanes, 0.0)
 
-    def begin(self, keys: Keys, work: Work, num_bytes: int) -> Fed:
-        """Do work that makes and stores these keys, of so many bytes."""
-        fed = Fed(keys, work, self._shared.lanes.signal(), self._hurry)
+    def begin(self, keys: Keys, work: Work, num_bytes: int, most_bytes: int) -> Fed:
+        """Do work that makes and stores these keys, of so many bytes; more than `most_bytes` do not wait."""
+        fed = Fed(self, keys, work, num_bytes)
         with self._shared.lock:
-            self._under_way = [each for each in self._under_way if not each.is_over]
-            self._under_way.append(fed)
-            self._gathered.append(fed)
+            self._under_way[fed] = self._gathered[fed] = None
+            self._keys |= fed.keys
             self._gathered_bytes += num_bytes
-            is_first, is_much = len(self._gathered) == 1, self._gathered_bytes >= MUCH_BYTES
+            self._most_bytes = most_bytes
+            is_much = 0 < self._gathered_bytes - most_bytes <= num_bytes
+            is_first, self._is_running = not self._is_running, True
         if is_much:
-            self._hurry.set()
+            self._wake.set()
         if is_first:
             self._lane.submit(self, Job(self._run, self._drop))
         return fed
 
-    def wait(self, timeout_s: float, keys: Keys | None = None) -> bool:
-        """Wait for what makes one of these keys, or for all; return whether that is done."""
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which keys are under way: bool [keys]."""
+        with self._shared.lock:
+            return np.array([key in self._keys for key in keys], np.bool_)
+
+    def prefer(self, chosen: list[Fed]) -> None:
+        """Do these next: somebody waits."""
+        with self._shared.lock:
+            for fed in chosen:
+                if fed in self._gathered:
+                    self._take(fed)
+                    self._preferred.append(fed)
+        self._wake.set()
+
+    def wait(self, timeout_s: float, keys: Keys) -> bool:
+        """Wait for what makes one of these keys; return whether it is done."""
         if not self._under_way:
             return True
         with self._shared.lock:
-            waiting = [fed for fed in self._under_way if not fed.is_over]
-        deadline = Deadline(self._shared.lanes, timeout_s)
-        return all(
-            fed.wait(deadline.left_s)
-            for fed in waiting
-            if keys is None or not fed.keys.isdisjoint(keys)
-        )
+            if self._keys.isdisjoint(keys):
+                return True
+            waiting = [fed for fed in self._under_way if not fed.keys.isdisjoint(keys)]
+        self.prefer(waiting)
+        deadline = Deadline(self.lanes, timeout_s)
+        return all(fed.wait(deadline.left_s) for fed in waiting)
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Do all that is under way now, the oldest first, not faster than tiers write it; return whether it is."""
+        with self._shared.lock:
+            waiting = list(self._under_way)
+        for fed in waiting:
+            with self._shared.lock:
+                is_filling = self._placing.is_filling
+            if is_filling:
+                self._placing.drain(deadline)
+            if not fed.wait(deadline.left_s):
+                return False
+        return True
 
     def close(self) -> None:
         """Drop what has not begun."""
-        self._hurry.set()
+        self._drop()
+        self._wake.set()
         self._lane.close()
+
+    def _drop(self) -> None:
+        with self._shared.lock:
+            dropped = [*self._preferred, *self._gathered]
+            self._preferred.clear()
+            self._gathered.clear()
+            self._gathered_bytes, self._is_running = 0, False
+        for fed in dropped:
+            self._end(fed)
 
     # In the lane
 
     def _run(self) -> None:
-        self._hurry.wait(LATER_S)
-        for fed in self._taken():
+        self._look_s = LOOK_S
+        while True:
+            with self._shared.lock:
+                self._wake.clear()
+                fed = self._next()
+                if fed is None and not self._gathered:
+                    self._is_running = False
+                    return
+            if fed is None:
+                self._watch()
+                continue
+            begun_s = self.lanes.now()
             fed.run()
+            self._end(fed)
+            self._pause = Deadline(self.lanes, PACE * max(0.0, self.lanes.now() - begun_s))
 
-    def _drop(self) -> None:
-        for fed in self._taken():
-            fed.end()
+    def _next(self) -> Fed | None:
+        """Take what is to be done now, if anything is. The lock is held."""
+        if self._preferred:
+            return self._preferred.popleft()
+        if not self._gathered:
+            return None
+        oldest = next(iter(self._gathered))
+        is_its_turn = not self._spell.passed or self._is_due
+        if not oldest.latest.passed and (not is_its_turn or self._placing.is_filling):
+            return None
+        self._is_due = False
+        self._take(oldest)
+        return oldest
 
-    def _taken(self) -> list[Fed]:
+    def _watch(self) -> None:
+        """See for a while whether anything computes; let work go on if not, if there is much, or after the pause.
+
+        Even then it does not begin at once: at the start of a request and between tokens two threads take the
+        interpreter from each other every few microseconds; in a prompt's long operations they do not.
+        """
+        is_much = self._gathered_bytes > self._most_bytes
+        if is_much:
+            self._look_s = LOOK_S
+        begun_s, used_s = self.lanes.now(), self.lanes.cpu_s()
+        if self._wake.wait(self._look_s):
+            return
+        took_s = max(self.lanes.now() - begun_s, self._look_s)
+        if self.lanes.cpu_s() - used_s < IDLE_CORES * took_s:
+            self._look_s = LOOK_S
+            self._spell = Deadline(self.lanes, SPELL_S)
+        else:
+            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
+            self._is_due = is_much or self._pause.passed
+
+    def _take(self, fed: Fed) -> None:
+        """Take it out of what is gathered. The lock is held."""
+        del self._gathered[fed]
+        self._gathered_bytes -= fed.num_bytes
+
+    def _end(self, fed: Fed) -> None:
         with self._shared.lock:
-            taken, self._gathered, self._gathered_bytes = self._gathered, [], 0
-            self._hurry.clear()
-        return taken
+            del self._under_way[fed]
+            self._keys -= fed.keys
+        fed.end()

@@ -44,6 +44,10 @@ class Lanes(ABC):
         """Seconds, from any start."""
 
     @abstractmethod
+    def cpu_s(self) -> float:
+        """Seconds of processor time that this process has used, all threads together."""
+
+    @abstractmethod
     def signal(self) -> Signal:
         """Return a new signal, not set."""
 
@@ -78,6 +82,9 @@ class ThreadLanes(Lanes):
 
     def now(self) -> float:
         return self._clock()
+
+    def cpu_s(self) -> float:
+        return time.process_time()
 
     def signal(self) -> Signal:
         return _Event()

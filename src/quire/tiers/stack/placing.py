@@ -69,15 +69,23 @@ class Placing:
         ]
         return self._give(levels, keys, Chain(self._shared, records, is_ordered=False))
 
+    def lacking_below(self, above: Level, keys: list[bytes]) -> list[int]:
+        """Return which of what a tier lets go the next one that is written lacks, by index."""
+        below = self._below(above, keys)
+        return [] if below is None else np.flatnonzero(self._lacks(below, keys)).tolist()
+
     def demote(self, above: Level, keys: list[bytes], records: list[memoryview]) -> None:
         """Give what a tier lets go to the next one that is written, unless that has it. Copies."""
+        below = self._below(above, keys)
+        if below is not None:
+            self._copy_to(below, keys, records)
+
+    def _below(self, above: Level, gone: list[bytes]) -> Level | None:
+        """Return the next tier that is written; what is gone from above is known to be."""
         if not above.answers_at_once:
             with self._shared.lock:
-                self._shared.whereabouts.clear(keys, above.index)
-        for level in self._levels[above.index + 1 :]:
-            if level.writes:
-                self._copy_to(level, keys, records)
-                return
+                self._shared.whereabouts.clear(gone, above.index)
+        return next((each for each in self._levels[above.index + 1 :] if each.writes), None)
 
     def promote(self, below: Level, keys: list[bytes], records: list[memoryview]) -> None:
         """Give what a slower tier gave to the fastest one. The records stay the caller's."""
@@ -95,6 +103,11 @@ class Placing:
                 level.tier.touch(keys)
             else:
                 queue.touch(keys)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether what waits for a tier should be written before more is made. The lock is held."""
+        return any(queue.is_filling for queue in self.queues)
 
     def drain(self, deadline: Deadline) -> bool:
         """Return whether nothing waits to be written any more, now or before the deadline."""

@@ -6,17 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
-from quire.tiers.stack.asking import Asking, Call
+from quire.tiers.stack.asking import Asking
 from quire.tiers.stack.feeding import Fed, Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
+from quire.tiers.stack.leaving import close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
@@ -28,7 +31,7 @@ MOST_TIERS = 8
 
 
 class TierStack:
-    """Tiers as one, fastest first. It owns them and closes them.
+    """Tiers as one, fastest first. It owns them and closes them, at the end of the process if nobody did.
 
     Keys are flat lists, a prompt's head first, the parts of one block side by side.
     No call raises because a tier fails, and no call waits longer than its deadline.
@@ -66,16 +69,17 @@ class TierStack:
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._asking = Asking(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
-        self._feeding = Feeding(shared)
+        self._feeding = Feeding(shared, self._placing)
         self.gate = CostGate(
             [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
         )
         self._loads: Counter[str] = Counter()
         self._refused_keys = 0
+        if lanes is None:
+            close_at_exit(self)
         for level in self._levels[:-1]:
-            level.tier.evicting = lambda keys, records, level=level: self._placing.demote(
-                level, keys, records
-            )
+            level.tier.evicting_of = partial(self._placing.lacking_below, level)
+            level.tier.evicting = partial(self._placing.demote, level)
 
     # Reading
 
@@ -216,12 +220,21 @@ class TierStack:
         check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
-    def feed(self, keys: Keys, work: Work, num_bytes: int) -> Fed:
-        """Have `work`, which waits for memory only, make and `store` these keys beside the caller, in order.
+    def feed(self, keys: Keys, work: Work, num_bytes: int, most_bytes: int) -> Fed:
+        """Have `work`, which waits for memory only, make and `store` these keys when nothing computes.
 
-        To all who ask it is as if that were done: who looks for one of them, drains or closes waits.
+        To all who ask it is as if that were done: who looks for one of them, drains or closes waits. It is
+        put off for as long as `most_bytes` of such work wait, in all, and for some seconds at most.
         """
-        return self._feeding.begin(keys, work, num_bytes)
+        return self._feeding.begin(keys, work, num_bytes, most_bytes)
+
+    def is_fed(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which keys `feed` was given and are not stored yet: bool [keys]. They are not given again."""
+        return self._feeding.has(keys)
+
+    def catch_up(self) -> None:
+        """Wait until what was fed is stored; some seconds at most."""
+        self._feeding.drain(Deadline(self._shared.lanes, self.settings.load_timeout_s))
 
     def used(self, keys: Keys) -> None:
         """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""
@@ -245,7 +258,7 @@ class TierStack:
         check_keys(keys)
         timeout_s = self.settings.store_timeout_s
         self._feeding.wait(timeout_s, keys)
-        self._in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
+        self._asking.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
             for level in self._levels:
                 self._shared.whereabouts.clear(keys, level.index)
@@ -271,12 +284,12 @@ class TierStack:
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; return whether it is."""
         deadline = Deadline(self._shared.lanes, timeout_s)
-        return self._feeding.wait(timeout_s) and self._placing.drain(deadline)
+        return self._feeding.drain(deadline) and self._placing.drain(deadline)
 
     def flush(self) -> None:
         """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
         self.drain(self.settings.close_timeout_s)
-        self._in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
+        self._asking.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
 
     def close(self) -> None:
         """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.
@@ -300,7 +313,7 @@ class TierStack:
 
     def stats(self) -> StackStats:
         """Return what every tier holds and what became of calls."""
-        self._feeding.wait(self.settings.load_timeout_s)
+        self.catch_up()
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]
             loads, refused = counted(self._loads), self._refused_keys
@@ -349,9 +362,7 @@ class TierStack:
             elif here:
                 outcomes = [Outcome.ABSENT] * len(keys)
                 answers = self._reader.at_once(
-                    [keys[index] for index in here],
-                    [buffers[index] for index in here],
-                    deadline,
+                    [keys[index] for index in here], [buffers[index] for index in here], deadline
                 )
                 for index, answer in zip(here, answers, strict=True):
                     outcomes[index] = answer
@@ -371,17 +382,6 @@ class TierStack:
         self._reader.begin(fetch, open_, [max(first, places[index]) for index in open_])
         self._reader.wait(fetch)
         return fetch.outcomes
-
-    def _in_all_lanes(self, function: Callable[[Tier], None], timeout_s: float) -> None:
-        if self._shared.is_closed:
-            return
-        deadline = Deadline(self._shared.lanes, timeout_s)
-        calls = [
-            Call(self._shared, level.stores, lambda tier=level.tier: function(tier))
-            for level in self._levels
-        ]
-        for call in calls:
-            call.wait(deadline.left_s)
 
     def _lane_closed(self, index: int) -> None:
         """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""

@@ -135,6 +135,11 @@ class StoreQueue:
             return 0
         return (self._limit_bytes - self.waiting_bytes) // max(self._usual_bytes, 1)
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether more than half of what may wait does. The lock is held."""
+        return self._level.writing.allows and 2 * self.waiting_bytes > self._limit_bytes
+
     def has(self, keys: Keys) -> list[bool]:
         """Return which keys wait. The lock is held."""
         return [key in self._waiting for key in keys]
