@@ -4,7 +4,8 @@
 
 Prompts are real tokens, `BLOCK_SIZE` for each id of the trace; the pools hold a tenth of the distinct blocks.
 Prints CPU time per request without the curve, and what the curve adds, of prompts alone and with the
-tokens that the trace says were generated, in steps of a batch; both managers plain is the control.
+tokens that the trace says were generated, in steps of a batch; both managers plain is the control. A trace that is
+too short comes again, with other tokens.
 """
 
 import itertools
@@ -29,11 +30,14 @@ Request: TypeAlias = tuple[IntArray, int]
 def main(path: str, block_size: int, num_requests: int = 1500, rounds: int = 12) -> None:
     """Measure and print."""
     rows = [row for row in itertools.islice(open_trace(path), num_requests) if len(row.blocks)]
-    capacity = (1 + max(int(row.blocks.max()) for row in rows)) // SHARE
+    num_blocks = 1 + max(int(row.blocks.max()) for row in rows)
+    capacity = num_blocks // SHARE
     for output in (False, True):
         requests = [
-            (row.blocks[: capacity // 2], row.output_tokens if output else 0) for row in rows
-        ]
+            (row.blocks[: capacity // 2] + turn * num_blocks, row.output_tokens if output else 0)
+            for turn in range(-(-num_requests // len(rows)))
+            for row in rows
+        ][:num_requests]
         groups = list(_groups(requests, block_size, capacity // 2))
         for name, curve in (("control", False), ("curve", True)):
             taken = [_round(groups, block_size, capacity, curve, n) for n in range(rounds)]

@@ -115,9 +115,16 @@ class Requests(BlockStore):
         if sampler is not None:
             # In line: here even an empty call would be felt.
             reused = -seq.num_cached - explained if reason == "evicted" else seq.num_cached
-            name = key[sampler.name].tobytes()
-            if scope is not None:
-                name += scope_name(root)
+            partings = sampler.partings
+            label = seq.node.label if partings else None
+            if label is not None and label[0] is sampler.epoch:
+                name = label[1]
+            else:
+                name = key[sampler.name].tobytes()
+                if scope is not None:
+                    name += scope_name(root)
+                if partings and name in partings:
+                    name = sampler.deeper(key, name, seq.node, reused)
             sampler.note((num_tokens, reused, name))
             if sampler.with_words and reused < sampler.surely:
                 sampler.keep_word(key, num_tokens)

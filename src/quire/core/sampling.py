@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ NOTE = 3
 that seem to have been there once; bytes that name its session."""
 
 MAX_SAMPLES = 1 << 15
-"""Requests that are remembered, 48 bytes each. Beyond, every second session is forgotten."""
+"""Requests that are remembered, 64 bytes each. Beyond, every second session is forgotten."""
 
 BATCH = 1 << 13
 """Requests between two readings of the notes, which take about 200 bytes each."""
@@ -26,11 +27,14 @@ BATCH = 1 << 13
 WITH_WORDS = 1 << 9
 """So many requests of each batch are noted with a word of their text."""
 
-LEARN_AT = (64, WITH_WORDS)
-"""Notes in the first batch after which is decided where sessions part."""
+LEARN_AT = tuple(1 << bits for bits in range(6, 13))
+"""Notes in the first batch after which is decided where sessions part; then at the end of each."""
 
-LEARN_FROM = 64
-"""The latest requests that decide it."""
+LEARN_FROM = 8
+"""One in so many of the requests until then decides it, the latest, but at least 64."""
+
+BEGIN_ANEW = 1 << 10
+"""Up to so many notes that were named too soon are dropped."""
 
 NAME_BYTES = 48
 """Bytes of a prompt that tell sessions apart: the end of their first block that is not shared."""
@@ -41,8 +45,17 @@ SCOPE_BYTES = 8
 WORD_BYTES = 8
 """Bytes of a prompt that tell whether two prompts are still the same there: two tokens."""
 
-DIVERGING = 0.25
-"""Above this share of requests that leave their session's text, sessions part further down."""
+FAMILY = 3
+"""So many requests of one name that leave each other's text at one place are sessions of a shared prompt."""
+
+MOST_PARTINGS = 1 << 12
+"""So many shared prompts are told apart."""
+
+ALMOST_ALL = 0.75
+"""A prompt that this share of requests begins with is looked behind in line."""
+
+MUCH = 0.25
+"""Where more than this share of requests was named too soon, what was noted before is of no use."""
 
 MIX = np.arange(1, (NAME_BYTES + SCOPE_BYTES) // 4, 2, dtype=np.uint64) * np.uint64(
     0x9E3779B97F4A7C15
@@ -57,7 +70,9 @@ class CurveSampler:
 
     A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
     its session: the end of the first block below the prompt that sessions share. So a request
-    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed. Where
+    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed. Which prompts
+    sessions share is learned from the notes: where several requests of one name leave each other's
+    text at the same place, a session's name is that of the block behind it, and so on. Where
     the cache forgot how much of a prompt is as in the session's request before, a word of each
     tells, the two tokens that end at the largest power of two within the prompt. It is kept for the
     first 512 of 8,192 requests, which stand for all. The notes are read 8,192 at a time.
@@ -70,6 +85,8 @@ class CurveSampler:
     `name`        where in a prompt the bytes are that name its session
     `with_words`  whether a word of the text is kept, where the cache forgot or a session begins
     `surely`      tokens; who finds as many goes on with a session
+    `partings`    names that many sessions have, and where in a prompt those part
+    `epoch`       what the labels of nodes carry as long as they hold
 
     len(sample) <= MAX_SAMPLES; the sampled units are those with unit <= limit.
     """
@@ -83,27 +100,47 @@ class CurveSampler:
         """Forget all requests; the curve is of those from now on."""
         self._num_read = 0
         self._halvings = 0
+        self.partings: dict[bytes, slice[int, int, None]] = {}
+        self._leaving: dict[tuple[bytes, int], int] = {}
         self._samples = [Sample.of(0)]
         self._clock = 0
         self._begin(1)
         self._learn_at = list(LEARN_AT)
 
     def look(self) -> None:
-        """Read the notes if they are many; at first, see whether sessions part further down.
+        """Read the notes if they are many; see whether sessions part further down.
 
         Wants to be called every 64 requests.
         """
         num_notes = self._num_notes
         if self._learn_at and num_notes >= self._learn_at[0]:
             del self._learn_at[0]
-            depth = self._parting()
-            if depth > self._depth:
+            is_much = self._learn()
+            if is_much and num_notes <= BEGIN_ANEW and not any(map(len, self._samples)):
                 self._num_read += num_notes
-                self._begin(depth)
+                self._begin(self._common_depth())
                 num_notes = 0
         self.with_words = num_notes < WITH_WORDS
         if num_notes >= BATCH:
+            self._learn()
             self._read()
+            self._learn_at.clear()
+
+    def deeper(self, key: Key, name: bytes, node: Node, reused: int) -> bytes:
+        """Return the name of a prompt behind the prompts that many share.
+
+        A node that lies behind it keeps it, for the next request that ends there.
+        """
+        family, stop = name, 0
+        scope = name[self.name.stop - self.name.start :]
+        while (place := self.partings.get(name)) is not None and stop < place.stop <= len(key):
+            family, name, stop = name, key[place].tobytes() + scope, place.stop
+        num_tokens = stop // TOKEN_BYTES
+        if stop:
+            self._families[name] = family, num_tokens - self._block_size
+        if reused >= num_tokens:
+            node.label = self.epoch, name
+        return name
 
     def keep_word(self, key: Key, num_tokens: int) -> None:
         """Keep the two tokens of the last prompt that end at the largest power of two within it."""
@@ -140,18 +177,20 @@ class CurveSampler:
         )
 
     def _begin(self, depth: int) -> None:
-        """Tell sessions apart by block number `depth` of their prompts from now on."""
-        block_bytes = self._block_size * TOKEN_BYTES
+        """Tell sessions apart by block number `depth` of their prompts from now on, or further down."""
+        if depth != getattr(self, "_depth", depth):
+            self.partings, self._leaving = {}, {}
         self._depth = depth
-        stop = (depth + 1) * block_bytes
-        self.name = slice(stop - min(block_bytes, NAME_BYTES), stop)
-        self.surely = stop // TOKEN_BYTES
+        self.name = self._place(depth)
+        self.surely = self.name.stop // TOKEN_BYTES
         self._generated = self._generated_tokens()
         self._forget_notes()
 
     def _forget_notes(self) -> None:
         self._notes: list[Any] = []
         self._words: dict[int, bytes] = {}
+        self._families: dict[bytes, tuple[bytes, int]] = {}
+        self.epoch = object()
         self.note = self._notes.extend
         self.with_words = True
 
@@ -159,22 +198,42 @@ class CurveSampler:
         counters = self._counters
         return counters.computed_tokens + counters.hit_tokens - counters.prompt_tokens
 
-    def _parting(self) -> int:
-        """Return the block at which sessions part: as before, or more where many leave at one place."""
-        latest = self._notes[-NOTE * LEARN_FROM :]
-        lengths: dict[bytes, int] = {}
-        places: dict[int, int] = {}
-        for size, reused, name in zip(*(latest[at::NOTE] for at in range(NOTE)), strict=True):
-            num_blocks = size // self._block_size
-            left = max(reused, 0) // self._block_size
-            common = min(lengths.get(name, 0), num_blocks)
-            lengths[name] = num_blocks
-            if self._depth < left < common - 2:
-                places[left] = places.get(left, 0) + 1
-        if not places:
+    def _place(self, depth: int) -> slice[int, int, None]:
+        """Return where in a prompt the name is that block number `depth` gives."""
+        block_bytes = self._block_size * TOKEN_BYTES
+        stop = (depth + 1) * block_bytes
+        return slice(stop - min(block_bytes, NAME_BYTES), stop)
+
+    def _learn(self) -> bool:
+        """See below which prompts several sessions part, from the latest notes; return whether much changes."""
+        count = max(LEARN_AT[0], self._num_notes // LEARN_FROM)
+        latest, size = iter(self._notes[-NOTE * count :]), self._block_size
+        depth, leaving, found = self._depth, self._leaving, set[bytes]()
+        for num_tokens, reused, name in zip(latest, latest, latest, strict=True):
+            place = abs(reused) // size
+            # Behind the place where it left what was there, a whole block goes on.
+            if not depth < place < (num_tokens - 1) // size:
+                continue
+            number = leaving[name, place] = leaving.get((name, place), 0) + 1
+            known = self.partings.get(name)
+            if number == FAMILY and (known is None or self._place(place).stop < known.stop):
+                self.partings[name] = self._place(place)
+                found.add(name)
+        if len(leaving) > MOST_PARTINGS:
+            leaving.clear()
+        if len(self.partings) > MOST_PARTINGS:
+            self.partings.clear()
+        if found:
+            self.epoch = object()
+        return sum(name in found for name in self._notes[2::NOTE][-count:]) > MUCH * count
+
+    def _common_depth(self) -> int:
+        """Return where sessions part if nearly all of the latest have one prompt in common, else as before."""
+        latest = self._notes[2::NOTE][-LEARN_AT[0] :]
+        name, number = Counter(latest).most_common(1)[0]
+        if number < ALMOST_ALL * len(latest) or name not in self.partings:
             return self._depth
-        place = max(places, key=places.__getitem__)
-        return place if places[place] > DIVERGING * LEARN_FROM else self._depth
+        return self.partings[name].stop // (self._block_size * TOKEN_BYTES) - 1
 
     def _read(self) -> None:
         """Turn the notes into samples."""
@@ -209,8 +268,15 @@ class CurveSampler:
         more = Sample.of(num_notes)
         more.prompt = np.fromiter(self._notes[::NOTE], np.int64, num_notes)
         more.reused = np.fromiter(self._notes[1::NOTE], np.int64, num_notes)
+        more.family, more.told = np.zeros(num_notes, np.uint64), np.zeros(num_notes, np.int64)
         more.unit = _session_numbers(self._notes[2::NOTE])
         more.word = _word_numbers(self._words, num_notes)
+        names: list[bytes] = self._notes[2::NOTE]
+        families = self._families
+        if told := [at for at, name in enumerate(names) if name in families] if families else []:
+            known = [families[names[at]] for at in told]
+            more.family[told] = _session_numbers([family for family, _ in known])
+            more.told[told] = [tokens for _, tokens in known]
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
