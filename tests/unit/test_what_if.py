@@ -149,6 +149,28 @@ def test_sessions_part_below_a_long_shared_prompt():
     assert manager.sampler._depth == 100
 
 
+def test_a_prompt_that_is_nothing_but_shared_names_no_other_session():
+    systems = [np.arange(1000 * n, 1000 * n + 20, dtype=np.int32) for n in range(3)]
+    manager = CacheManager(20_000, BLOCK, sub_block=False, curve=True)
+
+    def asked(system, own):
+        more = np.arange(own, own + 4, dtype=np.int32)
+        serve(manager, tokens_of(np.concatenate((systems[system], more))))
+
+    def name_of(system, own):
+        asked(system, own)
+        return manager.sampler._notes[-1]
+
+    for number in range(512):
+        asked(number % 3, 10_000 + 4 * number)
+    assert len(manager.sampler.partings) == 3
+    serve(manager, tokens_of(np.array([77_000], np.int32)))
+    serve(manager, tokens_of(systems[0]))
+    names = [name_of(0, 50_000), name_of(0, 60_000), name_of(1, 70_000)]
+    assert len(set(names)) == 3
+    assert name_of(0, 50_000) == names[0]
+
+
 def test_sessions_that_share_nothing():
     prompts, names = talks(7, num_talks=120, shared=1)
     prompts = [

@@ -100,8 +100,7 @@ class CurveSampler:
         """Forget all requests; the curve is of those from now on."""
         self._num_read = 0
         self._halvings = 0
-        self.partings: dict[bytes, slice[int, int, None]] = {}
-        self._leaving: dict[tuple[bytes, int], int] = {}
+        self._depth = 0
         self._samples = [Sample.of(0)]
         self._clock = 0
         self._begin(1)
@@ -138,7 +137,7 @@ class CurveSampler:
         num_tokens = stop // TOKEN_BYTES
         if stop:
             self._families[name] = family, num_tokens - self._block_size
-        if reused >= num_tokens:
+        if 0 < num_tokens <= reused:
             node.label = self.epoch, name
         return name
 
@@ -178,8 +177,9 @@ class CurveSampler:
 
     def _begin(self, depth: int) -> None:
         """Tell sessions apart by block number `depth` of their prompts from now on, or further down."""
-        if depth != getattr(self, "_depth", depth):
-            self.partings, self._leaving = {}, {}
+        if depth != self._depth:
+            self.partings: dict[bytes, slice[int, int, None]] = {}
+            self._leaving: dict[tuple[bytes, int], int] = {}
         self._depth = depth
         self.name = self._place(depth)
         self.surely = self.name.stop // TOKEN_BYTES

@@ -143,15 +143,17 @@ class TieredStore:
             return
         self.transfers.join()
         pieces = self.pieces(blocks_of(self.manager, seq))
-        is_fed = self.stack.is_fed(keys_of(pieces))
+        keys = keys_of(pieces)
+        is_fed = self.stack.is_fed(keys)
         if is_fed.any():
-            pieces = [pieces[at] for at in np.flatnonzero(~is_fed).tolist()]
+            left: list[int] = np.flatnonzero(~is_fed).tolist()
+            pieces, keys = [pieces[at] for at in left], [keys[at] for at in left]
         if pieces:
             names = self._naming.of(self.manager, seq.node, seq.scope)
             num_bytes = sum(part.record_bytes for _, part in pieces)
             most_bytes = int(PUT_OFF_SHARE * sum(pool.num_bytes for pool in self.pools))
             work = partial(self._store_wanted, pieces, names)
-            self.beside.hold(seq, self.stack.feed(keys_of(pieces), work, num_bytes, most_bytes))
+            self.beside.hold(seq, self.stack.feed(keys, work, num_bytes, most_bytes))
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
