@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
 
-from quire.core import CacheManager, Scope, sampling
+from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, sampling
 from quire.errors import ConfigError
 from quire.sim.curves import lru_curve
 from quire.sim.trace import open_trace
@@ -26,6 +26,7 @@ def serve(manager, tokens, scope=None):
     seq = manager.open(tokens, scope)
     found = seq.computed
     manager.reserve(seq, len(tokens) - found)
+    manager.take_copies()
     manager.commit(seq, tokens[found:])
     manager.close(seq)
 
@@ -146,7 +147,7 @@ def test_sessions_part_below_a_long_shared_prompt():
     manager = served(prompts, names // 5)
     manager.what_if()
     assert manager.sampler is not None
-    assert manager.sampler._depth == 100
+    assert manager.sampler.depth == 100
 
 
 def test_a_prompt_that_is_nothing_but_shared_names_no_other_session():
@@ -246,6 +247,44 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     again = served(prompts, capacity).what_if()
     assert again.capacities.tolist() == curve.capacities.tolist()
     assert again.token_hit.tolist() == curve.token_hit.tolist()
+
+
+@given(st.integers(0, 10**6), st.integers(10, 60))
+@settings(max_examples=20, deadline=None)
+def test_requests_are_counted_as_without_the_curve(seed, capacity):
+    random = Random(seed)
+    groups = [LayerGroup("full", capacity), LayerGroup("window", 9, SlidingWindow(5))]
+    both = [CacheManager(groups=groups, block_size=4, curve=curve) for curve in (True, False)]
+    texts = [np.array([[head] * 6, [tail] * 6]).ravel() for head in range(3) for tail in range(4)]
+    for _ in range(300):
+        text = np.concatenate([random.choice(texts), random.choice(texts)])[: random.randint(1, 24)]
+        scope = random.choice([None, None, Scope(salt="a"), Scope(salt="b")])
+        for manager in both:
+            serve(manager, text.astype(np.int32), scope)
+        what = random.randrange(20)
+        if what < 3:
+            assert both[0].stats == both[1].stats
+        elif what == 3:
+            both[0].what_if()
+        elif what == 4:
+            both[0].sampler.restart()
+    assert both[0].stats == both[1].stats
+    both[0].check()
+
+
+def test_a_node_that_lost_its_end_names_no_session_any_more():
+    manager = CacheManager(64, BLOCK, sub_block=False, curve=True)
+    manager.sampler._begin(5)
+    shared, own, others = np.arange(2), np.arange(100, 110), np.arange(200, 210)
+    talk = tokens_of(np.concatenate((shared, own)))
+    serve(manager, talk)
+    serve(manager, talk)
+    first = manager.sampler._notes[-1]
+    serve(manager, tokens_of(np.arange(1000, 1061)))
+    other = tokens_of(np.concatenate((shared, others)))
+    assert manager.probe(other).num_blocks == 2
+    serve(manager, other)
+    assert manager.sampler._notes[-1] != first
 
 
 def test_asking_in_between_changes_no_later_answer():

@@ -240,7 +240,7 @@ class PrefixTree:
             for ids in node.blocks:
                 del ids[left:]
             node.end -= num_blocks
-            node.lost = None
+            node.lost = node.label = None
             if node.hashes is not None:
                 del node.hashes[left:]
             if node.named is not None:

@@ -105,28 +105,35 @@ class Requests(BlockStore):
         self._adopt(seq)
         counters = self.counters
         counters.num_requests += 1
-        counters.prompt_tokens += num_tokens
-        counters.hit_tokens += seq.num_cached
-        counters.missed["last_token"] += 1
-        if reason != "last_token":
-            counters.missed[reason] += explained
-            counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
         sampler = self.sampler
-        if sampler is not None:
-            # In line: here even an empty call would be felt.
-            reused = -seq.num_cached - explained if reason == "evicted" else seq.num_cached
-            partings = sampler.partings
-            label = seq.node.label if partings else None
+        if sampler is None:
+            counters.prompt_tokens += num_tokens
+            counters.hit_tokens += seq.num_cached
+            counters.missed["last_token"] += 1
+            if reason != "last_token":
+                counters.missed[reason] += explained
+                counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+        else:
+            # In line: here even an empty call would be felt. What is noted is counted later.
+            reused = seq.num_cached
+            if reason not in ("cold", "last_token"):
+                counters.missed[reason] += explained
+                if reason == "evicted":
+                    counters.hit_tokens += reused
+                    reused = -reused - explained
+            label = seq.node.label
             if label is not None and label[0] is sampler.epoch:
                 name = label[1]
             else:
                 name = key[sampler.name].tobytes()
                 if scope is not None:
                     name += scope_name(root)
-                if partings and name in partings:
-                    name = sampler.deeper(key, name, seq.node, reused)
+                if name in sampler.partings:
+                    name = sampler.deeper(key, name, seq.node)
+                elif seq.node.end > sampler.depth:
+                    seq.node.label = sampler.epoch, name
             sampler.note((num_tokens, reused, name))
-            if sampler.with_words and reused < sampler.surely:
+            if reused < sampler.unsure:
                 sampler.keep_word(key, num_tokens)
             if not counters.num_requests & 63:
                 sampler.look()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from quire.core.distances import Sample, Words, hit_curve
+from quire.core.distances import Ints, Sample, Words, hit_curve
 from quire.core.node import Node
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key
@@ -60,9 +61,12 @@ MUCH = 0.25
 MIX = np.arange(1, (NAME_BYTES + SCOPE_BYTES) // 4, 2, dtype=np.uint64) * np.uint64(
     0x9E3779B97F4A7C15
 )
-"""Odd multiples of 2**64 / golden ratio: a word times one of them is mixed."""
+"""Odd multiples of 2**64 / golden ratio: a word of a name times one of them is mixed."""
 
 ALL = (1 << 64) - 1
+
+NEVER = -(1 << 62)
+"""Tokens: less is never found."""
 
 
 class CurveSampler:
@@ -70,7 +74,8 @@ class CurveSampler:
 
     A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
     its session: the end of the first block below the prompt that sessions share. So a request
-    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed. Which prompts
+    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed, the node of a
+    session that goes on has its name as a label, and what is noted need not be counted. Which prompts
     sessions share is learned from the notes: where several requests of one name leave each other's
     text at the same place, a session's name is that of the block behind it, and so on. Where
     the cache forgot how much of a prompt is as in the session's request before, a word of each
@@ -81,12 +86,12 @@ class CurveSampler:
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
     whose number is below a limit that is halved each time. Times are of all requests.
 
-    `note`        takes a request's (tokens, reused ones, name)
-    `name`        where in a prompt the bytes are that name its session
-    `with_words`  whether a word of the text is kept, where the cache forgot or a session begins
-    `surely`      tokens; who finds as many goes on with a session
-    `partings`    names that many sessions have, and where in a prompt those part
-    `epoch`       what the labels of nodes carry as long as they hold
+    `note`      takes a request's note
+    `name`      where in a prompt the bytes are that name its session
+    `depth`     the number of the block that it is in
+    `unsure`    tokens; of who finds fewer a word of the text is kept
+    `partings`  names that many sessions have, and where in a prompt those part
+    `epoch`     what the labels of nodes carry as long as they hold
 
     len(sample) <= MAX_SAMPLES; the sampled units are those with unit <= limit.
     """
@@ -94,13 +99,16 @@ class CurveSampler:
     def __init__(self, block_size: int, counters: Counters) -> None:
         self._block_size = block_size
         self._counters = counters
+        self._notes: list[Any] = []
+        self._num_counted = 0
         self.restart()
 
     def restart(self) -> None:
         """Forget all requests; the curve is of those from now on."""
+        self.count()
         self._num_read = 0
         self._halvings = 0
-        self._depth = 0
+        self.depth = 0
         self._samples = [Sample.of(0)]
         self._clock = 0
         self._begin(1)
@@ -116,28 +124,31 @@ class CurveSampler:
             del self._learn_at[0]
             is_much = self._learn()
             if is_much and num_notes <= BEGIN_ANEW and not any(map(len, self._samples)):
+                self.count()
                 self._num_read += num_notes
                 self._begin(self._common_depth())
                 num_notes = 0
-        self.with_words = num_notes < WITH_WORDS
+        if num_notes >= WITH_WORDS:
+            self.unsure = NEVER
         if num_notes >= BATCH:
             self._learn()
             self._read()
             self._learn_at.clear()
 
-    def deeper(self, key: Key, name: bytes, node: Node, reused: int) -> bytes:
-        """Return the name of a prompt behind the prompts that many share.
+    def deeper(self, key: Key, name: bytes, node: Node) -> bytes:
+        """Return the name of a prompt's session behind the prompts that many share.
 
-        A node that lies behind it keeps it, for the next request that ends there.
+        The node where the cached part ends keeps it for the next request there, if all that it
+        depends on lies above.
         """
-        family, stop = name, 0
-        scope = name[self.name.stop - self.name.start :]
+        family, stop = b"", self.name.stop
+        scope = name[stop - self.name.start :]
         while (place := self.partings.get(name)) is not None and stop < place.stop <= len(key):
             family, name, stop = name, key[place].tobytes() + scope, place.stop
-        num_tokens = stop // TOKEN_BYTES
-        if stop:
-            self._families[name] = family, num_tokens - self._block_size
-        if 0 < num_tokens <= reused:
+        if family:
+            self._families[name] = family, stop // TOKEN_BYTES - self._block_size
+        ends_behind = stop <= node.end * self._block_size * TOKEN_BYTES
+        if ends_behind and (place is None or place.stop <= stop):
             node.label = self.epoch, name
         return name
 
@@ -145,7 +156,20 @@ class CurveSampler:
         """Keep the two tokens of the last prompt that end at the largest power of two within it."""
         end = TOKEN_BYTES << num_tokens.bit_length() >> 1
         if end >= WORD_BYTES:
-            self._words[len(self._notes)] = key[end - WORD_BYTES : end].tobytes()
+            self._words[self._num_notes - 1] = key[end - WORD_BYTES : end].tobytes()
+
+    def count(self) -> None:
+        """Add the requests that were noted since the last time to the counters; `open` leaves them to this."""
+        self._add(*self._columns(self._num_counted))
+
+    def _add(self, prompt: Ints, reused: Ints) -> None:
+        """Count requests; of those that the cache forgot, `open` has counted what was found and what not."""
+        self._num_counted += len(prompt)
+        counters, missed = self._counters, self._counters.missed
+        counters.prompt_tokens += prompt.sum().item()
+        counters.hit_tokens += np.maximum(reused, 0).sum().item()
+        missed["last_token"] += len(prompt)
+        missed["cold"] += counters.prompt_tokens - counters.hit_tokens - sum(missed.values())
 
     @property
     def num_requests(self) -> int:
@@ -177,22 +201,22 @@ class CurveSampler:
 
     def _begin(self, depth: int) -> None:
         """Tell sessions apart by block number `depth` of their prompts from now on, or further down."""
-        if depth != self._depth:
+        if depth != self.depth:
             self.partings: dict[bytes, slice[int, int, None]] = {}
             self._leaving: dict[tuple[bytes, int], int] = {}
-        self._depth = depth
+        self.depth = depth
         self.name = self._place(depth)
-        self.surely = self.name.stop // TOKEN_BYTES
+        self._surely = self.name.stop // TOKEN_BYTES
         self._generated = self._generated_tokens()
         self._forget_notes()
 
     def _forget_notes(self) -> None:
-        self._notes: list[Any] = []
+        self._notes, self._num_counted = [], 0
         self._words: dict[int, bytes] = {}
         self._families: dict[bytes, tuple[bytes, int]] = {}
         self.epoch = object()
         self.note = self._notes.extend
-        self.with_words = True
+        self.unsure = self._surely
 
     def _generated_tokens(self) -> int:
         counters = self._counters
@@ -206,17 +230,20 @@ class CurveSampler:
 
     def _learn(self) -> bool:
         """See below which prompts several sessions part, from the latest notes; return whether much changes."""
-        count = max(LEARN_AT[0], self._num_notes // LEARN_FROM)
-        latest, size = iter(self._notes[-NOTE * count :]), self._block_size
-        depth, leaving, found = self._depth, self._leaving, set[bytes]()
-        for num_tokens, reused, name in zip(latest, latest, latest, strict=True):
-            place = abs(reused) // size
-            # Behind the place where it left what was there, a whole block goes on.
-            if not depth < place < (num_tokens - 1) // size:
+        first = self._num_notes - max(LEARN_AT[0], self._num_notes // LEARN_FROM)
+        names = self._names(first)
+        prompt, reused = self._columns(first)
+        places = abs(reused) // self._block_size
+        # Behind the place where it left what was there, a whole block goes on.
+        leaves = (places > self.depth) & (places < (prompt - 1) // self._block_size)
+        leaving, found = self._leaving, set[bytes]()
+        for left in zip(compress(names, leaves), places[leaves].tolist(), strict=True):
+            times = leaving[left] = leaving.get(left, 0) + 1
+            if times != FAMILY:
                 continue
-            number = leaving[name, place] = leaving.get((name, place), 0) + 1
+            name, place = left
             known = self.partings.get(name)
-            if number == FAMILY and (known is None or self._place(place).stop < known.stop):
+            if known is None or self._place(place).stop < known.stop:
                 self.partings[name] = self._place(place)
                 found.add(name)
         if len(leaving) > MOST_PARTINGS:
@@ -225,14 +252,14 @@ class CurveSampler:
             self.partings.clear()
         if found:
             self.epoch = object()
-        return sum(name in found for name in self._notes[2::NOTE][-count:]) > MUCH * count
+        return sum(name in found for name in names) > MUCH * len(names)
 
     def _common_depth(self) -> int:
         """Return where sessions part if nearly all of the latest have one prompt in common, else as before."""
-        latest = self._notes[2::NOTE][-LEARN_AT[0] :]
-        name, number = Counter(latest).most_common(1)[0]
-        if number < ALMOST_ALL * len(latest) or name not in self.partings:
-            return self._depth
+        latest = self._names(self._num_notes - LEARN_AT[0])
+        name, times = Counter(latest).most_common(1)[0]
+        if times < ALMOST_ALL * len(latest) or name not in self.partings:
+            return self.depth
         return self.partings[name].stop // (self._block_size * TOKEN_BYTES) - 1
 
     def _read(self) -> None:
@@ -266,17 +293,12 @@ class CurveSampler:
         """Return the notes as columns; generated tokens are spread evenly over the requests."""
         num_notes = self._num_notes
         more = Sample.of(num_notes)
-        more.prompt = np.fromiter(self._notes[::NOTE], np.int64, num_notes)
-        more.reused = np.fromiter(self._notes[1::NOTE], np.int64, num_notes)
-        more.family, more.told = np.zeros(num_notes, np.uint64), np.zeros(num_notes, np.int64)
-        more.unit = _session_numbers(self._notes[2::NOTE])
+        more.prompt, more.reused = self._columns(0)
+        self._add(more.prompt[self._num_counted :], more.reused[self._num_counted :])
+        more.unit = _session_numbers(self._names(0))
         more.word = _word_numbers(self._words, num_notes)
-        names: list[bytes] = self._notes[2::NOTE]
-        families = self._families
-        if told := [at for at, name in enumerate(names) if name in families] if families else []:
-            known = [families[names[at]] for at in told]
-            more.family[told] = _session_numbers([family for family, _ in known])
-            more.told[told] = [tokens for _, tokens in known]
+        if self._families:
+            more.family, more.told = self._families_of(more.unit)
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
@@ -287,10 +309,28 @@ class CurveSampler:
         touched += self._clock
         self._clock = touched.item(-1)
         more.begun = touched - more.size
-        short = more.prompt <= self.surely
+        short = more.prompt <= self._surely
         if short.any():
             more.unit[short] = _mixed(~more.begun[short].astype(np.uint64))
         return more
+
+    def _families_of(self, unit: Words) -> tuple[Words, Ints]:
+        """Return the shared prompt that each session is below, 0 for none, and its tokens: uint64, int64 [notes]."""
+        known = _session_numbers(list(self._families))
+        above, tokens = zip(*self._families.values(), strict=True)
+        order = known.argsort()
+        at = order[np.searchsorted(known, unit, sorter=order) % len(order)]
+        told = known[at] == unit
+        return _session_numbers(above)[at] * told, np.array(tokens)[at] * told
+
+    def _columns(self, first: int) -> Any:
+        """Return the tokens of notes from the first one on, and those reused: int64 [2, notes]."""
+        columns = (self._notes[NOTE * first + entry :: NOTE] for entry in range(2))
+        return np.array([np.fromiter(column, np.int64, len(column)) for column in columns])
+
+    def _names(self, first: int) -> list[bytes]:
+        """Return the names in the notes from the first one on."""
+        return self._notes[NOTE * first + 2 :: NOTE]
 
 
 def scope_name(root: Node) -> bytes:
@@ -299,21 +339,17 @@ def scope_name(root: Node) -> bytes:
 
 
 def _session_numbers(names: Sequence[bytes]) -> Words:
-    """Return a number for each session's name, uint64 [notes]."""
-    text = b"".join(names)
-    if len(text) != len(names) * NAME_BYTES:
-        width = NAME_BYTES + SCOPE_BYTES
-        text = b"".join(name.ljust(width, b"\0") for name in names)
-    words = np.frombuffer(text, np.uint64).reshape(len(names), -1)
-    return _mixed(words @ MIX[: words.shape[1]])
+    """Return a number for each session's name, uint64 [names]."""
+    padded = np.fromiter(names, f"S{NAME_BYTES + SCOPE_BYTES}", len(names))
+    return _mixed(padded.view(np.uint64).reshape(len(names), -1) @ MIX)
 
 
 def _word_numbers(words: dict[int, bytes], num_notes: int) -> Words:
     """Return a number for each note's word, 0 where none was kept, uint64 [notes]."""
     numbers = np.zeros(num_notes, np.uint64)
     if words:
-        notes = np.fromiter(words, np.int64) // NOTE - 1
-        numbers[notes] = _mixed(np.frombuffer(b"".join(words.values()), np.uint64)) | np.uint64(1)
+        kept = np.frombuffer(b"".join(words.values()), np.uint64)
+        numbers[list(words)] = _mixed(kept) | np.uint64(1)
     return numbers
 
 

@@ -128,6 +128,8 @@ class BlockStore:
     @property
     def stats(self) -> Stats:
         """What was counted since the manager was made."""
+        if self.sampler is not None:
+            self.sampler.count()
         return self.counters.stats()
 
     def probe(
