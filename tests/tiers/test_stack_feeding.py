@@ -5,10 +5,14 @@ from itertools import pairwise
 import pytest
 from stack_help import KEYS, SIZE, Stacked, store, wanted
 
-from quire.tiers.stack.feeding import LATEST_S, LONGEST_LOOK_S, LOOK_S, PACE
+from quire.tiers import StackSettings
+from quire.tiers.stack.feeding import LATEST_S, LONGEST_LOOK_S, LOOK_S, MOST_CREDIT_S
 
 MUCH = 1000
 """Bytes that may wait."""
+
+PACE = 1 / StackSettings().busy_share
+"""Beside a model, work is followed by a pause of so many times as long."""
 
 SOON = {
     "find": lambda stack: stack.find(KEYS[:1]),
@@ -32,7 +36,7 @@ class Fed:
             self.world.lanes.sleep(self.took_s)
             store(self.stack, numbers)
 
-        return self.stack.feed([KEYS[i] for i in numbers], work, num_bytes, MUCH)
+        return self.stack.feeding.begin([KEYS[i] for i in numbers], work, num_bytes, MUCH)
 
     @property
     def order(self):
@@ -87,9 +91,10 @@ def test_when_the_model_has_stopped_the_rest_is_done_without_pauses():
     fed_in(scenario, busy_cores=2.0)
 
 
-def test_what_is_old_is_done_even_beside_a_model():
+def test_what_is_old_is_done_even_beside_a_model_if_hits_have_paid():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.3
+        stack.feeding.earn(10.0)
         for number in range(3):
             fed.feed(number)
         lanes.sleep(LATEST_S - 0.01)
@@ -98,6 +103,137 @@ def test_what_is_old_is_done_even_beside_a_model():
         assert len(fed.ran) == 3
 
     fed_in(scenario, busy_cores=1.0)
+
+
+def test_what_is_old_waits_for_its_turn_where_nothing_was_saved():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.3
+        for number in range(3):
+            fed.feed(number)
+        lanes.sleep(LATEST_S + 1.0)
+        assert len(fed.ran) == 2
+        lanes.sleep(PACE * fed.took_s)
+        assert len(fed.ran) == 3
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_beside_a_model_that_never_rests_there_is_no_room_for_more_than_may_wait():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.01
+        asked, found = 0, 0
+        for number in range(400):
+            asked += 1
+            if stack.feeding.has_room(MUCH):
+                fed.feed(number % 32, num_bytes=MUCH // 4)
+                found += 1
+            lanes.sleep(0.1)
+        assert stack.stats().passed_over == asked - found > asked // 2
+        assert f"{asked - found} prompts were not stored" in str(stack)
+        busy_s = fed.took_s * len(fed.ran)
+        # What stats waited for is on top: four prompts, that much may wait.
+        assert busy_s <= 40 / PACE + 5 * fed.took_s
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_what_is_late_leaves_no_room_either():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 1.0
+        fed.feed(0)
+        fed.feed(1)
+        lanes.sleep(LATEST_S - 0.1)
+        assert stack.feeding.has_room(MUCH)
+        lanes.sleep(0.2)
+        assert not stack.feeding.has_room(MUCH)
+        lanes.busy_cores = 0.0
+        lanes.sleep(1.0 + LONGEST_LOOK_S)
+        assert stack.feeding.has_room(MUCH)
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_before_the_process_was_seen_to_be_busy_there_is_room():
+    def scenario(fed, stack, lanes):
+        for number in range(8):
+            assert stack.feeding.has_room(MUCH)
+            fed.feed(number, num_bytes=MUCH)
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_what_hits_have_saved_is_spent_and_no_more():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.1
+        stack.feeding.earn(0.25)
+        for number in range(8):
+            fed.feed(number, num_bytes=MUCH)
+        lanes.sleep(8 * LOOK_S + 6 * fed.took_s)
+        # One in its turn, three with what was saved: the last one takes what is left.
+        assert len(fed.ran) == 4
+        assert not stack.feeding.has_room(MUCH)
+        lanes.sleep(0.8 * PACE * fed.took_s)
+        assert len(fed.ran) == 4
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_what_is_kept_in_mind_of_what_was_saved_is_bounded():
+    def scenario(fed, stack, lanes):
+        stack.feeding.earn(10 * MOST_CREDIT_S)
+        stack.feeding.earn(-MOST_CREDIT_S)
+        fed.took_s = 0.01
+        for number in range(3):
+            fed.feed(number, num_bytes=MUCH)
+        lanes.sleep(4 * LOOK_S)
+        assert fed.order == [(0,)]
+        assert not stack.feeding.has_room(MUCH)
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+def test_who_needs_its_blocks_does_not_wait_where_nothing_was_saved():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.01
+        first, second, third = (fed.feed(number) for number in range(3))
+        lanes.sleep(LOOK_S + 2 * fed.took_s)
+        assert fed.order == [(0,)]
+        for each in (first, second):
+            begun_s = lanes.now()
+            stack.feeding.finish(each)
+            assert each.is_over
+            assert lanes.now() == begun_s
+        assert stack.find(KEYS[1:2]) == [-1]
+        stack.feeding.earn(1.0)
+        stack.feeding.finish(third)
+        assert fed.order == [(0,), (2,)]
+        assert stack.stats().passed_over == 1
+
+    fed_in(scenario, busy_cores=1.0)
+
+
+@pytest.mark.parametrize("busy_cores", [0.0, 2.0])
+def test_before_that_is_seen_who_needs_its_blocks_waits(busy_cores):
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.01
+        stack.feeding.finish(fed.feed(0))
+        assert fed.order == [(0,)]
+        assert stack.stats().passed_over == 0
+
+    fed_in(scenario, busy_cores)
+
+
+def test_with_all_of_the_time_nothing_is_passed_over():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.01
+        for number in range(20):
+            assert stack.feeding.has_room(MUCH)
+            fed.feed(number, num_bytes=MUCH)
+            lanes.sleep(0.05)
+        lanes.sleep(1.0)
+        assert len(fed.ran) == 20
+
+    fed_in(scenario, busy_cores=1.0, busy_share=1.0)
 
 
 @pytest.mark.parametrize("busy_cores", [0.0, 2.0])
@@ -137,23 +273,24 @@ def test_who_looks_for_something_else_does_not_wait():
 def test_what_is_under_way_is_known_until_it_is_stored():
     def scenario(fed, stack, lanes):
         fed.feed(0, 1)
-        assert stack.is_fed(KEYS[:3]).tolist() == [True, True, False]
+        assert stack.feeding.has(KEYS[:3]).tolist() == [True, True, False]
         assert stack.drain(5.0)
-        assert not stack.is_fed(KEYS[:3]).any()
+        assert not stack.feeding.has(KEYS[:3]).any()
         assert wanted(stack, KEYS[:3]) == [False, False, True]
 
     fed_in(scenario)
 
 
-def test_of_more_than_may_wait_the_oldest_is_done_at_each_look():
+def test_of_more_than_may_wait_the_oldest_is_done_at_each_look_if_hits_have_paid():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.002
+        stack.feeding.earn(1.0)
         for number in range(5):
             fed.feed(number, num_bytes=MUCH // 2)
         lanes.sleep(LOOK_S / 2)
         assert fed.ran == []
         lanes.sleep(5 * LOOK_S)
-        assert fed.order == [(0,), (1,), (2,)]
+        assert fed.order == [(0,), (1,), (2,), (3,)]
 
     fed_in(scenario, busy_cores=1.0)
 
@@ -188,7 +325,7 @@ def test_a_tier_that_hangs_does_not_keep_the_others_from_being_fed():
 
 def test_what_fails_is_told_to_who_waits_and_the_next_is_done_all_the_same():
     def scenario(fed, stack, lanes):
-        broken = stack.feed(KEYS[:1], lambda: 1 / 0, 100, MUCH)
+        broken = stack.feeding.begin(KEYS[:1], lambda: 1 / 0, 100, MUCH)
         fed.feed(1)
         assert broken.wait(1.0)
         assert isinstance(broken.error, ZeroDivisionError)
@@ -205,6 +342,6 @@ def test_who_feeds_a_closed_stack_does_not_wait_for_ever():
         assert before.is_over
         assert fed.order == [(0,)]
         for _ in range(2):
-            assert stack.feed(KEYS[:1], lambda: None, 100, MUCH).wait(1.0)
+            assert stack.feeding.begin(KEYS[:1], lambda: None, 100, MUCH).wait(1.0)
 
     fed_in(scenario)

@@ -184,6 +184,7 @@ def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(t
         assert row["gated_ratio"] > 0
     assert found[-1]["name"] == "no_reuse"
     assert found[-1]["cpu_ratio"] > 0
+    assert 0 < found[-1]["stored_share"] <= 1
     assert (tmp_path / "crossover.svg").read_text().startswith("<?xml")
     assert "never come back" in str(first_token_table(found).caption)
 

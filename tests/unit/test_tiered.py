@@ -203,6 +203,30 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
         engine.manager.check()
 
 
+def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(stack, monkeypatch):
+    engine = Engine(stack, beside=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.feeding, "has_room", lambda most_bytes: False)
+        assert engine.serve(run(0, 17)) == {}
+        assert engine.manager.num_cached == 17 // SIZE
+    engine.serve(run(100, 17))
+    assert Engine(stack).serve(run(0, 17)) == {}
+    assert Engine(stack).serve(run(100, 17)) == {"host": 16}
+
+
+def test_what_a_hit_has_saved_is_said_once_computing_was_measured(stack, monkeypatch):
+    earned = []
+    monkeypatch.setattr(stack.feeding, "earn", earned.append)
+    Engine(stack).serve(run(0, 17))
+    Engine(stack).serve(run(0, 17))
+    assert [seconds for seconds in earned if seconds > 0] == []
+    engine = Engine(stack)
+    for _ in range(5):
+        engine.store.cost.observe(0, 17, 17.0)
+    assert engine.serve(run(0, 17)) == {"host": 16}
+    assert 5.0 < earned[-1] < 17.0
+
+
 def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch):
     def fail():
         raise MemoryError("no memory")

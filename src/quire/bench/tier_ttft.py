@@ -18,6 +18,7 @@ from quire.bench.hf_rows import Stamp
 from quire.bench.tier_measure import Row
 from quire.bench.tier_servers import redis_server
 from quire.engines.hf import PrefixCache
+from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Tier
 from quire.tiers.disk import Disk
@@ -36,7 +37,7 @@ POOL, TIER = "256MiB", "1GiB"
 FAR = FaultPlan(latency_s=0.02, bandwidth=100e6)
 """A tier that is far away: 20 ms on average and 100 MB/s, drawn from a seed."""
 
-COLD_TOKENS, COLD_NEW, COLD_PROMPTS = 512, 32, 6
+COLD_TOKENS, COLD_NEW, COLD_PROMPTS = 512, 32, 8
 DRAIN_S = 30.0
 
 
@@ -66,7 +67,7 @@ def rows(
     `ttft` rows, per tier and prefix length: `recompute_ms` without tiers, `hit_ms` from the tier whatever it costs (the gate
     is off), `gated_ms` as the gate decides, from estimates that it learned in this run; ratios to recomputing
     are medians over rounds, below 1 is faster. The device holds nothing at the start of each call.
-    `no_reuse` rows: prompts that were never seen, with host and disk tiers, all stores waited for, against none.
+    `no_reuse` rows: prompts that were never seen, one after the other, with host and disk tiers, against none.
 
     Raises `ConfigError` for names that do not exist.
     """
@@ -140,27 +141,34 @@ class Bench:
 
 
 def no_reuse(model: Any, folder: Path, rounds: int) -> Row:
-    """Return the row of traffic that never comes back: a prompt without tiers, and with all its stores done.
+    """Return the row of traffic that never comes back and never rests: prompts with and without tiers.
 
-    `on_ratio` and `cpu_ratio` are medians over rounds of wall and of CPU time, all threads counted. The
+    They are timed behind so many others that no more may wait to be copied. `on_ratio` and `cpu_ratio` are
+    medians over rounds of wall and of CPU time, all threads counted; `stored_share` of the prompts were stored. The
     host tier is small, so that it is full, and evicts, from the first round on that counts.
     """
     random = torch.Generator().manual_seed(1)
     off = PrefixCache(model, "32MiB")
+    per_prompt = off.layout.bytes_per_block * COLD_TOKENS // off.layout.block_size
+    before = 2 + int(PUT_OFF_SHARE * off.num_bytes) // per_prompt
     taken: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
     with PrefixCache(model, "32MiB", tiers=[Host("32MiB"), Disk(folder / "kv", "128MiB")]) as on:
         for number in range(3 + rounds):
-            prompts = [_draw(COLD_TOKENS, random) for _ in range(COLD_PROMPTS)]
+            prompts = [_draw(COLD_TOKENS, random) for _ in range(before + COLD_PROMPTS)]
             ways = (("off", off), ("on", on))
             for way, cache in ways if number % 2 else reversed(ways):
-                begun, cpu = time.perf_counter(), time.process_time()
-                for prompt in prompts:
+                begun = cpu = 0.0
+                for index, prompt in enumerate(prompts):
+                    if index == before:
+                        begun, cpu = time.perf_counter(), time.process_time()
                     _generate(cache, prompt, COLD_NEW, None)
-                if cache.tiers is not None:
-                    cache.tiers.drain(DRAIN_S)
                 if number >= 3:
                     spent = time.perf_counter() - begun, time.process_time() - cpu
                     taken[way].append(spent)
+                if cache.tiers is not None:
+                    cache.tiers.drain(DRAIN_S)
+        assert on.tiers is not None
+        passed_over = on.tiers.stats().passed_over
     pairs = list(zip(taken["on"], taken["off"], strict=True))
     return {
         "name": "no_reuse",
@@ -170,6 +178,7 @@ def no_reuse(model: Any, folder: Path, rounds: int) -> Row:
         "on_ms": median(wall for wall, _ in taken["on"]) * 1e3 / COLD_PROMPTS,
         "on_ratio": median(on[0] / off[0] for on, off in pairs),
         "cpu_ratio": median(on[1] / off[1] for on, off in pairs),
+        "stored_share": 1 - passed_over / ((3 + rounds) * (before + COLD_PROMPTS)),
     }
 
 

@@ -126,7 +126,8 @@ def first_token_table(measured: "list[Row]") -> Table:
     notes = [f"{row['tier']}: {row['reason']}" for row in measured if "reason" in row]
     notes += [
         f"prompts of {row['prefix']} tokens that never come back, {row['tier']}: {row['on_ms']:.0f} ms with "
-        f"tiers, {row['off_ms']:.0f} without: {row['on_ratio']:.3f} of the time, {row['cpu_ratio']:.3f} of the CPU time"
+        f"tiers, {row['off_ms']:.0f} without: {row['on_ratio']:.3f} of the time, {row['cpu_ratio']:.3f} of the CPU time; "
+        f"{row['stored_share']:.0%} of them were stored"
         for row in measured
         if "on_ratio" in row
     ]

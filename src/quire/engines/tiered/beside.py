@@ -27,24 +27,29 @@ class Beside:
     def settle(self) -> None:
         """Wait until everything is copied, and let it go."""
         if self._held:
-            self._stack.catch_up()
-        while self._held:
-            self._let_go(next(iter(self._held)))
+            self._stack.feeding.catch_up()
+        for fed in list(self._held):
+            fed.wait()
+            self._let_go(fed)
 
     def settle_for(self, num_blocks: int, node: Node | None = None) -> None:
         """Let go of what is copied; wait for more until every pool has so many blocks, as far as it can.
 
-        And for what ends at this node of the tree: one that is held is not lengthened.
+        And for what ends at this node of the tree: one that is held is not lengthened. In a process that never
+        rests nobody waits: what is not copied is passed over.
         """
         for fed, (held, _) in list(self._held.items()):
             if fed.is_over or held is node:
-                self._let_go(fed)
+                self._finish(fed)
         groups = self._manager.groups
         while self._held and any(pool.num_available < num_blocks for pool in groups):
-            self._let_go(next(iter(self._held)))
+            self._finish(next(iter(self._held)))
+
+    def _finish(self, fed: Fed) -> None:
+        self._stack.feeding.finish(fed)
+        self._let_go(fed)
 
     def _let_go(self, fed: Fed) -> None:
-        fed.wait()
         _, release = self._held.pop(fed)
         release()
         if fed.error is not None:

@@ -46,6 +46,12 @@ class PrefillCost:
         pairs = zip(_features(start, stop), self._weights, strict=True)
         return sum(feature * weight for feature, weight in pairs)
 
+    def saved(self, start: int, end: int, num_tokens: int) -> float:
+        """Return what having tokens [start, end) of a prompt saves; 0 as long as nothing was measured."""
+        if not self.num_observed:
+            return 0.0
+        return self.seconds(start, num_tokens) - self.seconds(end, num_tokens)
+
     def _solve(self) -> None:
         used = [0, 1, 2]
         while used:

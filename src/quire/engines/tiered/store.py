@@ -136,24 +136,28 @@ class TieredStore:
         """As `offload`, but blocks are copied later, beside the caller, where they only have to be copied.
 
         They stay where they are until `beside` has settled, even when the sequence is closed; pools
-        must not be resized before. To all who ask the stack it is as if they were stored already.
+        must not be resized before. To all who ask the stack it is as if they were stored already. In a process
+        that never rests some sequences are passed over (`StackSettings.busy_share`).
         """
         if not self._goes_beside:
             self.offload(seq)
             return
+        feeding = self.stack.feeding
+        most_bytes = int(PUT_OFF_SHARE * sum(pool.num_bytes for pool in self.pools))
+        if not feeding.has_room(most_bytes):
+            return
         self.transfers.join()
         pieces = self.pieces(blocks_of(self.manager, seq))
         keys = keys_of(pieces)
-        is_fed = self.stack.is_fed(keys)
+        is_fed = feeding.has(keys)
         if is_fed.any():
             left: list[int] = np.flatnonzero(~is_fed).tolist()
             pieces, keys = [pieces[at] for at in left], [keys[at] for at in left]
         if pieces:
             names = self._naming.of(self.manager, seq.node, seq.scope)
             num_bytes = sum(part.record_bytes for _, part in pieces)
-            most_bytes = int(PUT_OFF_SHARE * sum(pool.num_bytes for pool in self.pools))
             work = partial(self._store_wanted, pieces, names)
-            self.beside.hold(seq, self.stack.feed(keys, work, num_bytes, most_bytes))
+            self.beside.hold(seq, feeding.begin(keys, work, num_bytes, most_bytes))
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
@@ -202,7 +206,7 @@ class TieredStore:
             return Search(self.manager, self.stack, self.parts, here, limit)
         size = self.manager.block_size
         computing_s = self.cost.seconds(here.accepted * size, tokens.size)
-        saved_s = computing_s - self.cost.seconds(limit * size, tokens.size)
+        saved_s = self.cost.saved(here.accepted * size, limit * size, tokens.size)
         num_bytes = 0
         for group, parts in enumerate(self.parts):
             lacking = sum(at >= here.matched for at in self.manager.required(group, limit))
@@ -243,6 +247,7 @@ class TieredStore:
         end: int,
         prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
     ) -> Onboarded:
+        asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
         buffers = self.stack.buffers(sizes)
         outcomes = self.stack.load(keys, buffers, found=levels)
@@ -260,6 +265,9 @@ class TieredStore:
             self.transfers.then(lambda: self.stack.give_back(buffers))
         if tokens:
             self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
+            size = self.manager.block_size
+            saved_s = self.cost.saved(search.here.accepted * size, end * size, prompt[0].size)
+            self.stack.feeding.earn(saved_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
     def _whole(self, search: Search, end: int, lost: set[bytes]) -> int:

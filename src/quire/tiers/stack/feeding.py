@@ -1,7 +1,8 @@
 """Feeding: records that are made and stored beside their caller, as if they had been stored at once.
 
-On a CPU this competes with the model. So it waits for a moment in which nothing computes, and while something
-does it keeps to a small share of the time, as long as what waits is neither much nor old.
+On a CPU this competes with the model. So it waits for a moment in which nothing computes. While something does it
+takes a small share of the time, and, where that is not enough, as much more as hits have saved; beyond that
+prompts are passed over.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ IDLE_CORES = 0.7
 SPELL_S = 0.02
 """So long is worked in an idle process before it is watched again."""
 
-PACE = 100
-"""In a busy process, work that took so long is followed by a pause of this many times as long."""
-
 LATEST_S = 30.0
-"""After so long work is done even in a busy process, as systems write pages that have changed."""
+"""What has waited for so long is late."""
+
+MOST_CREDIT_S = 60.0
+"""Of what hits have saved, so much is kept in mind."""
 
 
 class Fed:
@@ -49,7 +50,7 @@ class Fed:
         self._done: Signal = feeding.lanes.signal()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it is done, or was dropped because the stack was closed. It is done next."""
+        """Return whether it is done, or was dropped. It is done next."""
         if self.is_over:
             return True
         self._feeding.prefer([self])
@@ -72,12 +73,19 @@ class Feeding:
     """Work that ends in `TierStack.store`, the oldest first, on a thread of its own.
 
     It copies and seals in memory, so that waiting for it takes milliseconds. Whoever asks for a key
-    that is being made waits for it, and so sees what was stored at once.
+    that is being made waits for it, and so sees what was stored at once. It is *behind* when as much waits as
+    may, or what waits is late: then it goes on without pauses if hits have saved the time, and else has no room.
+
+    `passed_over`  prompts that were not fed, or not to the end, since nobody had the time
 
     under way == preferred + gathered + the one that runs; no key is in two of them
+    In a process that never rests, what nobody waits for takes at most its share of the time and what hits have saved.
     """
 
     def __init__(self, shared: Shared, placing: Placing) -> None:
+        self.passed_over = 0
+        self._share = shared.settings.busy_share
+        self._credit_s = 0.0
         self.lanes: Lanes = shared.lanes
         self._placing = placing
         self._shared = shared
@@ -88,19 +96,42 @@ class Feeding:
         self._preferred: deque[Fed] = deque()
         self._gathered: dict[Fed, None] = {}
         self._gathered_bytes = self._most_bytes = 0
-        self._is_running = self._is_due = False
+        self._is_running = self._is_busy = self._is_due = self._is_on_credit = False
         self._look_s = LOOK_S
         self._spell = self._pause = Deadline(shared.lanes, 0.0)
 
+    def has_room(self, most_bytes: int) -> bool:
+        """Return whether to `begin` work of one more prompt; if not, counts it as passed over."""
+        with self._shared.lock:
+            has_room = not (self._must_spare and self._is_behind(most_bytes))
+            self.passed_over += not has_room
+        return has_room
+
+    def finish(self, fed: Fed) -> None:
+        """Wait until this is done; if it has not begun and nobody has the time for it, it is passed over."""
+        with self._shared.lock:
+            is_passed_over = fed in self._gathered and self._must_spare
+            if is_passed_over:
+                self._take(fed)
+                self.passed_over += 1
+        if is_passed_over:
+            self._end(fed)
+        else:
+            fed.wait()
+
     def begin(self, keys: Keys, work: Work, num_bytes: int, most_bytes: int) -> Fed:
-        """Do work that makes and stores these keys, of so many bytes; more than `most_bytes` do not wait."""
+        """Have `work`, which waits for memory only, make and store these keys when nothing computes.
+
+        To all who ask the stack it is as if that were done: who looks for one of them, drains or closes waits.
+        `num_bytes` are made; from `most_bytes` on that wait, in all, it is behind.
+        """
         fed = Fed(self, keys, work, num_bytes)
         with self._shared.lock:
             self._under_way[fed] = self._gathered[fed] = None
             self._keys |= fed.keys
             self._gathered_bytes += num_bytes
             self._most_bytes = most_bytes
-            is_much = 0 < self._gathered_bytes - most_bytes <= num_bytes
+            is_much = 0 <= self._gathered_bytes - most_bytes < num_bytes
             is_first, self._is_running = not self._is_running, True
         if is_much:
             self._wake.set()
@@ -109,7 +140,7 @@ class Feeding:
         return fed
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys are under way: bool [keys]."""
+        """Return which keys are under way, and not stored yet: bool [keys]. They are not given again."""
         with self._shared.lock:
             return np.array([key in self._keys for key in keys], np.bool_)
 
@@ -133,6 +164,15 @@ class Feeding:
         self.prefer(waiting)
         deadline = Deadline(self.lanes, timeout_s)
         return all(fed.wait(deadline.left_s) for fed in waiting)
+
+    def earn(self, seconds: float) -> None:
+        """Say what a hit has saved."""
+        with self._shared.lock:
+            self._credit_s = min(max(0.0, self._credit_s + seconds), MOST_CREDIT_S)
+
+    def catch_up(self) -> None:
+        """Wait until what was fed is stored; some seconds at most."""
+        self.drain(Deadline(self.lanes, self._shared.settings.load_timeout_s))
 
     def drain(self, deadline: Deadline) -> bool:
         """Do all that is under way now, the oldest first, not faster than tiers write it; return whether it is."""
@@ -165,7 +205,7 @@ class Feeding:
     # In the lane
 
     def _run(self) -> None:
-        self._look_s = LOOK_S
+        self._look_s, self._is_busy = LOOK_S, False
         while True:
             with self._shared.lock:
                 self._wake.clear()
@@ -179,41 +219,60 @@ class Feeding:
             begun_s = self.lanes.now()
             fed.run()
             self._end(fed)
-            self._pause = Deadline(self.lanes, PACE * max(0.0, self.lanes.now() - begun_s))
+            took_s = max(0.0, self.lanes.now() - begun_s)
+            self._pause = Deadline(self.lanes, took_s / self._share)
+            if self._is_on_credit:
+                self.earn(-took_s)
+            self._is_on_credit = False
 
     def _next(self) -> Fed | None:
         """Take what is to be done now, if anything is. The lock is held."""
         if self._preferred:
             return self._preferred.popleft()
-        if not self._gathered:
+        if not self._gathered or (self._spell.passed and not self._is_due):
             return None
         oldest = next(iter(self._gathered))
-        is_its_turn = not self._spell.passed or self._is_due
-        if not oldest.latest.passed and (not is_its_turn or self._placing.is_filling):
+        if self._placing.is_filling and not oldest.latest.passed:
             return None
         self._is_due = False
         self._take(oldest)
         return oldest
 
     def _watch(self) -> None:
-        """See for a while whether anything computes; let work go on if not, if there is much, or after the pause.
+        """See for a while whether anything computes; let work go on if not, or after the pause, or on credit.
 
         Even then it does not begin at once: at the start of a request and between tokens two threads take the
         interpreter from each other every few microseconds; in a prompt's long operations they do not.
         """
-        is_much = self._gathered_bytes > self._most_bytes
-        if is_much:
+        with self._shared.lock:
+            is_urgent = self._is_behind(self._most_bytes) and self._pays
+        if is_urgent:
             self._look_s = LOOK_S
         begun_s, used_s = self.lanes.now(), self.lanes.cpu_s()
         if self._wake.wait(self._look_s):
             return
         took_s = max(self.lanes.now() - begun_s, self._look_s)
-        if self.lanes.cpu_s() - used_s < IDLE_CORES * took_s:
+        self._is_busy = self.lanes.cpu_s() - used_s >= IDLE_CORES * took_s
+        if self._is_busy:
+            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
+            self._is_on_credit = is_urgent and not self._pause.passed
+            self._is_due = is_urgent or self._pause.passed
+        else:
             self._look_s = LOOK_S
             self._spell = Deadline(self.lanes, SPELL_S)
-        else:
-            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
-            self._is_due = is_much or self._pause.passed
+
+    @property
+    def _pays(self) -> bool:
+        return self._credit_s > 0 or self._share >= 1
+
+    @property
+    def _must_spare(self) -> bool:
+        return self._is_busy and not self._pays
+
+    def _is_behind(self, most_bytes: int) -> bool:
+        """Return whether much waits, or something is late. The lock is held."""
+        oldest = next(iter(self._gathered), None)
+        return oldest is not None and (self._gathered_bytes >= most_bytes or oldest.latest.passed)
 
     def _take(self, fed: Fed) -> None:
         """Take it out of what is gathered. The lock is held."""

@@ -22,7 +22,7 @@ Size: TypeAlias = int | str
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields named `_s` are seconds above 0, `_bytes` sizes as `quire.config` reads them."""
+    """Fields named `_s` are seconds above 0, `_share` of something, `_bytes` sizes as `quire.config` reads them."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -33,6 +33,8 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 msgspec.structs.force_setattr(self, name, parse_bytes(value))
             elif name.endswith("_s") and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is seconds above 0, got {value}")
+            elif name.endswith("_share") and not 0 < value <= 1:
+                raise ConfigError(f"{name} is a share above 0 and up to 1, got {value}")
             elif isinstance(value, int) and not 1 <= value <= 1_000_000 and value is not False:
                 raise ConfigError(f"{name} is from 1 to 1,000,000, got {value}")
 
@@ -68,6 +70,8 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     `store_timeout_s`     the longest that one write of a chunk may take; no request waits for it
     `close_timeout_s`     the longest that `close` waits for what is still to be written
     `queue_bytes`         records that wait for one tier; what exceeds it is not stored
+    `busy_share`          while the process computes, copying blocks out of pools in host memory takes at most this
+                          share of the time and what hits have saved; what exceeds it is not stored. 1: all is
     `chunk_bytes`         the most that one call to a tier loads or stores
     `threads`             loads that one tier works on at once; each tier has one more for stores
     `failures`            consecutive calls that time out or fail until a tier is left alone
@@ -91,6 +95,7 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     store_timeout_s: float = 10.0
     close_timeout_s: float = 5.0
     queue_bytes: Size = "256MiB"
+    busy_share: float = 0.01
     chunk_bytes: Size = "8MiB"
     threads: int = 2
     failures: int = 3

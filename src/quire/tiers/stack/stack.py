@@ -10,12 +10,11 @@ from functools import partial
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
 from quire.tiers.stack.asking import Asking
-from quire.tiers.stack.feeding import Fed, Feeding
+from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
@@ -69,7 +68,7 @@ class TierStack:
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._asking = Asking(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
-        self._feeding = Feeding(shared, self._placing)
+        self.feeding = Feeding(shared, self._placing)
         self.gate = CostGate(
             [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
         )
@@ -103,7 +102,7 @@ class TierStack:
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
-        self._feeding.wait(self.settings.load_timeout_s, keys)
+        self.feeding.wait(self.settings.load_timeout_s, keys)
         self._asking.try_again(keys)
         return self._asking.find(
             keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
@@ -172,7 +171,7 @@ class TierStack:
             return [Outcome.SKIPPED] * len(keys)
         self._asking.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
-        self._feeding.wait(seconds, keys)
+        self.feeding.wait(seconds, keys)
         outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
         with shared.lock:
             self._loads.update(outcomes)
@@ -220,22 +219,6 @@ class TierStack:
         check_sealed(keys, records)
         return self._placing.evicted(keys, records) if keys else []
 
-    def feed(self, keys: Keys, work: Work, num_bytes: int, most_bytes: int) -> Fed:
-        """Have `work`, which waits for memory only, make and `store` these keys when nothing computes.
-
-        To all who ask it is as if that were done: who looks for one of them, drains or closes waits. It is
-        put off for as long as `most_bytes` of such work wait, in all, and for some seconds at most.
-        """
-        return self._feeding.begin(keys, work, num_bytes, most_bytes)
-
-    def is_fed(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys `feed` was given and are not stored yet: bool [keys]. They are not given again."""
-        return self._feeding.has(keys)
-
-    def catch_up(self) -> None:
-        """Wait until what was fed is stored; some seconds at most."""
-        self._feeding.drain(Deadline(self._shared.lanes, self.settings.load_timeout_s))
-
     def used(self, keys: Keys) -> None:
         """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""
         check_keys(keys)
@@ -257,7 +240,7 @@ class TierStack:
         """Forget these keys in every tier. Waits for each, up to `store_timeout_s` for all together."""
         check_keys(keys)
         timeout_s = self.settings.store_timeout_s
-        self._feeding.wait(timeout_s, keys)
+        self.feeding.wait(timeout_s, keys)
         self._asking.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
             for level in self._levels:
@@ -284,7 +267,7 @@ class TierStack:
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; return whether it is."""
         deadline = Deadline(self._shared.lanes, timeout_s)
-        return self._feeding.drain(deadline) and self._placing.drain(deadline)
+        return self.feeding.drain(deadline) and self._placing.drain(deadline)
 
     def flush(self) -> None:
         """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
@@ -304,7 +287,7 @@ class TierStack:
         self.drain(deadline.left_s)
         with shared.lock:
             shared.is_closed = True
-        self._feeding.close()
+        self.feeding.close()
         for level in self._levels:
             level.loads.close()
             level.stores.close()
@@ -313,12 +296,12 @@ class TierStack:
 
     def stats(self) -> StackStats:
         """Return what every tier holds and what became of calls."""
-        self.catch_up()
+        self.feeding.catch_up()
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]
             loads, refused = counted(self._loads), self._refused_keys
         reports = [level.report(held) for level, held in zip(self._levels, queued, strict=True)]
-        return StackStats(reports, loads, refused)
+        return StackStats(reports, loads, refused, self.feeding.passed_over)
 
     def check(self) -> None:
         """Verify the invariants of the stack and of every tier; raises `InvariantError`."""

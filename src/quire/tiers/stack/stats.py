@@ -59,11 +59,13 @@ class StackStats(msgspec.Struct, frozen=True):
     `loads`       what became of the keys that `load` was asked for: "hit", or the first cause that was
                   more than absence, else "absent"
     `refused_keys`  keys that were found and that the gate did not load, since computing is faster
+    `passed_over`   prompts that were not stored: the process never rests, and no hits have saved the time for it
     """
 
     tiers: list[TierReport]
     loads: dict[str, int]
     refused_keys: int
+    passed_over: int
 
     def __str__(self) -> str:
         head = (
@@ -78,6 +80,11 @@ class StackStats(msgspec.Struct, frozen=True):
                 f"{sum(each.loads.values()) - hits:>10}{each.load_mb_s:>11.0f}"
                 f"{each.stores.get(Outcome.STORED, 0):>10}{each.store_mb_s:>12.0f}"
                 f"{each.queued_bytes:>12}{each.dropped:>9}  {each.reading}/{each.writing}"
+            )
+        if self.passed_over:
+            rows.append(
+                f"{self.passed_over:,} prompts were not stored: the process never rests, and hits have not saved the "
+                "time for it; busy_share=1 stores all"
             )
         return "\n".join(rows)
 
