@@ -225,12 +225,14 @@ def test_before_that_is_seen_who_needs_its_blocks_waits(busy_cores):
 
 def test_with_all_of_the_time_nothing_is_passed_over():
     def scenario(fed, stack, lanes):
-        fed.took_s = 0.01
+        fed.took_s = 0.2
         for number in range(20):
             assert stack.feeding.has_room(MUCH)
-            fed.feed(number, num_bytes=MUCH)
+            last = fed.feed(number, num_bytes=MUCH)
             lanes.sleep(0.05)
-        lanes.sleep(1.0)
+        stack.feeding.finish(last)
+        assert (19,) in fed.order
+        assert stack.drain(10.0)
         assert len(fed.ran) == 20
 
     fed_in(scenario, busy_cores=1.0, busy_share=1.0)

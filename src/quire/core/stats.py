@@ -52,7 +52,8 @@ class Stats(msgspec.Struct, frozen=True):
 class Counters:
     """The manager's running counts, read through `Stats`.
 
-    prompt_tokens == hit_tokens + sum of the missed tokens of each reason.
+    prompt_tokens == hit_tokens + sum of the missed tokens of each reason. Where requests are noted for the live
+    curve, these three are complete after `CurveSampler.count` only.
     """
 
     __slots__ = (
