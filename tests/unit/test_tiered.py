@@ -214,6 +214,37 @@ def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(
     assert Engine(stack).serve(run(100, 17)) == {"host": 16}
 
 
+def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(stack, monkeypatch):
+    engine = Engine(stack, beside=True)
+    looking = threading.Event()
+    monkeypatch.setattr(stack.feeding.lanes, "cpu_s", lambda: looking.wait(10) and 0.0)
+    head = run(0, 8)
+    engine.serve(head + run(100, 9))
+    first = next(iter(engine.store.beside._held))
+    engine.serve(head + run(200, 9))
+    monkeypatch.setattr(type(stack.feeding), "_must_spare", True)
+    engine.store.beside._finish(first)
+    monkeypatch.undo()
+    looking.set()
+    assert stack.stats().passed_over == 1
+    assert Engine(stack).serve(head + run(100, 9)) == {"host": 8}
+    assert Engine(stack).serve(head + run(200, 9)) == {"host": 16}
+
+
+@pytest.mark.parametrize(
+    "options", [{"write": "back"}, {"read_only": True}, {"write": "second_use"}]
+)
+def test_what_no_tier_wants_yet_is_not_held(options):
+    with TierStack([Host("4MiB")], StackSettings(gate=False, **options)) as tiers:
+        engine = Engine(tiers, beside=True)
+        engine.serve(run(0, 17))
+        assert not engine.store.beside._held
+        if options == {"write": "second_use"}:
+            engine.serve(run(0, 17))
+            assert engine.store.beside._held
+            assert Engine(tiers).serve(run(0, 17)) == {"host": 16}
+
+
 def test_what_a_hit_has_saved_is_said_once_computing_was_measured(stack, monkeypatch):
     earned = []
     monkeypatch.setattr(stack.feeding, "earn", earned.append)

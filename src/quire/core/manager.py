@@ -33,7 +33,7 @@ class CacheManager(Restores):
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `observer`    told of every request, for instance `quire.observe.Recorder`
-    `curve`       note each request for `what_if`: about half a microsecond, and 4 MB at most
+    `curve`       note each request for `what_if`: half a microsecond, up to 4 MB, and a name per node that one ended at
 
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing. A manager belongs to one thread. Raises `ConfigError`.

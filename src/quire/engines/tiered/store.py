@@ -75,7 +75,8 @@ class TieredStore:
         self.transfers = Transfers()
         self._entering = Estimate(latency_s=0.2e-3, bandwidth=2e9)
         self._layers = [group.layers for group in layout.groups]
-        writes = {stack.settings.write, *(each.write for each in stack.settings.tiers.values())}
+        writes = {each.write for each in map(stack.settings.of, stack.names) if not each.read_only}
+        self._goes_down = bool(writes - {"back"})
         self._counts_uses = "second_use" in writes
         full = not manager.tree.sparse  # a window's blocks go though they are held
         self._goes_beside = full and all(
@@ -144,20 +145,21 @@ class TieredStore:
             return
         feeding = self.stack.feeding
         most_bytes = int(PUT_OFF_SHARE * sum(pool.num_bytes for pool in self.pools))
-        if not feeding.has_room(most_bytes):
+        if not self._goes_down or not feeding.has_room(most_bytes):
             return
         self.transfers.join()
         pieces = self.pieces(blocks_of(self.manager, seq))
         keys = keys_of(pieces)
-        is_fed = feeding.has(keys)
-        if is_fed.any():
-            left: list[int] = np.flatnonzero(~is_fed).tolist()
-            pieces, keys = [pieces[at] for at in left], [keys[at] for at in left]
-        if pieces:
+        if self._counts_uses and not self.stack.wanted(keys).any():
+            return
+        # A head that another prompt brings down is looked at again then: that one may be passed over.
+        new: list[int] = np.flatnonzero(~feeding.has(keys)).tolist()
+        if new:
             names = self._naming.of(self.manager, seq.node, seq.scope)
-            num_bytes = sum(part.record_bytes for _, part in pieces)
+            num_bytes = sum(pieces[at][1].record_bytes for at in new)
             work = partial(self._store_wanted, pieces, names)
-            self.beside.hold(seq, feeding.begin(keys, work, num_bytes, most_bytes))
+            fed = feeding.begin([keys[at] for at in new], work, num_bytes, most_bytes)
+            self.beside.hold(seq, fed)
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""

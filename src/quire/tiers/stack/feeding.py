@@ -29,6 +29,9 @@ IDLE_CORES = 0.7
 SPELL_S = 0.02
 """So long is worked in an idle process before it is watched again."""
 
+MOST_SAVED_S = 1.0
+"""Of its share, work that has nothing to do saves up that of so long."""
+
 LATEST_S = 30.0
 """What has waited for so long is late."""
 
@@ -44,6 +47,7 @@ class Fed:
         self.num_bytes = num_bytes
         self.error: BaseException | None = None
         self.is_over = False
+        self.is_on_credit = False
         self.latest = Deadline(feeding.lanes, LATEST_S)
         self._feeding = feeding
         self._work = work
@@ -96,9 +100,10 @@ class Feeding:
         self._preferred: deque[Fed] = deque()
         self._gathered: dict[Fed, None] = {}
         self._gathered_bytes = self._most_bytes = 0
-        self._is_running = self._is_busy = self._is_due = self._is_on_credit = False
+        self._is_running = self._is_busy = self._is_urgent = False
         self._look_s = LOOK_S
-        self._spell = self._pause = Deadline(shared.lanes, 0.0)
+        self._spell = Deadline(shared.lanes, 0.0)
+        self._budget_s = self._counted_s = 0.0
 
     def has_room(self, most_bytes: int) -> bool:
         """Return whether to `begin` work of one more prompt; if not, counts it as passed over."""
@@ -110,7 +115,9 @@ class Feeding:
     def finish(self, fed: Fed) -> None:
         """Wait until this is done; if it has not begun and nobody has the time for it, it is passed over."""
         with self._shared.lock:
-            is_passed_over = fed in self._gathered and self._must_spare
+            is_waiting = fed in self._gathered
+            fed.is_on_credit |= is_waiting and self._is_busy
+            is_passed_over = is_waiting and self._must_spare
             if is_passed_over:
                 self._take(fed)
                 self.passed_over += 1
@@ -206,6 +213,7 @@ class Feeding:
 
     def _run(self) -> None:
         self._look_s, self._is_busy = LOOK_S, False
+        self._counted_s = self.lanes.now()
         while True:
             with self._shared.lock:
                 self._wake.clear()
@@ -220,26 +228,28 @@ class Feeding:
             fed.run()
             self._end(fed)
             took_s = max(0.0, self.lanes.now() - begun_s)
-            self._pause = Deadline(self.lanes, took_s / self._share)
-            if self._is_on_credit:
+            if fed.is_on_credit:
                 self.earn(-took_s)
-            self._is_on_credit = False
+            elif self._is_busy:
+                self._budget_s -= took_s
 
     def _next(self) -> Fed | None:
         """Take what is to be done now, if anything is. The lock is held."""
         if self._preferred:
             return self._preferred.popleft()
-        if not self._gathered or (self._spell.passed and not self._is_due):
+        in_its_share = self._is_busy and self._budget_s > 0
+        if not self._gathered or (self._spell.passed and not in_its_share and not self._is_urgent):
             return None
         oldest = next(iter(self._gathered))
         if self._placing.is_filling and not oldest.latest.passed:
             return None
-        self._is_due = False
+        oldest.is_on_credit = self._spell.passed and not in_its_share
+        self._is_urgent = False
         self._take(oldest)
         return oldest
 
     def _watch(self) -> None:
-        """See for a while whether anything computes; let work go on if not, or after the pause, or on credit.
+        """See for a while whether anything computes; let work go on if not, or within its share, or on credit.
 
         Even then it does not begin at once: at the start of a request and between tokens two threads take the
         interpreter from each other every few microseconds; in a prompt's long operations they do not.
@@ -251,15 +261,21 @@ class Feeding:
         begun_s, used_s = self.lanes.now(), self.lanes.cpu_s()
         if self._wake.wait(self._look_s):
             return
-        took_s = max(self.lanes.now() - begun_s, self._look_s)
+        now_s = self.lanes.now()
+        took_s = max(now_s - begun_s, self._look_s)
         self._is_busy = self.lanes.cpu_s() - used_s >= IDLE_CORES * took_s
         if self._is_busy:
             self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
-            self._is_on_credit = is_urgent and not self._pause.passed
-            self._is_due = is_urgent or self._pause.passed
+            self._is_urgent = is_urgent
+            self._save(max(0.0, now_s - self._counted_s))
         else:
             self._look_s = LOOK_S
             self._spell = Deadline(self.lanes, SPELL_S)
+        self._counted_s = now_s
+
+    def _save(self, seconds: float) -> None:
+        """Put the share of so long aside."""
+        self._budget_s = min(self._budget_s + seconds * self._share, MOST_SAVED_S * self._share)
 
     @property
     def _pays(self) -> bool:
