@@ -29,9 +29,6 @@ IDLE_CORES = 0.7
 SPELL_S = 0.02
 """So long is worked in an idle process before it is watched again."""
 
-MOST_SAVED_S = 1.0
-"""Of its share, work that has nothing to do saves up that of so long."""
-
 LATEST_S = 30.0
 """What has waited for so long is late."""
 
@@ -267,15 +264,11 @@ class Feeding:
         if self._is_busy:
             self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
             self._is_urgent = is_urgent
-            self._save(max(0.0, now_s - self._counted_s))
+            self._budget_s += self._share * max(0.0, now_s - self._counted_s)
         else:
             self._look_s = LOOK_S
             self._spell = Deadline(self.lanes, SPELL_S)
         self._counted_s = now_s
-
-    def _save(self, seconds: float) -> None:
-        """Put the share of so long aside."""
-        self._budget_s = min(self._budget_s + seconds * self._share, MOST_SAVED_S * self._share)
 
     @property
     def _pays(self) -> bool:
