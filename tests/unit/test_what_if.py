@@ -142,11 +142,6 @@ def test_memory_is_bounded_by_sampling_sessions(monkeypatch):
         assert curve.at(capacity) == pytest.approx(exact.at(capacity), abs=0.06)
 
 
-def last_name(manager):
-    """What the session of the last request is known by."""
-    return manager.sampler.names_of(manager.sampler.notes[-1:])[0]
-
-
 def test_sessions_part_below_a_long_shared_prompt():
     prompts, names = talks(3, shared=100)
     manager = served(prompts, names // 5)
@@ -165,7 +160,7 @@ def test_a_prompt_that_is_nothing_but_shared_names_no_other_session():
 
     def name_of(system, own):
         asked(system, own)
-        return last_name(manager)
+        return manager.sampler._notes[-1]
 
     for number in range(512):
         asked(number % 3, 10_000 + 4 * number)
@@ -279,17 +274,17 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
 
 def test_a_node_that_lost_its_end_names_no_session_any_more():
     manager = CacheManager(64, BLOCK, sub_block=False, curve=True)
-    manager.sampler.name_at(5)
+    manager.sampler._begin(5)
     shared, own, others = np.arange(2), np.arange(100, 110), np.arange(200, 210)
     talk = tokens_of(np.concatenate((shared, own)))
     serve(manager, talk)
     serve(manager, talk)
-    first = last_name(manager)
+    first = manager.sampler._notes[-1]
     serve(manager, tokens_of(np.arange(1000, 1061)))
     other = tokens_of(np.concatenate((shared, others)))
     assert manager.probe(other).num_blocks == 2
     serve(manager, other)
-    assert last_name(manager) != first
+    assert manager.sampler._notes[-1] != first
 
 
 def test_asking_in_between_changes_no_later_answer():

@@ -34,7 +34,7 @@ class Node(Entry, gc=False, eq=False):
     `grown`      whether blocks were stored here since it was last cached
     `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
     `session`    the only session that has used it, None if there are others
-    `label`      the live curve's number of the session that goes through here, 0 for none
+    `label`      what the live curve calls the session that ends here, and in which epoch
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
     `lost`       evicted continuations: first block's bytes -> number of blocks
@@ -66,7 +66,7 @@ class Node(Entry, gc=False, eq=False):
     spent_from: float = 0.0
     session: Session | None = None
     deadline: float = 0.0
-    label: int = 0
+    label: tuple[object, bytes] | None = None
     writer: Sequence | None = None
 
     @property

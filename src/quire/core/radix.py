@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
@@ -25,9 +24,6 @@ from quire.core.windows import WindowGroup
 
 MAX_LOST = 1024
 """How many evicted branches a node remembers, so that a later miss can say why."""
-
-FAMILY = 5
-"""A run of blocks that goes on in so many ways is a prompt that sessions share."""
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; more are indexed: by first token, sorted."""
@@ -59,7 +55,6 @@ class PrefixTree:
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
-        self.forks: deque[Node] | None = None  # to be told of nodes that go on in `FAMILY` ways
         self.roots: dict[Scope, Node] = {}
         self._num_roots = 0
         self._max_roots = MAX_ROOTS
@@ -121,7 +116,6 @@ class PrefixTree:
             locks=edge.locks,
             pins=edge.pins,
             grown=edge.grown,
-            label=parent.label,
         )
         del edge.key[:at]
         for ids in edge.blocks:
@@ -199,12 +193,8 @@ class PrefixTree:
             parent.children[first] = node
             if parent.by_token is not None:
                 insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
-        node.label = parent.label
         if parent.lost:
             parent.lost.pop(first, None)
-        forks = self.forks if parent.parent is not None else None
-        if forks is not None and len(parent.children) + len(parent.lost or ()) == FAMILY:
-            forks.append(parent)
         for group in self.sparse:
             group.created(node)
         return node
@@ -242,8 +232,6 @@ class PrefixTree:
         """
         for group in self.sparse:
             group.cut(node, num_blocks, freed_from)
-        parent = node.parent
-        assert parent is not None
         left = node.num_blocks - num_blocks
         at = left * self.block_bytes
         first = bytes(node.key[at : at + self.block_bytes])
@@ -252,13 +240,14 @@ class PrefixTree:
             for ids in node.blocks:
                 del ids[left:]
             node.end -= num_blocks
-            node.lost = None
-            node.label = parent.label
+            node.lost = node.label = None
             if node.hashes is not None:
                 del node.hashes[left:]
             if node.named is not None:
                 del node.named[left:]
             return first
+        parent = node.parent
+        assert parent is not None
         if not node.locks:
             self.evictor.referenced(node)
         for group in self.sparse:

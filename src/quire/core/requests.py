@@ -11,11 +11,10 @@ from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_table
 from quire.core.groups import check_count, check_group
 from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
 from quire.core.node import Node
-from quire.core.numbering import scope_name
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
-from quire.core.sampling import FORGOTTEN
+from quire.core.sampling import scope_name
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Rows, Sequence, media_numbers
 from quire.core.sparse import sparse_at
@@ -105,46 +104,38 @@ class Requests(BlockStore):
         self._claims.attach(seq, key, found)
         self._adopt(seq)
         counters = self.counters
-        counters.num_requests = num_requests = counters.num_requests + 1
+        counters.num_requests += 1
         sampler = self.sampler
         if sampler is None:
             counters.prompt_tokens += num_tokens
             counters.hit_tokens += seq.num_cached
             counters.missed["last_token"] += 1
-            if explained:
-                counters.missed[reason] += explained
             if reason != "last_token":
+                counters.missed[reason] += explained
                 counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
         else:
-            # In line: here even an empty call would be felt (`Numbering`). What is noted is counted later.
+            # In line: here even an empty call would be felt. What is noted is counted later.
             reused = seq.num_cached
-            label = seq.node.label
-            if label < sampler.since:
-                name = key[sampler.first].tobytes()
-                if scope is not None:
-                    name += scope_name(root)
-                if name in sampler.partings:
-                    label = sampler.number_below(key, name, seq.node)
-                else:
-                    names = sampler.names
-                    label = sampler.base + len(names)
-                    names.append(name)
-                    if seq.node.end > sampler.depth:
-                        seq.node.label = label
-                if sampler.keeps_words and reused < sampler.surely:
-                    sampler.keep_word(key)
-            if explained:
+            if reason not in ("cold", "last_token"):
                 counters.missed[reason] += explained
                 if reason == "evicted":
                     counters.hit_tokens += reused
-                    reused += explained + FORGOTTEN
-                    if sampler.keeps_words:
-                        sampler.keep_word(key)
-            notes = sampler.notes
-            notes.append(num_tokens)
-            notes.append(reused)
-            notes.append(label)
-            if not num_requests & 63:
+                    reused = -reused - explained
+            label = seq.node.label
+            if label is not None and label[0] is sampler.epoch:
+                name = label[1]
+            else:
+                name = key[sampler.name].tobytes()
+                if scope is not None:
+                    name += scope_name(root)
+                if name in sampler.partings:
+                    name = sampler.deeper(key, name, seq.node)
+                elif seq.node.end > sampler.depth:
+                    seq.node.label = sampler.epoch, name
+            sampler.note((num_tokens, reused, name))
+            if reused < sampler.unsure:
+                sampler.keep_word(key, num_tokens)
+            if not counters.num_requests & 63:
                 sampler.look()
         if self._observer is not None:
             self._observer.opened(seq, key, self.media)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from quire.core.distances import Ints, Sample, Words, hit_curve
 from quire.core.node import Node
-from quire.core.numbering import Numbering, mixed
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.whatif import WhatIf
 
 NOTE = 3
-"""Entries of a note: tokens of a prompt; those that were found or, where the cache forgot, `FORGOTTEN` and
-all that seem to have been there once; the number of its session."""
-
-FORGOTTEN = 1 << 62
+"""Entries of a note: tokens of a prompt; those that were found or, where the cache forgot, minus all
+that seem to have been there once; bytes that name its session."""
 
 MAX_SAMPLES = 1 << 15
 """Requests that are remembered, 64 bytes each. Beyond, every second session is forgotten."""
 
 BATCH = 1 << 13
-"""Requests between two readings of the notes, which take 24 bytes each, and 90 where a session was named."""
+"""Requests between two readings of the notes, which take about 200 bytes each."""
 
 WITH_WORDS = 1 << 9
 """So many requests of each batch are noted with a word of their text."""
@@ -33,26 +31,53 @@ WITH_WORDS = 1 << 9
 LEARN_AT = tuple(1 << bits for bits in range(6, 13))
 """Notes in the first batch after which is decided where sessions part; then at the end of each."""
 
-LEARN_FROM = 1 << 6
-"""So many requests, the latest, tell whether it matters where sessions part."""
+LEARN_FROM = 8
+"""One in so many of the requests until then decides it, the latest, but at least 64."""
 
 BEGIN_ANEW = 1 << 10
 """Up to so many notes that were named too soon are dropped."""
 
-MUCH = 0.25
-"""Where more than this share of tokens was named too soon, what was noted before is of no use."""
+NAME_BYTES = 48
+"""Bytes of a prompt that tell sessions apart: the end of their first block that is not shared."""
+
+SCOPE_BYTES = 8
+"""Room for a scope's name behind those bytes."""
 
 WORD_BYTES = 8
 """Bytes of a prompt that tell whether two prompts are still the same there: two tokens."""
 
+FAMILY = 3
+"""So many requests of one name that leave each other's text at one place are sessions of a shared prompt."""
+
+MOST_PARTINGS = 1 << 12
+"""So many shared prompts are told apart."""
+
+ALMOST_ALL = 0.75
+"""A prompt that this share of requests begins with is looked behind in line."""
+
+MUCH = 0.25
+"""Where more than this share of requests was named too soon, what was noted before is of no use."""
+
+MIX = np.arange(1, (NAME_BYTES + SCOPE_BYTES) // 4, 2, dtype=np.uint64) * np.uint64(
+    0x9E3779B97F4A7C15
+)
+"""Odd multiples of 2**64 / golden ratio: a word of a name times one of them is mixed."""
+
 ALL = (1 << 64) - 1
 
+NEVER = -(1 << 62)
+"""Tokens: less is never found."""
 
-class CurveSampler(Numbering):
+
+class CurveSampler:
     """Makes a hit-rate curve, when asked, of a note per request.
 
-    A note is the size of a prompt, how much of it was found, and the number of its session: three
-    appends, in line in `open`. No prompt is hashed, and what is noted need not be counted. Where
+    A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
+    its session: the end of the first block below the prompt that sessions share. So a request
+    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed, the node of a
+    session that goes on has its name as a label, and what is noted need not be counted. Which prompts
+    sessions share is learned from the notes: where several requests of one name leave each other's
+    text at the same place, a session's name is that of the block behind it, and so on. Where
     the cache forgot how much of a prompt is as in the session's request before, a word of each
     tells, the two tokens that end at the largest power of two within the prompt. It is kept for the
     first 512 of 8,192 requests, which stand for all. The notes are read 8,192 at a time.
@@ -61,17 +86,21 @@ class CurveSampler(Numbering):
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
     whose number is below a limit that is halved each time. Times are of all requests.
 
-    `notes`        of the requests since they were last read
-    `keeps_words`  whether the next requests are noted with a word
+    `note`      takes a request's note
+    `name`      where in a prompt the bytes are that name its session
+    `depth`     the number of the block that it is in
+    `unsure`    tokens; of who finds fewer a word of the text is kept
+    `partings`  names that many sessions have, and where in a prompt those part
+    `epoch`     what the labels of nodes carry as long as they hold
 
     len(sample) <= MAX_SAMPLES; the sampled units are those with unit <= limit.
     """
 
-    def __init__(self, block_size: int, counters: Counters, forks: deque[Node]) -> None:
-        super().__init__(block_size, forks)
+    def __init__(self, block_size: int, counters: Counters) -> None:
+        self._block_size = block_size
         self._counters = counters
+        self._notes: list[Any] = []
         self._num_counted = 0
-        self.notes: array[int] = array("Q")
         self.restart()
 
     def restart(self) -> None:
@@ -79,12 +108,11 @@ class CurveSampler(Numbering):
         self.count()
         self._num_read = 0
         self._halvings = 0
+        self.depth = 0
         self._samples = [Sample.of(0)]
         self._clock = 0
+        self._begin(1)
         self._learn_at = list(LEARN_AT)
-        self.name_at(1)
-        self._forget_notes()
-        self._generated = self._generated_tokens()
 
     def look(self) -> None:
         """Read the notes if they are many; see whether sessions part further down.
@@ -92,29 +120,47 @@ class CurveSampler(Numbering):
         Wants to be called every 64 requests.
         """
         num_notes = self._num_notes
-        if num_notes >= WITH_WORDS:
-            self.keeps_words = False
         if self._learn_at and num_notes >= self._learn_at[0]:
             del self._learn_at[0]
-            is_much = self._learn() > MUCH
+            is_much = self._learn()
             if is_much and num_notes <= BEGIN_ANEW and not any(map(len, self._samples)):
-                self._begin_anew()
+                self.count()
+                self._num_read += num_notes
+                self._begin(self._common_depth())
                 num_notes = 0
+        if num_notes >= WITH_WORDS:
+            self.unsure = NEVER
         if num_notes >= BATCH:
-            self._learn_at.clear()
             self._learn()
             self._read()
+            self._learn_at.clear()
 
-    def keep_word(self, key: Key) -> None:
-        """Keep the two tokens of the next prompt that end at the largest power of two within it."""
-        end = TOKEN_BYTES << (len(key) // TOKEN_BYTES).bit_length() >> 1
+    def deeper(self, key: Key, name: bytes, node: Node) -> bytes:
+        """Return the name of a prompt's session behind the prompts that many share.
+
+        The node where the cached part ends keeps it for the next request there, if all that it
+        depends on lies above.
+        """
+        family, stop = b"", self.name.stop
+        scope = name[stop - self.name.start :]
+        while (place := self.partings.get(name)) is not None and stop < place.stop <= len(key):
+            family, name, stop = name, key[place].tobytes() + scope, place.stop
+        if family:
+            self._families[name] = family, stop // TOKEN_BYTES - self._block_size
+        ends_behind = stop <= node.end * self._block_size * TOKEN_BYTES
+        if ends_behind and (place is None or place.stop <= stop):
+            node.label = self.epoch, name
+        return name
+
+    def keep_word(self, key: Key, num_tokens: int) -> None:
+        """Keep the two tokens of the last prompt that end at the largest power of two within it."""
+        end = TOKEN_BYTES << num_tokens.bit_length() >> 1
         if end >= WORD_BYTES:
-            self._words[self._num_notes] = key[end - WORD_BYTES : end].tobytes()
+            self._words[self._num_notes - 1] = key[end - WORD_BYTES : end].tobytes()
 
     def count(self) -> None:
         """Add the requests that were noted since the last time to the counters; `open` leaves them to this."""
-        prompt, reused, _ = self._columns(self._num_counted)
-        self._add(prompt, reused)
+        self._add(*self._columns(self._num_counted))
 
     def _add(self, prompt: Ints, reused: Ints) -> None:
         """Count requests; of those that the cache forgot, `open` has counted what was found and what not."""
@@ -132,7 +178,7 @@ class CurveSampler(Numbering):
 
     @property
     def _num_notes(self) -> int:
-        return len(self.notes) // NOTE
+        return len(self._notes) // NOTE
 
     @property
     def rate(self) -> float:
@@ -153,35 +199,72 @@ class CurveSampler(Numbering):
             rate=self.rate,
         )
 
+    def _begin(self, depth: int) -> None:
+        """Tell sessions apart by block number `depth` of their prompts from now on, or further down."""
+        if depth != self.depth:
+            self.partings: dict[bytes, slice[int, int, None]] = {}
+            self._leaving: dict[tuple[bytes, int], int] = {}
+        self.depth = depth
+        self.name = self._place(depth)
+        self._surely = self.name.stop // TOKEN_BYTES
+        self._generated = self._generated_tokens()
+        self._forget_notes()
+
     def _forget_notes(self) -> None:
-        self.notes = array("Q")
-        self._num_counted = 0
-        self.forget_names()
+        self._notes, self._num_counted = [], 0
         self._words: dict[int, bytes] = {}
-        self.keeps_words = True
+        self._families: dict[bytes, tuple[bytes, int]] = {}
+        self.epoch = object()
+        self.note = self._notes.extend
+        self.unsure = self._surely
 
     def _generated_tokens(self) -> int:
         counters = self._counters
         return counters.computed_tokens + counters.hit_tokens - counters.prompt_tokens
 
-    def _learn(self) -> float:
-        """See which prompts sessions share; return for which share of the latest tokens that matters."""
-        latest = self.notes[-NOTE * LEARN_FROM :]
-        return self.learn(latest[::NOTE], latest[2::NOTE])
+    def _place(self, depth: int) -> slice[int, int, None]:
+        """Return where in a prompt the name is that block number `depth` gives."""
+        block_bytes = self._block_size * TOKEN_BYTES
+        stop = (depth + 1) * block_bytes
+        return slice(stop - min(block_bytes, NAME_BYTES), stop)
 
-    def _begin_anew(self) -> None:
-        """Drop the notes, whose sessions were named too soon."""
-        self.count()
-        self._num_read += self._num_notes
-        depth = self.common_depth(self.notes[2 - NOTE * LEARN_FROM :: NOTE])
-        if depth != self.depth:
-            self.name_at(depth)
-        self._forget_notes()
-        self._generated = self._generated_tokens()
+    def _learn(self) -> bool:
+        """See below which prompts several sessions part, from the latest notes; return whether much changes."""
+        first = self._num_notes - max(LEARN_AT[0], self._num_notes // LEARN_FROM)
+        names = self._names(first)
+        prompt, reused = self._columns(first)
+        places = abs(reused) // self._block_size
+        # Behind the place where it left what was there, a whole block goes on.
+        leaves = (places > self.depth) & (places < (prompt - 1) // self._block_size)
+        leaving, found = self._leaving, set[bytes]()
+        for left in zip(compress(names, leaves), places[leaves].tolist(), strict=True):
+            times = leaving[left] = leaving.get(left, 0) + 1
+            if times != FAMILY:
+                continue
+            name, place = left
+            known = self.partings.get(name)
+            if known is None or self._place(place).stop < known.stop:
+                self.partings[name] = self._place(place)
+                found.add(name)
+        if len(leaving) > MOST_PARTINGS:
+            leaving.clear()
+        if len(self.partings) > MOST_PARTINGS:
+            self.partings.clear()
+        if found:
+            self.epoch = object()
+        return sum(name in found for name in names) > MUCH * len(names)
+
+    def _common_depth(self) -> int:
+        """Return where sessions part if nearly all of the latest have one prompt in common, else as before."""
+        latest = self._names(self._num_notes - LEARN_AT[0])
+        name, times = Counter(latest).most_common(1)[0]
+        if times < ALMOST_ALL * len(latest) or name not in self.partings:
+            return self.depth
+        return self.partings[name].stop // (self._block_size * TOKEN_BYTES) - 1
 
     def _read(self) -> None:
         """Turn the notes into samples."""
-        if not self.notes:
+        if not self._notes:
             return
         more = self._noted()
         self._num_read += len(more)
@@ -210,12 +293,12 @@ class CurveSampler(Numbering):
         """Return the notes as columns; generated tokens are spread evenly over the requests."""
         num_notes = self._num_notes
         more = Sample.of(num_notes)
-        more.prompt, more.reused, numbers = self._columns(0)
+        more.prompt, more.reused = self._columns(0)
         self._add(more.prompt[self._num_counted :], more.reused[self._num_counted :])
-        more.unit = self.units(numbers)
+        more.unit = _session_numbers(self._names(0))
         more.word = _word_numbers(self._words, num_notes)
-        if (above := self.shared_above(numbers)) is not None:
-            more.family, more.told = above
+        if self._families:
+            more.family, more.told = self._families_of(more.unit)
         generated = self._generated_tokens()
         between = max(generated - self._generated, 0) // num_notes
         # Prompts that are not computed yet count as less: only the highest count is sure.
@@ -226,18 +309,39 @@ class CurveSampler(Numbering):
         touched += self._clock
         self._clock = touched.item(-1)
         more.begun = touched - more.size
-        short = more.prompt <= self.surely
+        short = more.prompt <= self._surely
         if short.any():
-            more.unit[short] = mixed(~more.begun[short].astype(np.uint64))
+            more.unit[short] = _mixed(~more.begun[short].astype(np.uint64))
         return more
 
+    def _families_of(self, unit: Words) -> tuple[Words, Ints]:
+        """Return the shared prompt that each session is below, 0 for none, and its tokens: uint64, int64 [notes]."""
+        known = _session_numbers(list(self._families))
+        above, tokens = zip(*self._families.values(), strict=True)
+        order = known.argsort()
+        at = order[np.searchsorted(known, unit, sorter=order) % len(order)]
+        told = known[at] == unit
+        return _session_numbers(above)[at] * told, np.array(tokens)[at] * told
+
     def _columns(self, first: int) -> Any:
-        """Return the notes from the first one on: tokens, those reused, sessions; int64 [3, notes]."""
-        notes = np.frombuffer(self.notes, np.int64)[NOTE * first :]
-        columns = notes.reshape(-1, NOTE).T.copy()
-        reused = columns[1]
-        np.copyto(reused, FORGOTTEN - reused, where=reused >= FORGOTTEN)
-        return columns
+        """Return the tokens of notes from the first one on, and those reused: int64 [2, notes]."""
+        columns = (self._notes[NOTE * first + entry :: NOTE] for entry in range(2))
+        return np.array([np.fromiter(column, np.int64, len(column)) for column in columns])
+
+    def _names(self, first: int) -> list[bytes]:
+        """Return the names in the notes from the first one on."""
+        return self._notes[NOTE * first + 2 :: NOTE]
+
+
+def scope_name(root: Node) -> bytes:
+    """Return bytes that name a scope."""
+    return root.named.tobytes() if root.named else b""
+
+
+def _session_numbers(names: Sequence[bytes]) -> Words:
+    """Return a number for each session's name, uint64 [names]."""
+    padded = np.fromiter(names, f"S{NAME_BYTES + SCOPE_BYTES}", len(names))
+    return _mixed(padded.view(np.uint64).reshape(len(names), -1) @ MIX)
 
 
 def _word_numbers(words: dict[int, bytes], num_notes: int) -> Words:
@@ -245,5 +349,11 @@ def _word_numbers(words: dict[int, bytes], num_notes: int) -> Words:
     numbers = np.zeros(num_notes, np.uint64)
     if words:
         kept = np.frombuffer(b"".join(words.values()), np.uint64)
-        numbers[list(words)] = mixed(kept) | np.uint64(1)
+        numbers[list(words)] = _mixed(kept) | np.uint64(1)
     return numbers
+
+
+def _mixed(numbers: Words) -> Words:
+    """Return numbers that differ in all bits, uint64 [n]."""
+    numbers = (numbers ^ (numbers >> np.uint64(31))) * MIX[0]
+    return numbers ^ (numbers >> np.uint64(29))

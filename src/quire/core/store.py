@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Items
 
 import msgspec
@@ -26,7 +25,6 @@ from quire.core.groups import (
 from quire.core.hints import Sessions, check_session_id
 from quire.core.lookup import Explanation, Hit, Lookup
 from quire.core.node import Node
-from quire.core.numbering import MOST_FORKS
 from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, Capacity, PolicyFactory
 from quire.core.radix import PrefixTree
@@ -100,10 +98,7 @@ class BlockStore:
         self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
         self.counters = Counters()
-        self.sampler: CurveSampler | None = None
-        if settings.curve:
-            self.tree.forks = deque(maxlen=MOST_FORKS)
-            self.sampler = CurveSampler(self.block_size, self.counters, self.tree.forks)
+        self.sampler = CurveSampler(self.block_size, self.counters) if settings.curve else None
         self.digests = Digests(self.tree, self.media)
         self.event_log = EventLog(self.tree.block_bytes, self.digests) if settings.events else None
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
