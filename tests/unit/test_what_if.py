@@ -160,7 +160,7 @@ def test_a_prompt_that_is_nothing_but_shared_names_no_other_session():
 
     def name_of(system, own):
         asked(system, own)
-        return manager.sampler._notes[-1]
+        return manager.sampler.notes[-1]
 
     for number in range(512):
         asked(number % 3, 10_000 + 4 * number)
@@ -279,12 +279,12 @@ def test_a_node_that_lost_its_end_names_no_session_any_more():
     talk = tokens_of(np.concatenate((shared, own)))
     serve(manager, talk)
     serve(manager, talk)
-    first = manager.sampler._notes[-1]
+    first = manager.sampler.notes[-1]
     serve(manager, tokens_of(np.arange(1000, 1061)))
     other = tokens_of(np.concatenate((shared, others)))
     assert manager.probe(other).num_blocks == 2
     serve(manager, other)
-    assert manager.sampler._notes[-1] != first
+    assert manager.sampler.notes[-1] != first
 
 
 def test_asking_in_between_changes_no_later_answer():

@@ -130,12 +130,15 @@ class Lookup:
         return Hit(cached, num_blocks, found.partial_tokens, self.why(root, key, found)[0])
 
     def why(self, root: Node, key: Key, found: Found) -> tuple[str, int]:
-        """Return the reason why a hit ends where it does, and how many tokens it explains."""
+        """Return the reason why a hit ends where it does, and how many tokens it explains.
+
+        The last one, and those that are cold, need no other explanation: 0.
+        """
         num_tokens = len(key) // TOKEN_BYTES
         cached = found.match.num_bytes // TOKEN_BYTES + found.partial_tokens
         missed = num_tokens - 1 - cached
         if not missed:
-            return "last_token", 1
+            return "last_token", 0
         match = found.match
         if found.refused:
             return "window", min(missed, found.refused * self._block_size)
@@ -151,7 +154,7 @@ class Lookup:
             elsewhere = self._elsewhere(root, key, MAX_SCOPES_ASKED)
             if elsewhere:
                 return "scope", min(missed, max(elsewhere[0][1] - cached, 1))
-        return "cold", missed
+        return "cold", 0
 
     def explain(self, root: Node, key: Key) -> Explanation:
         """Return the whole story of a prompt; asks every scope."""
@@ -168,8 +171,9 @@ class Lookup:
         reason, explained = self.why(root, key, found)
         at = hit.num_tokens
         if reason != "last_token":
-            segments.append(Segment(at, at + explained, cached=False, why=reason))
-            at += explained
+            if explained:
+                segments.append(Segment(at, at + explained, cached=False, why=reason))
+                at += explained
             if at < num_tokens - 1:
                 segments.append(Segment(at, num_tokens - 1, cached=False, why="cold"))
         last = Segment(num_tokens - 1, num_tokens, cached=False, why="last_token")

@@ -110,17 +110,13 @@ class Requests(BlockStore):
             counters.prompt_tokens += num_tokens
             counters.hit_tokens += seq.num_cached
             counters.missed["last_token"] += 1
-            if reason != "last_token":
+            if explained:
                 counters.missed[reason] += explained
+            if reason != "last_token":
                 counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
         else:
             # In line: here even an empty call would be felt. What is noted is counted later.
             reused = seq.num_cached
-            if reason not in ("cold", "last_token"):
-                counters.missed[reason] += explained
-                if reason == "evicted":
-                    counters.hit_tokens += reused
-                    reused = -reused - explained
             label = seq.node.label
             if label is not None and label[0] is sampler.epoch:
                 name = label[1]
@@ -132,9 +128,19 @@ class Requests(BlockStore):
                     name = sampler.deeper(key, name, seq.node)
                 elif seq.node.end > sampler.depth:
                     seq.node.label = sampler.epoch, name
-            sampler.note((num_tokens, reused, name))
-            if reused < sampler.unsure:
-                sampler.keep_word(key, num_tokens)
+                if reused < sampler.unsure:
+                    sampler.keep_word(key, num_tokens)
+            if explained:
+                counters.missed[reason] += explained
+                if reason == "evicted":
+                    counters.hit_tokens += reused
+                    reused = -reused - explained
+                    if reused < sampler.unsure:
+                        sampler.keep_word(key, num_tokens)
+            notes = sampler.notes
+            notes.append(num_tokens)
+            notes.append(reused)
+            notes.append(name)
             if not counters.num_requests & 63:
                 sampler.look()
         if self._observer is not None:

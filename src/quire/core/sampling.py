@@ -74,7 +74,7 @@ class CurveSampler:
 
     A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
     its session: the end of the first block below the prompt that sessions share. So a request
-    costs one copy of some bytes and an append, in line in `open`; no prompt is hashed, the node of a
+    costs at most one copy of some bytes, and three appends, in line in `open`; no prompt is hashed, the node of a
     session that goes on has its name as a label, and what is noted need not be counted. Which prompts
     sessions share is learned from the notes: where several requests of one name leave each other's
     text at the same place, a session's name is that of the block behind it, and so on. Where
@@ -86,7 +86,7 @@ class CurveSampler:
     with SHARDS*, 2015, USENIX FAST): all of them until `MAX_SAMPLES` requests are remembered, then those
     whose number is below a limit that is halved each time. Times are of all requests.
 
-    `note`      takes a request's note
+    `notes`     of the requests since they were last read, one after the other
     `name`      where in a prompt the bytes are that name its session
     `depth`     the number of the block that it is in
     `unsure`    tokens; of who finds fewer a word of the text is kept
@@ -99,7 +99,7 @@ class CurveSampler:
     def __init__(self, block_size: int, counters: Counters) -> None:
         self._block_size = block_size
         self._counters = counters
-        self._notes: list[Any] = []
+        self.notes: list[Any] = []
         self._num_counted = 0
         self.restart()
 
@@ -153,10 +153,10 @@ class CurveSampler:
         return name
 
     def keep_word(self, key: Key, num_tokens: int) -> None:
-        """Keep the two tokens of the last prompt that end at the largest power of two within it."""
+        """Keep the two tokens of the next prompt that end at the largest power of two within it."""
         end = TOKEN_BYTES << num_tokens.bit_length() >> 1
         if end >= WORD_BYTES:
-            self._words[self._num_notes - 1] = key[end - WORD_BYTES : end].tobytes()
+            self._words[self._num_notes] = key[end - WORD_BYTES : end].tobytes()
 
     def count(self) -> None:
         """Add the requests that were noted since the last time to the counters; `open` leaves them to this."""
@@ -178,7 +178,7 @@ class CurveSampler:
 
     @property
     def _num_notes(self) -> int:
-        return len(self._notes) // NOTE
+        return len(self.notes) // NOTE
 
     @property
     def rate(self) -> float:
@@ -211,11 +211,10 @@ class CurveSampler:
         self._forget_notes()
 
     def _forget_notes(self) -> None:
-        self._notes, self._num_counted = [], 0
+        self.notes, self._num_counted = [], 0
         self._words: dict[int, bytes] = {}
         self._families: dict[bytes, tuple[bytes, int]] = {}
         self.epoch = object()
-        self.note = self._notes.extend
         self.unsure = self._surely
 
     def _generated_tokens(self) -> int:
@@ -250,8 +249,9 @@ class CurveSampler:
             leaving.clear()
         if len(self.partings) > MOST_PARTINGS:
             self.partings.clear()
-        if found:
-            self.epoch = object()
+        if not found:
+            return False
+        self.epoch = object()
         return sum(name in found for name in names) > MUCH * len(names)
 
     def _common_depth(self) -> int:
@@ -264,7 +264,7 @@ class CurveSampler:
 
     def _read(self) -> None:
         """Turn the notes into samples."""
-        if not self._notes:
+        if not self.notes:
             return
         more = self._noted()
         self._num_read += len(more)
@@ -325,12 +325,12 @@ class CurveSampler:
 
     def _columns(self, first: int) -> Any:
         """Return the tokens of notes from the first one on, and those reused: int64 [2, notes]."""
-        columns = (self._notes[NOTE * first + entry :: NOTE] for entry in range(2))
+        columns = (self.notes[NOTE * first + entry :: NOTE] for entry in range(2))
         return np.array([np.fromiter(column, np.int64, len(column)) for column in columns])
 
     def _names(self, first: int) -> list[bytes]:
         """Return the names in the notes from the first one on."""
-        return self._notes[NOTE * first + 2 :: NOTE]
+        return self.notes[NOTE * first + 2 :: NOTE]
 
 
 def scope_name(root: Node) -> bytes:
