@@ -138,9 +138,7 @@ class Requests(BlockStore):
                     if reused < sampler.unsure:
                         sampler.keep_word(key, num_tokens)
             notes = sampler.notes
-            notes.append(num_tokens)
-            notes.append(reused)
-            notes.append(name)
+            notes += (num_tokens, reused, name)  # whole, whatever interrupts
             if not counters.num_requests & 63:
                 sampler.look()
         if self._observer is not None:

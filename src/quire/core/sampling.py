@@ -74,7 +74,7 @@ class CurveSampler:
 
     A note is the size of a prompt, how much of it was found, and a few bytes of its text that name
     its session: the end of the first block below the prompt that sessions share. So a request
-    costs at most one copy of some bytes, and three appends, in line in `open`; no prompt is hashed, the node of a
+    costs at most a copy of some bytes and a longer list, in line in `open`; no prompt is hashed, the node of a
     session that goes on has its name as a label, and what is noted need not be counted. Which prompts
     sessions share is learned from the notes: where several requests of one name leave each other's
     text at the same place, a session's name is that of the block behind it, and so on. Where
