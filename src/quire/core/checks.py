@@ -54,6 +54,8 @@ def _check_children(node: Node, size: int) -> None:
     for first, child in node.children.items():
         _require(child.parent is node, "a child with another parent")
         _require(bytes(child.key[:size]) == first, "a child under another block's bytes")
+        _require(child.first == first, "a child that goes by another name")
+        _require(hash(first) not in (node.lost or ()), "a child is remembered as evicted")
         _require(
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",

@@ -27,8 +27,11 @@ class Claims:
         self._copies = copies
         self._make_room = make_room
 
-    def attach(self, seq: Sequence, key: Key, found: Found) -> None:
-        """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
+    def attach(self, seq: Sequence, key: Key, found: Found) -> int:
+        """Reference what was found, fill the row, and leave the rest as the prompt to compute.
+
+        Returns the number of the last request that used what was found, all of it.
+        """
         match, num_tokens = found.match, found.partial_tokens
         tree, rows, row = self._tree, self._rows, seq.row
         groups = rows.token_groups
@@ -36,6 +39,7 @@ class Claims:
         num_cached = match.num_bytes // TOKEN_BYTES
         rows.widen(num_cached // rows.block_size + 1)
         node = seq.node = tree.cut(match)
+        since, number = node.used, seq.number
         self._cut_at_terms(seq)
         if seq.visit is not None:
             tree.evictor.opened(seq.visit, node)
@@ -44,6 +48,7 @@ class Claims:
             tree.evictor.touched(node)
             if node.session is not seq.session:
                 node.session = None
+            node.used = number
             start = node.parent.end
             node.priority = max(node.priority, seq.priority_at(start))
             for group in groups:
@@ -66,6 +71,7 @@ class Claims:
         seq.num_cached = seq.known_start = num_cached
         seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
         seq.branch = num_cached + found.refused * rows.block_size
+        return since
 
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`."""

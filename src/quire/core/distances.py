@@ -1,17 +1,14 @@
-"""From reuse times to a hit-rate curve, for requests that were noted."""
+"""Who used again what whom had used before, and from which capacity on an LRU cache finds it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 PRECISION = 5
 """Numbers of tokens are told apart to 2**-5 of their size."""
@@ -22,216 +19,128 @@ SHIFT = 52 - PRECISION
 ONE = 1023 << PRECISION
 """The kept bits of 1.0."""
 
-ENOUGH = 32
-"""Requests from which a share can be told."""
 
+class Uses(msgspec.Struct, frozen=True, eq=False):
+    """Stretches of prompts that were used again, in the order of the requests that did so, roots first.
 
-class Sample(msgspec.Struct, eq=False):
-    """The requests that are remembered, in order. Tokens; arrays [samples].
+    Requests are numbered from 1; int64 [stretches], but `touched`. Of one request the earlier ones fall: the
+    deeper a stretch, the longer ago it was used.
 
-    `unit`    whose request: a number mixed from the first block below the shared prompt
-    `word`    a number of the two tokens before token p, the largest power of two within the prompt;
-              0 where it was not noted
-    `prompt`  all of the prompt
-    `size`    the whole blocks of it that could be found
-    `reused`  of these, the first ones that were found; if some were evicted, minus all the
-              first ones that seem to have been there once
-    `begun`   what all requests had touched before this one, sampled or not
-    `family`  a number of the shared prompt that it begins with, as far as that is known; else 0
-    `told`    the tokens of that prompt
+    `earlier`  who used it last; 0 or below if that was before the first
+    `later`    who used it again
+    `width`    tokens
+    `touched`  tokens that each request used or made, none for number 0; int64 [requests + 1]
     """
 
-    unit: Words
-    word: Words
-    prompt: Ints
-    size: Ints
-    reused: Ints
-    begun: Ints
-    family: Words
-    told: Ints
-
-    @classmethod
-    def of(cls, length: int) -> Sample:
-        """Return so many requests, of which nothing is known."""
-        words, ints = np.zeros(length, np.uint64), np.zeros(length, np.int64)
-        return cls(words, words, ints, ints, ints, ints, words, ints)
-
-    @classmethod
-    def joined(cls, parts: Iterable[Sample]) -> Sample:
-        """Return the requests of several samples after each other."""
-        columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
-        return cls(*map(np.concatenate, columns))
-
-    def __len__(self) -> int:
-        return len(self.unit)
-
-    def where(self, chosen: Any) -> Sample:
-        """Return the requests that are chosen, bool [samples]."""
-        return Sample(*(column[chosen] for column in msgspec.structs.astuple(self)))
+    earlier: Ints
+    later: Ints
+    width: Ints
+    touched: Ints
 
 
-def hit_curve(sample: Sample, block_size: int, rate: float) -> tuple[Floats, Floats]:
-    """Return an LRU cache's capacities in tokens, rising from 0, and the share of tokens found at each.
+def uses_of(size: Ints, shared: Ints, since: Ints, generated: int) -> Uses:
+    """Return what requests used again, each of which began with `shared` of its `size` tokens as request `since` did.
 
-    The capacity from which on a block is found is its stack distance: the different tokens touched
-    since its last use (R. L. Mattson et al., *Evaluation techniques for storage hierarchies*,
-    1970, doi:10.1147/sj.92.0078). A session's requests overlap in what the later one reuses, and so do
-    requests below one shared prompt: of all that was touched, what both of two such requests within the window
-    touched is taken off. Where only some sessions are sampled, or output took room, all is scaled by what all
-    requests touched meanwhile. Between two capacities the share is a straight line; `rate` is the
-    share of sessions sampled.
+    `since`      who used them last; 0 or below: a request before the first one; int64 [requests], as the others
+    `generated`  tokens beyond the prompts; those that were used again belong to who made them, the rest is spread
+                 evenly
+
+    A request uses all of its prompt, from the root on, so what is left to the one before is the end of its own.
     """
-    if not len(sample):
+    # Of each request: where what it used last begins, who has used last what is above that, and its end.
+    starts, above, ends = [0], [0], [0]
+    earlier: list[int] = []
+    later: list[int] = []
+    width: list[int] = []
+    touched = [0, *size.tolist()]
+    requests = zip(size.tolist(), shared.tolist(), since.tolist(), strict=True)
+    for now, (end, again, last) in enumerate(requests, 1):
+        first, stop, user = len(width), again, last
+        if user <= 0:
+            earlier += [user] * (stop > 0)
+            width += [stop] * (stop > 0)
+            stop = 0
+        elif stop > ends[user]:
+            touched[user] += stop - ends[user]
+            ends[user] = stop
+        while stop:
+            while starts[user] >= stop:
+                other = above[user]
+                if starts[other] >= starts[user]:
+                    other = above[user] = above[other]
+                user = other
+            start = starts[user]
+            earlier.append(user)
+            width.append(stop - start)
+            starts[user], above[user], user, stop = stop, now, above[user], start
+        later += [now] * (len(width) - first)
+        earlier[first:] = earlier[first:][::-1]
+        width[first:] = width[first:][::-1]
+        starts.append(0)
+        above.append(0)
+        ends.append(end)
+    uses = Uses(*(np.array(column, np.int64) for column in (earlier, later, width, touched)))
+    used_again = int(uses.touched.sum() - size.sum())
+    uses.touched[1:] += max(generated - used_again, 0) // max(len(size), 1)
+    return uses
+
+
+def hit_curve(uses: Uses, first: int) -> tuple[Floats, Floats]:
+    """Return an LRU cache's capacities in tokens, rising from 0, and the tokens that requests found at each.
+
+    The first requests are not counted. Between two capacities it is a straight line. What was used before all
+    that is known is taken to have been as far away as the same number of requests is now.
+    """
+    counted = uses.later > first
+    if not counted.any():
         return np.zeros(1), np.zeros(1)
-    last, alike, root, reused = _chains(sample, block_size)
-    shared = np.minimum(root, reused)
-    width = reused - shared
-    own, others = ((last >= 0) & (width > 0)).nonzero()[0], (alike >= 0).nonzero()[0]
-    # What the first request found below a prompt was there before the notes; nobody knows since when.
-    before = np.where(alike < 0, np.minimum(np.abs(sample.reused), shared), 0)
-    before -= before % block_size
-    early = before.nonzero()[0]
-    if not len(own) + len(others) + len(early):
-        return np.zeros(1), np.zeros(1)
-
-    # Every request touches a shared prompt and then what is its own: two events.
-    top = np.minimum(root, sample.size)
-    touched = np.column_stack((top, sample.size - top)).ravel()
-    events = np.column_stack((2 * alike, np.where(last < 0, -2, 2 * last + 1))).ravel()
-    again = np.column_stack((top, width)).ravel()
-    at: Ints = np.concatenate((own, others))
-    since: Ints = np.concatenate((last[own], alike[others]))
-    below = _different(touched, events, again, 2 * since + 1, 2 * at)
-    below[: len(own)] -= np.where(alike[own] > last[own], top[own], 0)
-    below = _by_all(sample, below, since, at)
-    below[: len(own)] += shared[own]
-    below[len(own) :] *= np.where(sample.unit[alike[others]] != sample.unit[others], rate, 1)
-    capacities, found = _ramps(
-        np.concatenate((below, np.zeros(len(early)))),
-        np.concatenate((width[own], shared[others], before[early])),
-    )
-    return capacities, found / sample.prompt.sum()
+    below = lru_distances(np.maximum(uses.earlier, 0), uses.later, uses.width, uses.touched)
+    times_as_far = (uses.later - np.minimum(uses.earlier, 0)) / uses.later
+    return _ramps((below * times_as_far)[counted], uses.width[counted])
 
 
-def _chains(sample: Sample, block_size: int) -> tuple[Ints, Ints, Ints, Floats]:
-    """Return of each request, in order of time, what it goes on with: int64 and float64 [n].
+def lru_distances(earlier: Ints, later: Ints, width: Ints, touched: Ints) -> Ints:
+    """Return the LRU stack distance of all stretches that are used again, int64 [stretches].
 
-    The request of its session before, the one before below the same shared prompt, -1 where there is none; the
-    tokens of that prompt; and those that it has in common with its session's request before, or with that prompt.
+    A path is touched from its deepest block upwards, so a parent is never older than its child and every
+    cached set is a tree. What lies above a stretch in the stack is what the requests in between touched,
+    each token once: all of it, less what was used again among them (R. L. Mattson et al., *Evaluation techniques for storage
+    hierarchies*, 1970, doi:10.1147/sj.92.0078). The arguments are those of `Uses`, in any unit.
     """
-    order, begins = _sessions(sample.unit)
-    by_session, roots = _prefixes(sample.where(order), begins, block_size)
-    last, root, reused = np.full(len(order), -1), np.empty_like(roots), np.empty_like(by_session)
-    last[order[1:]] = np.where(begins[1:], -1, order[:-1])
-    root[order], reused[order] = roots, by_session
-    # A prompt that is known to be shared is so whatever the cache remembers.
-    told = np.minimum(sample.told, sample.size)
-    root, reused = np.where(told > 0, told, root), np.maximum(reused, told)
-    return last, _last_alike(root, sample.family), root, reused
+    if not len(earlier):
+        return width
+    total = touched.cumsum()
+    # What one request uses again is used at once: all that is counted is of those before it.
+    before = np.searchsorted(later, later)
+    return total[later - 1] - total[earlier] - _nested(earlier, width, earlier, before)
 
 
-def _sessions(unit: Words) -> tuple[Ints, Flags]:
-    """Return the requests by session and time, int64 [n], and which are a session's first."""
-    bits = np.uint64(len(unit).bit_length())
-    ranked = np.sort((unit >> bits << bits) | np.arange(len(unit), dtype=np.uint64))
-    session = ranked >> bits
-    begins = np.ones(len(unit), np.bool_)
-    np.not_equal(session[1:], session[:-1], out=begins[1:])
-    return (ranked ^ (session << bits)).astype(np.int64), begins
+def _nested(starts: Ints, weights: Ints, after: Ints, until: Ints) -> Ints:
+    """Return the weight of those intervals that begin after a time and end before an interval, int64 [windows].
 
-
-def _last_alike(root: Ints, family: Words) -> Ints:
-    """Return the request before each below the same shared prompt, -1 where there is none."""
-    before = np.full(len(root), -1)
-    kind = family ^ root.astype(np.uint64)
-    ranked = np.argsort(kind, kind="stable")
-    same = kind[ranked[1:]] == kind[ranked[:-1]]
-    before[ranked[1:][same]] = ranked[:-1][same]
-    before[root == 0] = -1
-    return before
-
-
-def _prefixes(sample: Sample, begins: Flags, block_size: int) -> tuple[Floats, Ints]:
-    """Return how many tokens of each request are those of its session's one before, and of all sessions like it.
-
-    float64 and int64 [n]. The requests come by session. Where the cache forgot, the words of both prompts
-    tell whether they part before that place; if they do, then halfway between it and the end of the
-    shared prompt. Pairs without words are taken for the mean of those with.
+    Interval i begins at `starts[i]`; they are in the order of their ends, and `until` is an index. A wavelet matrix
+    (F. Claude, G. Navarro, *The wavelet matrix*, 2012, doi:10.1007/978-3-642-34109-0_18): bit by bit, the
+    intervals that begin later than `after` are told apart.
     """
-    known = np.minimum(np.abs(sample.reused), sample.size)
-    known -= known % block_size
-    root = known[np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))]
-    reused = known.astype(np.float64)
-    unsure = (~begins & ((sample.reused < 0) | (known <= root))).nonzero()[0]
-    if not len(unsure):
-        return reused, root
-    both = np.minimum(sample.size[1:], sample.size[:-1])
-    last = unsure - 1
-    common = both[last].astype(np.float64)
-    bits = np.frexp(sample.prompt)[1]
-    mine, theirs = sample.word[unsure], sample.word[last]
-    seen = (bits[unsure] == bits[last]) & (mine > 0) & (theirs > 0)
-    place = np.ldexp(0.5, bits[unsure])
-    parted = seen & (mine != theirs)
-    estimate = np.where(parted, np.minimum((root[unsure] + place) / 2, common), common)
-    told, of = float(estimate[seen].sum()), float(common[seen].sum())
-    if np.count_nonzero(seen) < ENOUGH:
-        sure = ~begins
-        sure[unsure] = False
-        told += float(reused[sure].sum())
-        of += float(both[sure[1:]].sum())
-    if of:
-        estimate[~seen] *= min(told / of, 1.0)
-    reused[unsure] = estimate
-    return reused, root
-
-
-def _different(touched: Ints, before: Ints, again: Floats, after: Ints, until: Ints) -> Floats:
-    """Return the different tokens of the events after one and until another, float64 [windows].
-
-    `touched`        tokens of each event
-    `before, again`  the event that touched some of them last, negative for none, and how many
-    `after, until`   of each window
-    """
-    total = np.concatenate(([0], touched.cumsum()))
-    again = np.where(before >= 0, again, 0.0)
-    twice = _nested(np.maximum(before, 0), again, after, until)
-    return total[until] - total[after + 1] - twice
-
-
-def _by_all(sample: Sample, different: Floats, since: Ints, at: Ints) -> Floats:
-    """Scale what the sampled requests between two touched to what all did, float64 [windows]."""
-    ended, touched = sample.begun + sample.size, sample.size.cumsum()
-    seen = (touched - sample.size)[at] - touched[since]
-    by_all = np.maximum(sample.begun[at] - ended[since], 0)
-    return np.where(seen > 0, different * by_all / np.maximum(seen, 1), by_all)
-
-
-def _nested(starts: Ints, weights: Floats, after: Ints, until: Ints) -> Floats:
-    """Return the weight of those intervals that begin after one event and end before another, float64 [windows].
-
-    Interval i begins at `starts[i]` and ends at i. A wavelet matrix (F. Claude, G. Navarro, *The wavelet matrix*,
-    2012, doi:10.1007/978-3-642-34109-0_18): bit by bit, the intervals that begin later than `after` are told apart.
-    """
-    total = np.zeros(len(until))
+    total = np.zeros(len(until), np.int64)
     low, high = np.zeros(len(until), np.int64), until
-    for bit in reversed(range(len(starts).bit_length())):
+    for bit in reversed(range(int(starts.max()).bit_length())):
         is_one = (starts >> bit) & 1 == 1
         ones = np.concatenate(([0], is_one.cumsum()))
         num_zeros = len(starts) - ones[-1]
         starts = np.concatenate((starts[~is_one], starts[is_one]))
         weights = np.concatenate((weights[~is_one], weights[is_one]))
-        summed = np.concatenate(([0.0], weights.cumsum()))
+        summed = np.concatenate(([0], weights.cumsum()))
         first, stop = num_zeros + ones[low], num_zeros + ones[high]
         goes_up = (after >> bit) & 1 == 1
-        total += np.where(goes_up, 0.0, summed[stop] - summed[first])
+        total += np.where(goes_up, 0, summed[stop] - summed[first])
         low = np.where(goes_up, first, low - ones[low])
         high = np.where(goes_up, stop, high - ones[high])
     return total
 
 
-def _ramps(below: Floats, width: Floats) -> tuple[Floats, Floats]:
-    """Return capacities and the tokens found there: of each reuse, what is above `below`."""
+def _ramps(below: Floats, width: Ints) -> tuple[Floats, Floats]:
+    """Return capacities and the tokens found there: of each stretch, what is above `below`."""
     turns = np.concatenate((below, below + width))
     step = _floor_step(turns) + 1
     sign = np.repeat([1.0, -1.0], len(below))

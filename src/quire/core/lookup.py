@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.blocks import GAP
+from quire.core.lost import marks_of
 from quire.core.node import Match, Node
 from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
 from quire.core.states import StateGroup
-from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
 
 MAX_SCOPES_ASKED = 16
 """So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
@@ -127,34 +128,47 @@ class Lookup:
         cached = num_blocks * self._block_size + found.partial_tokens
         if cached == num_tokens - 1:
             return Hit(cached, num_blocks, found.partial_tokens, "last_token")
-        return Hit(cached, num_blocks, found.partial_tokens, self.why(root, key, found)[0])
+        reason, *_ = self.why(root, key, found)
+        return Hit(cached, num_blocks, found.partial_tokens, reason)
 
-    def why(self, root: Node, key: Key, found: Found) -> tuple[str, int]:
+    def why(self, root: Node, key: Key, found: Found) -> tuple[str, int, int]:
         """Return the reason why a hit ends where it does, and how many tokens it explains.
 
-        The last one, and those that are cold, need no other explanation: 0.
+        The last one, and those that are cold, need no other explanation: 0. Of evicted ones the third item is
+        the number of the last request that used them, else 0.
         """
         num_tokens = len(key) // TOKEN_BYTES
         cached = found.match.num_bytes // TOKEN_BYTES + found.partial_tokens
         missed = num_tokens - 1 - cached
         if not missed:
-            return "last_token", 0
+            return "last_token", 0, 0
         match = found.match
         if found.refused:
-            return "window", min(missed, found.refused * self._block_size)
+            return "window", min(missed, found.refused * self._block_size), 0
         if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
-            return "partial_block", missed
+            return "partial_block", missed, 0
         if match.node.lost and not match.into:
-            first = key[match.num_bytes : match.num_bytes + self._block_bytes].tobytes()
-            lost = match.node.lost.get(first, 0)
-            if lost:
-                end = match.num_bytes // TOKEN_BYTES + lost * self._block_size
-                return "evicted", min(missed, max(end - cached, 1))
+            end, used = self._lost_end(match, key)
+            if end > match.num_bytes:
+                return "evicted", min(missed, max(end // TOKEN_BYTES - cached, 1)), used
         if not match.num_bytes:
             elsewhere = self._elsewhere(root, key, MAX_SCOPES_ASKED)
             if elsewhere:
-                return "scope", min(missed, max(elsewhere[0][1] - cached, 1))
-        return "cold", 0
+                return "scope", min(missed, max(elsewhere[0][1] - cached, 1)), 0
+        return "cold", 0, 0
+
+    def _lost_end(self, match: Match, key: Key) -> tuple[int, int]:
+        """Follow what was evicted below a match: where that ends, in bytes, and who used it last."""
+        lost, end, used, first = match.node.lost, match.num_bytes, 0, match.sought
+        while lost and end + self._block_bytes < len(key):
+            run = lost.get(hash(first))
+            if run is None:
+                break
+            same = common_bytes(marks_of(key, end, len(key), self._block_bytes), run.marks)
+            end, used = end + same * self._block_bytes, run.used
+            lost = run.below if same == len(run.marks) else None
+            first = key[end : end + self._block_bytes].tobytes() if lost else b""
+        return end, used
 
     def explain(self, root: Node, key: Key) -> Explanation:
         """Return the whole story of a prompt; asks every scope."""
@@ -168,7 +182,7 @@ class Lookup:
         if hit.partial_tokens:
             why = "copied out of a block that starts the same"
             segments.append(Segment(whole, hit.num_tokens, cached=True, why=why))
-        reason, explained = self.why(root, key, found)
+        reason, explained, _ = self.why(root, key, found)
         at = hit.num_tokens
         if reason != "last_token":
             if explained:

@@ -33,7 +33,7 @@ class CacheManager(Restores):
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `observer`    told of every request, for instance `quire.observe.Recorder`
-    `curve`       note each request for `what_if`: half a microsecond, up to 4 MB, and a name per node that one ended at
+    `curve`       note each request for `what_if`; up to 4 MB
 
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing. A manager belongs to one thread. Raises `ConfigError`.
@@ -167,13 +167,13 @@ class CacheManager(Restores):
         return usage(self, group)
 
     def what_if(self) -> WhatIf:
-        """Return what any capacity would have found of the requests so far, under LRU.
+        """Return what any capacity would have found of the latest requests, under LRU.
 
-        An estimate, mostly within a point or two; needs `curve=True`. Raises `ConfigError`.
+        Within a tenth of a point as long as what was evicted is remembered; needs `curve=True`. Raises `ConfigError`.
         """
-        if self.sampler is None:
-            raise ConfigError("what_if needs samples: CacheManager(..., curve=True)")
-        return self.sampler.what_if(self._capacity())
+        if self.live_curve is None:
+            raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
+        return self.live_curve.what_if(self._capacity())
 
     # -- for people and tests --------------------------------------------------------------
 

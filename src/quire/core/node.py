@@ -8,6 +8,7 @@ from zlib import crc32
 
 import msgspec
 
+from quire.core.lost import Lost
 from quire.core.policies import Entry
 from quire.core.sparse import Part
 from quire.core.tokens import TOKEN_BYTES
@@ -23,6 +24,7 @@ class Node(Entry, gc=False, eq=False):
     """An edge of the tree: a run of blocks below `parent`, and the branches after it.
 
     `key`        token ids of the run, `block_size * 4` bytes per block
+    `first`      those of its first block: its name among the children of its parent
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
     `parts`      what each sparse group keeps of the node
@@ -34,10 +36,10 @@ class Node(Entry, gc=False, eq=False):
     `grown`      whether blocks were stored here since it was last cached
     `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
     `session`    the only session that has used it, None if there are others
-    `label`      what the live curve calls the session that ends here, and in which epoch
+    `used`       number of the last request that used it, 0 if it came from elsewhere
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations: first block's bytes -> number of blocks
+    `lost`       evicted continuations, by the hash of their first block's bytes
     `hashes`     digests of the first blocks, as far as they were computed
     `named`      what `names` gives, as far as it was asked for
     `name_above` the name of the block before this run, and `start` when it was asked for: a cut
@@ -49,6 +51,7 @@ class Node(Entry, gc=False, eq=False):
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
+    first: bytes = b""
     blocks: tuple[array[int], ...] = ()
     parts: tuple[Part, ...] = ()
     parent: Node | None = None
@@ -57,7 +60,7 @@ class Node(Entry, gc=False, eq=False):
     locks: int = 0
     pins: int = 0
     grown: bool = True
-    lost: dict[bytes, int] | None = None
+    lost: dict[int, Lost] | None = None
     hashes: list[bytes] | None = None
     named: array[int] | None = None
     name_above: tuple[int, int] | None = None
@@ -66,7 +69,7 @@ class Node(Entry, gc=False, eq=False):
     spent_from: float = 0.0
     session: Session | None = None
     deadline: float = 0.0
-    label: tuple[object, bytes] | None = None
+    used: int = 0
     writer: Sequence | None = None
 
     @property
@@ -169,9 +172,11 @@ class Match(msgspec.Struct, gc=False, eq=False):
     """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
 
     `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
+    `sought` is the block that no child of `node` begins with, empty where there is such an edge.
     """
 
     node: Node
     num_bytes: int
     edge: Node | None
     into: int
+    sought: bytes = b""

@@ -110,7 +110,7 @@ class Publisher:
         """Enter blocks that were not computed here; what the table leaves out becomes a gap."""
         rows, row = self._rows, seq.row
         start = seq.node.end
-        key, left = self._follow(seq, key, num_blocks)
+        first, key, left = self._follow(seq, key, num_blocks)
         rows.computed[row] = (start + num_blocks) * rows.block_size
         seq.known = b""
         seq.known_start = rows.computed[row]
@@ -118,12 +118,14 @@ class Publisher:
         if not left:
             return
         parent = seq.node
-        first = parent.end
-        ids = [rows.slots(g, row, first, first + left) for g in range(len(rows.flat))]
+        start = parent.end
+        ids = [rows.slots(g, row, start, start + left) for g in range(len(rows.flat))]
         for state in rows.states:
             ids[state.index] = NO_IDS
         blocks = tuple(array("i", each.tobytes()) for each in ids)
-        node = seq.node = self._tree.add(parent, key, blocks, seq.priority)
+        lost = self._tree.take_lost(parent, first)
+        node = seq.node = self._tree.add(parent, first, key, blocks, seq.priority)
+        node.used = lost.used if lost is not None else 0
         node.session = parent.session
         self._tree.stand(node, rows.windows)
         self._tree.leave(parent, rows.windows)
@@ -131,12 +133,15 @@ class Publisher:
             window.find_gaps(node)
         if self._events is not None:
             self._events.stored(node, seq.scope, left)
+        if lost is not None:
+            self._tree.put_back(node, start, lost)
 
     def _publish_run(self, seq: Sequence, key: Key, num_blocks: int) -> None:
         tree, rows, row = self._tree, self._rows, seq.row
         node = seq.node
-        if node.children is not NO_CHILDREN:
-            key, left = self._follow(seq, key, num_blocks)
+        first = b""
+        if node.children is not NO_CHILDREN or node.lost:
+            first, key, left = self._follow(seq, key, num_blocks)
             self.counters.deduplicated_blocks += num_blocks - left
             node, num_blocks = seq.node, left
             if not left:
@@ -149,8 +154,14 @@ class Publisher:
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
             goes_on = seq.terms.at(start).start != start
+        lost = None
+        if node.lost:
+            lost = tree.take_lost(node, first)
+        elif seq.lost is not None and seq.lost_start == start:
+            lost = seq.lost
         if (
             node.locks == 1
+            and not node.lost
             and not node.children
             and node.parent is not None
             and goes_on
@@ -161,7 +172,9 @@ class Publisher:
             tree.extend(node, key, ids)
         else:
             blocks = tuple(array("i", each.tobytes()) for each in ids)
-            new = seq.node = tree.add(node, key, blocks, priority)
+            first = first or key[: tree.block_bytes].tobytes()
+            new = seq.node = tree.add(node, first, key, blocks, priority)
+            new.used = seq.number
             new.session, new.spent_from = seq.session, seq.outlook
             tree.stand(new, rows.windows)
             tree.leave(node, rows.windows)
@@ -170,19 +183,24 @@ class Publisher:
         self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
+        if lost is not None:
+            seq.lost, seq.lost_start = tree.put_back(node, start, lost), stop
 
-    def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[Key, int]:
-        """Take over the tree's blocks as far as it has these tokens; return what is left of them."""
-        tree, node = self._tree, seq.node
-        while num_blocks and node.children is not NO_CHILDREN:
-            if key[: tree.block_bytes].tobytes() not in node.children:
+    def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
+        """Take over the tree's blocks as far as it has these tokens.
+
+        Returns what is left of them: the first block, all bytes, and the number of blocks.
+        """
+        tree, first = self._tree, b""
+        while num_blocks:
+            first = key[: tree.block_bytes].tobytes()
+            if first not in seq.node.children:
                 break
-            found = tree.match(node, key, len(key))
+            found = tree.match(seq.node, key, len(key))
             key = key[found.num_bytes :]
             self._rebase(seq, tree.cut(found))
             num_blocks -= found.num_bytes // tree.block_bytes
-            node = seq.node
-        return key, num_blocks
+        return first, key, num_blocks
 
     def _rebase(self, seq: Sequence, node: Node) -> None:
         """Use the tree's blocks down to `node` in place of the sequence's own, and free those."""
@@ -193,6 +211,7 @@ class Publisher:
             tree.lock(each)
             if each.session is not seq.session:
                 each.session = None
+            each.used = max(each.used, seq.number)
             each.priority = max(each.priority, seq.priority_at(each.start))
             for g, pool in tree.full:
                 slots = rows.slots(g, row, each.start, each.end)

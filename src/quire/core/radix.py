@@ -16,14 +16,12 @@ from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
+from quire.core.lost import Lost, LostRuns, marks_of
 from quire.core.node import NO_CHILDREN, Match, Node
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 from quire.core.windows import WindowGroup
-
-MAX_LOST = 1024
-"""How many evicted branches a node remembers, so that a later miss can say why."""
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; more are indexed: by first token, sorted."""
@@ -58,6 +56,7 @@ class PrefixTree:
         self.roots: dict[Scope, Node] = {}
         self._num_roots = 0
         self._max_roots = MAX_ROOTS
+        self._lost_runs = LostRuns()
 
     def root(self, scope: Scope) -> Node:
         """Return the root of a scope, made at first use."""
@@ -75,9 +74,10 @@ class PrefixTree:
         node = root
         start = 0
         while True:
-            edge = node.children.get(key[start : start + block_bytes].tobytes())
+            first = key[start : start + block_bytes].tobytes()
+            edge = node.children.get(first)
             if edge is None:
-                return Match(node, start, None, 0)
+                return Match(node, start, None, 0, first)
             edge_key = edge.key
             end = start + len(edge_key)
             if end > num_bytes:
@@ -107,15 +107,17 @@ class PrefixTree:
         at = num_blocks * self.block_bytes
         parent = edge.parent
         assert parent is not None
-        first = bytes(edge.key[: self.block_bytes])
+        first = edge.first
         upper = Node(
             key=edge.key[:at],
+            first=first,
             blocks=tuple(ids[:num_blocks] for ids in edge.blocks),
             end=parent.end + num_blocks,
             parent=parent,
             locks=edge.locks,
             pins=edge.pins,
             grown=edge.grown,
+            used=edge.used,
         )
         del edge.key[:at]
         for ids in edge.blocks:
@@ -125,8 +127,9 @@ class PrefixTree:
         if edge.named is not None:
             upper.named, edge.named = edge.named[:num_blocks], edge.named[num_blocks:]
         edge.parent = upper
+        edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
-        upper.children = {bytes(edge.key[: self.block_bytes]): edge}
+        upper.children = {edge.first: edge}
         self.evictor.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
@@ -181,11 +184,13 @@ class PrefixTree:
         for group in groups if node.parent is not None else ():
             group.unguard(node)
 
-    def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], priority: int) -> Node:
+    def add(
+        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], priority: int
+    ) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
-        node = Node(key=bytearray(key), blocks=blocks, parent=parent, locks=1, priority=priority)
+        node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
+        node.priority = priority
         node.end = parent.end + len(key) // self.block_bytes
-        first = key[: self.block_bytes].tobytes()
         parent.writer = None
         if parent.children is NO_CHILDREN:
             parent.children = {first: node}
@@ -193,11 +198,37 @@ class PrefixTree:
             parent.children[first] = node
             if parent.by_token is not None:
                 insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
-        if parent.lost:
-            parent.lost.pop(first, None)
         for group in self.sparse:
             group.created(node)
         return node
+
+    def take_lost(self, node: Node, first: bytes) -> Lost | None:
+        """Return the run that was evicted below a node and began with a block, and remember it no more."""
+        return node.lost.pop(hash(first), None) if node.lost else None
+
+    def put_back(self, node: Node, start: int, lost: Lost) -> Lost | None:
+        """Hang what had been lost below a run where it belongs, now that the run came back from block `start` on.
+
+        Returns what is left of the run, if it came back in part.
+        """
+        size, whole = self.block_bytes, len(node.key)
+        at = (start - node.start) * size
+        goes_on: Lost | None = lost
+        while goes_on is not None:
+            marks, below = goes_on.marks, goes_on.below
+            end = at + len(marks) * size
+            back = marks_of(node.key, at, min(end, whole), size)
+            if not marks.startswith(back):
+                return None
+            if end > whole:
+                return Lost(marks[len(back) :], goes_on.used, below)
+            goes_on = below.pop(hash(bytes(node.key[end : end + size])), None) if below else None
+            at = end
+            if below:
+                upper = self.split(node, end // size) if end < whole else node
+                upper.lost, upper.writer = below, None
+                at, whole = 0, len(node.key)
+        return None
 
     def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
         """Lengthen a leaf that only the caller references, in place."""
@@ -207,22 +238,29 @@ class PrefixTree:
         num_blocks = len(key) // self.block_bytes
         node.end += num_blocks
         node.grown = True
-        node.lost = None
         for group in self.sparse:
             group.extended(node, num_blocks)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
-        """Free the last blocks of a cached leaf; the node goes with its last block."""
+        """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
         for g, pool in self.full:
             pool.free(memoryview(node.blocks[g])[node.num_blocks - num_blocks :])
             pool.num_cached -= num_blocks
-        gone = num_blocks + max(node.lost.values()) if node.lost else num_blocks
-        parent = node.parent
-        first = self.cut_tail(node, num_blocks)
+        size, used, below, parent = self.block_bytes, node.used, node.lost, node.parent
+        marks = node.key[len(node.key) - num_blocks * size + size - TOKEN_BYTES :: size]
+        if below and len(below) == 1:
+            (lost,) = below.values()
+            if lost.used == used:
+                marks += lost.marks
+                below = lost.below
+        lost = Lost(marks, used, below)
+        first = hash(self.cut_tail(node, num_blocks))
         if node.parent is not None:
-            node.lost = {first: gone}
+            node.lost = {first: lost}
         elif parent is not None:
-            self._remember(parent, first, gone)
+            if parent.lost is None:
+                parent.lost = {}
+            self._lost_runs.remember(parent.lost, first, lost)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
@@ -234,19 +272,19 @@ class PrefixTree:
             group.cut(node, num_blocks, freed_from)
         left = node.num_blocks - num_blocks
         at = left * self.block_bytes
-        first = bytes(node.key[at : at + self.block_bytes])
         if left:
+            first = bytes(node.key[at : at + self.block_bytes])
             del node.key[at:]
             for ids in node.blocks:
                 del ids[left:]
             node.end -= num_blocks
-            node.lost = node.label = None
+            node.lost = None
             if node.hashes is not None:
                 del node.hashes[left:]
             if node.named is not None:
                 del node.named[left:]
             return first
-        parent = node.parent
+        parent, first = node.parent, node.first
         assert parent is not None
         if not node.locks:
             self.evictor.referenced(node)
@@ -289,13 +327,6 @@ class PrefixTree:
             if not root.children and not root.locks:
                 del self.roots[scope]
         self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
-
-    def _remember(self, parent: Node, first: bytes, num_blocks: int) -> None:
-        if parent.lost is None:
-            parent.lost = {}
-        elif len(parent.lost) >= MAX_LOST:
-            del parent.lost[next(iter(parent.lost))]
-        parent.lost[first] = num_blocks
 
     def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
         """Count the bytes of whole blocks that an edge and a key share, by bisection."""

@@ -10,11 +10,11 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
 from quire.core.groups import check_count, check_group
 from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
+from quire.core.livecurve import PACK_EVERY
 from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
-from quire.core.sampling import scope_name
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Rows, Sequence, media_numbers
 from quire.core.sparse import sparse_at
@@ -84,14 +84,16 @@ class Requests(BlockStore):
             raw_prompt = key_of(tokens).tobytes()
         else:
             check_sign(key[found.match.num_bytes :])
-        reason, explained = self.lookup.why(root, key, found)
+        reason, explained, lost_by = self.lookup.why(root, key, found)
         if scope is not None:
             root = self.tree.root(scope)
             if found.match.node.parent is None:
                 found.match.node = root
+        counters = self.counters
+        number = counters.num_requests + 1
         row = self.rows.take()
         seq = Sequence(
-            self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for
+            self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for, number
         )
         seq.raw_prompt = raw_prompt
         seq.terms = terms
@@ -101,12 +103,10 @@ class Requests(BlockStore):
             seq.session = self.sessions.join(hint.session_id) if hint.session_id else None
         if self.tree.evictor.watches:
             seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
-        self._claims.attach(seq, key, found)
+        since = self._claims.attach(seq, key, found)
         self._adopt(seq)
-        counters = self.counters
-        counters.num_requests += 1
-        sampler = self.sampler
-        if sampler is None:
+        live_curve = self.live_curve
+        if live_curve is None:
             counters.prompt_tokens += num_tokens
             counters.hit_tokens += seq.num_cached
             counters.missed["last_token"] += 1
@@ -116,31 +116,17 @@ class Requests(BlockStore):
                 counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
         else:
             # In line: here even an empty call would be felt. What is noted is counted later.
+            if not number % PACK_EVERY:
+                live_curve.pack()
             reused = seq.num_cached
-            label = seq.node.label
-            if label is not None and label[0] is sampler.epoch:
-                name = label[1]
-            else:
-                name = key[sampler.name].tobytes()
-                if scope is not None:
-                    name += scope_name(root)
-                if name in sampler.partings:
-                    name = sampler.deeper(key, name, seq.node)
-                elif seq.node.end > sampler.depth:
-                    seq.node.label = sampler.epoch, name
-                if reused < sampler.unsure:
-                    sampler.keep_word(key, num_tokens)
             if explained:
                 counters.missed[reason] += explained
                 if reason == "evicted":
                     counters.hit_tokens += reused
-                    reused = -reused - explained
-                    if reused < sampler.unsure:
-                        sampler.keep_word(key, num_tokens)
-            notes = sampler.notes
-            notes += (num_tokens, reused, name)  # whole, whatever interrupts
-            if not counters.num_requests & 63:
-                sampler.look()
+                    reused, since = -reused - explained, lost_by
+            notes = live_curve.notes
+            notes += (num_tokens, reused, since)  # whole, whatever interrupts
+        counters.num_requests = number
         if self._observer is not None:
             self._observer.opened(seq, key, self.media)
         return seq

@@ -53,7 +53,7 @@ class Counters:
     """The manager's running counts, read through `Stats`.
 
     prompt_tokens == hit_tokens + sum of the missed tokens of each reason. Where requests are noted for the live
-    curve, these three are complete after `CurveSampler.count` only.
+    curve, these three are complete after `LiveCurve.count` only.
     """
 
     __slots__ = (

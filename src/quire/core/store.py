@@ -23,13 +23,13 @@ from quire.core.groups import (
     check_groups,
 )
 from quire.core.hints import Sessions, check_session_id
+from quire.core.livecurve import LiveCurve
 from quire.core.lookup import Explanation, Hit, Lookup
 from quire.core.node import Node
 from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, Capacity, PolicyFactory
 from quire.core.radix import PrefixTree
 from quire.core.room import Room
-from quire.core.sampling import CurveSampler
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
 from quire.core.sequence import Observer
 from quire.core.sparse import Site, SparseGroup, sparse_at
@@ -98,7 +98,7 @@ class BlockStore:
         self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
         self.media = MediaTable()
         self.counters = Counters()
-        self.sampler = CurveSampler(self.block_size, self.counters) if settings.curve else None
+        self.live_curve = LiveCurve(self.block_size, self.counters) if settings.curve else None
         self.digests = Digests(self.tree, self.media)
         self.event_log = EventLog(self.tree.block_bytes, self.digests) if settings.events else None
         self.room = Room(self.groups, self.tree, self.counters, self.event_log)
@@ -128,8 +128,8 @@ class BlockStore:
     @property
     def stats(self) -> Stats:
         """What was counted since the manager was made."""
-        if self.sampler is not None:
-            self.sampler.count()
+        if self.live_curve is not None:
+            self.live_curve.count()
         return self.counters.stats()
 
     def probe(

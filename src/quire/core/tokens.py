@@ -69,12 +69,17 @@ def array_of(key: Key | bytes | bytearray) -> IntArray:
 
 def common_prefix(a: Key | bytes | bytearray, b: Key | bytes | bytearray) -> int:
     """Count the leading tokens that two keys share."""
+    return common_bytes(a, b) // TOKEN_BYTES
+
+
+def common_bytes(a: Key | bytes | bytearray, b: Key | bytes | bytearray) -> int:
+    """Count the leading bytes that two runs share."""
     size = min(len(a), len(b))
     differ = int.from_bytes(a[:size], "little") ^ int.from_bytes(b[:size], "little")
     if not differ:
-        return size // TOKEN_BYTES
+        return size
     lowest_bit = (differ & -differ).bit_length() - 1
-    return lowest_bit // (8 * TOKEN_BYTES)
+    return lowest_bit // 8
 
 
 def _convert(tokens: TokenIds) -> Key:

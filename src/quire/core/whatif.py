@@ -20,22 +20,20 @@ Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 class WhatIf(msgspec.Struct, frozen=True, eq=False):
     """The share of prompt tokens that an LRU cache of any capacity would have found.
 
-    An estimate from a sample of the requests; see `sampling.CurveSampler`.
+    Of the latest requests; see `livecurve.LiveCurve`.
 
     `capacity_blocks`   blocks of the smallest full-attention pool at present
     `capacities`        rising, from 0, float64 [points]
     `token_hit`         at each of them, float64 [points]; straight lines between
     `num_requests`      opened since the manager was made or the curve begun anew
-    `sampled_requests`  of these, the ones that the curve is made of
-    `rate`              share of sessions that are sampled, above 0 and up to 1
+    `noted_requests`    of these, the latest ones, which the curve is made of
     """
 
     capacity_blocks: int
     capacities: Blocks
     token_hit: Ratios
     num_requests: int
-    sampled_requests: int
-    rate: float
+    noted_requests: int
 
     @property
     def hit_rate(self) -> float:
@@ -69,6 +67,5 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
             change = f"would not raise the hit rate of {100 * now:.0f} %"
         return (
             f"twice the memory {change}, half of it gives {100 * less:.0f} %; no capacity finds more "
-            f"than {100 * self.ceiling:.0f} % (LRU, {self.sampled_requests:,} of {self.num_requests:,} "
-            "requests sampled)"
+            f"than {100 * self.ceiling:.0f} % (LRU, the latest {self.noted_requests:,} requests)"
         )

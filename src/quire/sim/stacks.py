@@ -14,6 +14,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
+from quire.core.distances import lru_distances
 from quire.sim.reuse import Counts, Reuses
 
 GONE = -1
@@ -35,22 +36,10 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
 
 
 def lru_steps(reuses: Reuses) -> Steps:
-    """Return the LRU stack distances of all reuses. O(n log requests), n reuses, in NumPy.
-
-    A path is touched from its deepest block upwards, so a parent is never older than its child
-    and every cached set is a tree. The blocks above one reuse in the stack are those of the
-    requests in between, each once: all their references, less what was reused among them.
-    """
+    """Return the LRU stack distances of all reuses. O(n log requests), n reuses, in NumPy."""
     earlier, later, width = reuses.earlier, reuses.later, reuses.num_blocks
-    if not len(earlier):
-        return Steps(earlier, width, later)
-    references = np.cumsum(reuses.prompt_blocks)
-    between = references[later - 1] - references[earlier]
-    # Reuses by the same request are made at once; all before in the list are of later users.
-    made = np.cumsum(width) - width
-    first = np.searchsorted(later, later)
-    inside = _weight_before_and_above(earlier, width) - (made - made[first])
-    return Steps(between - inside, width, later)
+    touched = np.concatenate(([0], reuses.prompt_blocks))
+    return Steps(lru_distances(earlier + 1, later + 1, width, touched), width, later)
 
 
 def optimum_steps(reuses: Reuses) -> Steps:
@@ -180,22 +169,3 @@ def _exchange(carried: list[list[int]], count: int, use: int) -> None:
 
 def _user(row: tuple[int, int, int]) -> int:
     return row[0]
-
-
-def _weight_before_and_above(values: Counts, weights: Counts) -> Counts:
-    """Return, for each value, the weights of larger values before it. O(n log max), in NumPy.
-
-    Values that agree in all bits above one are sorted together, in their order; each with
-    that bit clear counts those before it with the bit set.
-    """
-    total = np.zeros(len(values), np.int64)
-    for bit in range(int(values.max()).bit_length()):
-        upper = values >> (bit + 1)
-        order = np.argsort(upper, kind="stable")
-        upper = upper[order]
-        is_set = (values[order] >> bit) & 1
-        counted = weights[order] * is_set
-        before = np.cumsum(counted) - counted
-        start = np.searchsorted(upper, upper)
-        total[order] += np.where(is_set == 0, before - before[start], 0)
-    return total

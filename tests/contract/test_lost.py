@@ -1,0 +1,147 @@
+"""What was evicted is remembered for a while: a miss says how much of a prompt was here, to the block."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from core_help import prefill, run, serve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core import CacheManager, lost
+
+BLOCK = 4
+
+
+@pytest.fixture
+def manager():
+    return CacheManager(100, BLOCK, sub_block=False)
+
+
+def evicted(manager, tokens):
+    """How many tokens of a prompt are missed because they were evicted."""
+    said = manager.explain([*tokens, 2**31 - 1])
+    return sum(part.stop - part.start for part in said.segments if part.why == "evicted")
+
+
+def forget_all(manager):
+    manager.reclaim(manager.num_cached)
+    assert not manager.num_cached
+
+
+def test_a_prompt_that_goes_on_differently_was_here_up_to_that_block(manager):
+    serve(manager, run(0, 40))
+    forget_all(manager)
+    assert evicted(manager, run(0, 40)) == 40
+    assert evicted(manager, run(0, 60)) == 40
+    assert evicted(manager, run(0, 22)) == 20
+    assert evicted(manager, [*run(0, 22), *run(1000, 18)]) == 20
+    assert evicted(manager, [*run(0, 2), *run(1000, 38)]) == 0
+
+
+def test_prompts_below_a_shared_one_are_told_apart_when_all_is_gone(manager):
+    shared = run(0, 20)
+    lengths = {1000: 12, 2000: 24, 3000: 8}
+    for own, length in lengths.items():
+        serve(manager, [*shared, *run(own, length)])
+    forget_all(manager)
+    for own, length in lengths.items():
+        assert evicted(manager, [*shared, *run(own, length), *run(9000, 8)]) == 20 + length
+    assert evicted(manager, [*shared, *run(4000, 12)]) == 20
+
+
+@pytest.mark.parametrize("chunk", [4, 8, 20, 1000])
+def test_what_was_lost_below_a_prompt_is_known_again_when_the_prompt_comes_back(manager, chunk):
+    shared = run(0, 20)
+    for own in (1000, 2000):
+        serve(manager, [*shared, *run(own, 12)])
+    forget_all(manager)
+    tokens = [*shared, *run(3000, 8)]
+    seq = manager.open(tokens)
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        manager.reserve(seq, len(part))
+        manager.commit(seq, part)
+        manager.check()
+    manager.close(seq)
+    for own in (1000, 2000):
+        assert evicted(manager, [*shared, *run(own, 12)]) == 12
+    assert evicted(manager, [*shared, *run(4000, 12)]) == 0
+
+
+def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
+    serve(manager, run(0, 40))
+    for left in range(9, -1, -1):
+        manager.reclaim(1)
+        assert evicted(manager, run(0, 40)) == 40 - 4 * left
+        manager.check()
+    (run_lost,) = manager.default_root.lost.values()
+    assert len(run_lost.marks) == 10
+    assert run_lost.below is None
+
+
+def test_what_comes_back_is_lost_no_more(manager):
+    serve(manager, run(0, 40))
+    manager.reclaim(6)
+    serve(manager, run(0, 40))
+    assert evicted(manager, run(0, 40)) == 0
+    manager.check()
+
+
+def test_it_is_told_by_scope(manager):
+    serve(manager, run(0, 40))
+    forget_all(manager)
+    serve(manager, [7])
+    assert evicted(manager, run(1000, 40)) == 0
+
+
+@pytest.mark.parametrize("limit", ["MAX_RUNS", "MAX_BLOCKS"])
+def test_what_was_evicted_first_is_forgotten_first(manager, monkeypatch, limit):
+    monkeypatch.setattr(lost, limit, 3 * (2 if limit == "MAX_BLOCKS" else 1))
+    for prompt in range(5):
+        serve(manager, run(1000 * prompt, 8))
+    forget_all(manager)
+    assert [evicted(manager, run(1000 * prompt, 8)) for prompt in range(5)] == [0, 0, 8, 8, 8]
+
+
+def test_nobody_who_runs_is_disturbed_by_what_comes_back_beside(manager):
+    shared = run(0, 20)
+    for own in (1000, 2000):
+        serve(manager, [*shared, *run(own, 12)])
+    forget_all(manager)
+    seqs = [prefill(manager, [*shared, *run(own, 8)]) for own in (3000, 4000)]
+    for seq, own in zip(seqs, (3000, 4000), strict=True):
+        assert seq.tokens.tolist() == [*shared, *run(own, 8)]
+        manager.reserve(seq, 4)
+        manager.commit(seq, run(own + 8, 4))
+        manager.check()
+        manager.close(seq)
+    assert evicted(manager, [*shared, *run(1000, 12)]) == 12
+
+
+@given(st.integers(0, 10**6), st.integers(12, 60))
+@settings(max_examples=60, deadline=None)
+def test_it_never_says_of_a_block_that_was_never_here_that_it_was(seed, num_blocks):
+    random = Random(seed)
+    manager = CacheManager(num_blocks, 1, sub_block=False)
+    seen, prompts, told, true = set(), [[]], 0, 0
+    for _ in range(120):
+        before = random.choice(prompts)
+        kept = before[: random.randint(0, len(before))]
+        prompt = [*kept, *(random.randrange(200) for _ in range(random.randint(1, 6)))][:12]
+        cached = manager.probe([*prompt, 255]).num_tokens
+        was = cached
+        while was < len(prompt) and tuple(prompt[: was + 1]) in seen:
+            was += 1
+        said = evicted(manager, prompt)
+        assert said <= was - cached
+        told, true = told + said, true + was - cached
+        if random.random() < 0.3:
+            seq = prefill(manager, np.array(prompt[: len(prompt) // 2 + 1]))
+            manager.close(seq)
+            prompt = prompt[: len(prompt) // 2 + 1]
+        serve(manager, np.array(prompt))
+        manager.check()
+        seen.update(tuple(prompt[: end + 1]) for end in range(len(prompt)))
+        prompts.append(prompt)
+    assert told >= 0.5 * true
