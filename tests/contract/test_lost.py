@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from core_help import prefill, run, serve
+from core_help import generate, prefill, run, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +117,64 @@ def test_nobody_who_runs_is_disturbed_by_what_comes_back_beside(manager):
         manager.check()
         manager.close(seq)
     assert evicted(manager, [*shared, *run(1000, 12)]) == 12
+
+
+def test_others_are_told_while_a_prompt_comes_back_in_chunks_and_after_it_was_given_up(manager):
+    serve(manager, run(0, 40))
+    forget_all(manager)
+    seq = manager.open(run(0, 40))
+    manager.reserve(seq, 8)
+    manager.commit(seq, run(0, 8))
+    assert evicted(manager, run(0, 40)) == 32
+    manager.close(seq)
+    assert evicted(manager, run(0, 40)) == 32
+    manager.check()
+
+
+def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
+    prompt, one, other = (
+        [*run(100, 8)],
+        [1, 2, 3, 50, 4, 5, 6, 51],
+        [11, 12, 13, 50, 14, 15, 16, 51],
+    )
+    serve(manager, [*prompt, *one, *[9] * 4])
+    serve(manager, [*prompt, *one, *[8] * 4])
+    forget_all(manager)
+    seq = prefill(manager, prompt)
+    twin = manager.fork(seq)
+    generate(manager, seq, one)
+    generate(manager, twin, other)
+    assert evicted(manager, [*prompt, *other, *[8] * 4]) == 0
+    for each in (seq, twin):
+        generate(manager, each, [9] * 4)
+        manager.close(each)
+        manager.reclaim(1)
+        manager.check()
+
+
+def test_what_a_sequence_took_back_it_does_not_go_on_with():
+    manager = CacheManager(100, 1, sub_block=False)
+    for end in (7, 8):
+        serve(manager, [1, 2, 3, 4, 5, 6, end])
+    forget_all(manager)
+    seq = prefill(manager, [1])
+    generate(manager, seq, [2, 3])
+    manager.truncate(seq, 1)
+    generate(manager, seq, [10, 11])
+    generate(manager, seq, [4, 5, 6])
+    assert evicted(manager, [1, 10, 11, 4, 5, 6, 7]) == 0
+
+
+def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
+    manager = CacheManager(402, 1, sub_block=False)
+    serve(manager, run(0, 400))
+    for left in range(400, 1, -1):
+        manager.close(manager.open([*run(0, left), 2**31 - 1]))
+        manager.reclaim(1)
+    forget_all(manager)
+    (run_lost,) = manager.default_root.lost.values()
+    assert (len(run_lost.marks), run_lost.below) == (400, None)
+    assert manager.tree.lost_runs.num_blocks == 400
 
 
 @given(st.integers(0, 10**6), st.integers(12, 60))

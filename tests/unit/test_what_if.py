@@ -268,6 +268,51 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
     assert noted(4, 99) == (-5 * BLOCK, 8)
 
 
+def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
+    manager = CacheManager(100, 4, sub_block=False, curve=True)
+    prompt = np.arange(16, dtype=np.int32)
+    seq = manager.open(prompt)
+    manager.reserve(seq, 16)
+    manager.commit(seq, prompt[:8])
+    serve(manager, np.append(prompt[:8], LAST))
+    manager.commit(seq, prompt[8:])
+    manager.close(seq)
+    serve(manager, np.append(prompt, LAST))
+    assert manager.live_curve.notes[-3:] == [17, 16, 1]
+
+
+def test_an_open_that_was_interrupted_spoils_no_curve(monkeypatch):
+    manager = CacheManager(50, 1, sub_block=False, curve=True)
+    prompt = np.arange(6, dtype=np.int32)
+    for _ in range(3):
+        serve(manager, prompt)
+    with monkeypatch.context() as patched:
+        patched.setattr(manager, "_adopt", lambda seq: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            manager.open(prompt)
+    serve(manager, prompt)
+    assert manager.what_if().ceiling == pytest.approx(15 / 24)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
+    manager, plain = (CacheManager(130, 1, sub_block=False, curve=curve) for curve in (True, False))
+    shared = np.arange(50)
+    for number in range(2000):
+        own = 1000 + number % 50 * 100 + np.arange(20)
+        prompt = np.concatenate((shared, own, LAST)).astype(np.int32)
+        for each in (manager, plain):
+            if restored and number < 50:
+                there = each.residency(prompt).accepted
+                with each.restore(prompt, 70, {0: list(range(there, 70))}) as given_out:
+                    given_out.commit()
+            serve(each, prompt)
+    curve = manager.what_if()
+    for capacity, found in ((75, 0.704), (400, 0.704), (1100, 0.979)):
+        assert curve.at(capacity) == pytest.approx(found, abs=0.02)
+    assert manager.stats == plain.stats
+
+
 def test_asking_in_between_changes_no_later_answer():
     prompts, names = talks(6)
     often = CacheManager(names // 10, BLOCK, sub_block=False, curve=True)

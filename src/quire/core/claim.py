@@ -30,7 +30,7 @@ class Claims:
     def attach(self, seq: Sequence, key: Key, found: Found) -> int:
         """Reference what was found, fill the row, and leave the rest as the prompt to compute.
 
-        Returns the number of the last request that used what was found, all of it.
+        Returns the number of the last request that used what was found, all but what is foreign.
         """
         match, num_tokens = found.match, found.partial_tokens
         tree, rows, row = self._tree, self._rows, seq.row
@@ -40,6 +40,8 @@ class Claims:
         rows.widen(num_cached // rows.block_size + 1)
         node = seq.node = tree.cut(match)
         since, number = node.used, seq.number
+        if not since and node.parent is not None:
+            since = self._used_above(seq)
         self._cut_at_terms(seq)
         if seq.visit is not None:
             tree.evictor.opened(seq.visit, node)
@@ -72,6 +74,14 @@ class Claims:
         seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
         seq.branch = num_cached + found.refused * rows.block_size
         return since
+
+    def _used_above(self, seq: Sequence) -> int:
+        """Return who used the part last of what was found that does not come from elsewhere."""
+        node = seq.node
+        while node.parent is not None and not node.used:
+            node = node.parent
+        seq.num_foreign = (seq.node.end - node.end) * self._rows.block_size
+        return node.used
 
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`."""

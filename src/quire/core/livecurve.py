@@ -14,8 +14,8 @@ Notes: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """int64 [requests, NOTE]"""
 
 NOTE = 3
-"""Entries of a note: the tokens of a prompt; those that were found or, where the cache forgot, minus all
-that had been there; the number of the last request that used all of these."""
+"""Entries of a note: the tokens of a prompt; those that were found or, where some were forgotten or came from
+elsewhere, minus all that had been used here; the number of the last request that used all of these."""
 
 PACK_EVERY = 1 << 13
 """Requests after which their notes are packed: 24 bytes each instead of about 100."""
@@ -63,7 +63,7 @@ class LiveCurve:
         self._num_counted += len(prompt)
         counters, missed = self._counters, self._counters.missed
         counters.prompt_tokens += prompt.sum().item()
-        # Of those that the cache forgot, `open` has counted what was found and what not.
+        # Of those below 0 `open` has counted what was found.
         counters.hit_tokens += np.maximum(found, 0).sum().item()
         missed["last_token"] += len(prompt)
         missed["cold"] += counters.prompt_tokens - counters.hit_tokens - sum(missed.values())
@@ -74,10 +74,12 @@ class LiveCurve:
         counters, block_size = self._counters, self._block_size
         prompt, found, since = np.concatenate((*self._packed, self._unpacked(0))).T
         num_notes = len(prompt)
-        num_forgotten = counters.num_requests - num_notes
+        num_forgotten = max(counters.num_requests - num_notes, 0)
         size = (prompt - 1) // block_size * block_size
         shared = np.minimum(np.abs(found), size) // block_size * block_size
         since -= np.where(since > 0, num_forgotten, 0)
+        # Where an interrupt came between, a number may be one too high.
+        since = np.minimum(since, np.arange(num_notes))
         generated = counters.computed_tokens + counters.hit_tokens - counters.prompt_tokens
         share = num_notes / max(counters.num_requests, 1)
         uses = uses_of(size, shared, since, int(generated * share))

@@ -21,14 +21,16 @@ Run = TypeVar("Run", bytearray, Key)
 class Lost(msgspec.Struct, gc=False, eq=False):
     """A run of blocks that was evicted.
 
-    `marks`  a byte of each block's last token
-    `used`   number of the last request that used it
-    `below`  what was evicted before from its end on, by the hash of the first block's bytes
+    `marks`   a byte of each block's last token: what tells whether a prompt still goes on as the run did
+    `used`    number of a request that used all of it
+    `below`   what was evicted before from its end on, by the hash of the first block's bytes
+    `is_end`  it is the end of a node of which the head is still there
     """
 
     marks: bytes | bytearray
     used: int
     below: dict[int, Lost] | None = None
+    is_end: bool = False
 
 
 class LostRuns:
@@ -36,16 +38,16 @@ class LostRuns:
 
     def __init__(self) -> None:
         self._runs: deque[tuple[dict[int, Lost], int, Lost]] = deque()
-        self._num_blocks = 0
+        self.num_blocks = 0
 
     def remember(self, among: dict[int, Lost], first: int, lost: Lost) -> None:
         """Remember a run among others that went on at the same place."""
         among[first] = lost
         self._runs.append((among, first, lost))
-        self._num_blocks += len(lost.marks)
-        while len(self._runs) > MAX_RUNS or self._num_blocks > MAX_BLOCKS:
+        self.num_blocks += len(lost.marks)
+        while len(self._runs) > MAX_RUNS or self.num_blocks > MAX_BLOCKS:
             among, first, lost = self._runs.popleft()
-            self._num_blocks -= len(lost.marks)
+            self.num_blocks -= len(lost.marks)
             if among.get(first) is lost:
                 del among[first]
 

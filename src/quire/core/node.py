@@ -36,7 +36,7 @@ class Node(Entry, gc=False, eq=False):
     `grown`      whether blocks were stored here since it was last cached
     `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
     `session`    the only session that has used it, None if there are others
-    `used`       number of the last request that used it, 0 if it came from elsewhere
+    `used`       number of the last request that used it, 0 if nobody did
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
     `lost`       evicted continuations, by the hash of their first block's bytes

@@ -154,16 +154,13 @@ class Publisher:
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
             goes_on = seq.terms.at(start).start != start
-        lost = None
-        if node.lost:
-            lost = tree.take_lost(node, first)
-        elif seq.lost is not None and seq.lost_start == start:
-            lost = seq.lost
+        lost = tree.take_lost(node, first) if node.lost else None
         if (
             node.locks == 1
             and not node.lost
             and not node.children
             and node.parent is not None
+            and node.used == seq.number
             and goes_on
             and node.session is seq.session
             and node.spent_from == seq.outlook
@@ -184,7 +181,11 @@ class Publisher:
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
         if lost is not None:
-            seq.lost, seq.lost_start = tree.put_back(node, start, lost), stop
+            left = tree.put_back(node, start, lost)
+            at = (stop * rows.block_size - seq.known_start) * TOKEN_BYTES
+            if left is not None and 0 <= at <= len(seq.known) - tree.block_bytes:
+                first = seq.known[at : at + tree.block_bytes]
+                node.lost, node.writer = {hash(first): left}, None
 
     def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
         """Take over the tree's blocks as far as it has these tokens.

@@ -56,7 +56,7 @@ class PrefixTree:
         self.roots: dict[Scope, Node] = {}
         self._num_roots = 0
         self._max_roots = MAX_ROOTS
-        self._lost_runs = LostRuns()
+        self.lost_runs = LostRuns()
 
     def root(self, scope: Scope) -> Node:
         """Return the root of a scope, made at first use."""
@@ -217,12 +217,15 @@ class PrefixTree:
         while goes_on is not None:
             marks, below = goes_on.marks, goes_on.below
             end = at + len(marks) * size
+            if not below and end <= whole:
+                return None
             back = marks_of(node.key, at, min(end, whole), size)
             if not marks.startswith(back):
                 return None
             if end > whole:
-                return Lost(marks[len(back) :], goes_on.used, below)
-            goes_on = below.pop(hash(bytes(node.key[end : end + size])), None) if below else None
+                return Lost(marks[len(back) :], goes_on.used, below, is_end=True)
+            assert below
+            goes_on = below.pop(hash(bytes(node.key[end : end + size])), None)
             at = end
             if below:
                 upper = self.split(node, end // size) if end < whole else node
@@ -244,23 +247,23 @@ class PrefixTree:
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
         for g, pool in self.full:
-            pool.free(memoryview(node.blocks[g])[node.num_blocks - num_blocks :])
+            pool.free(memoryview(node.blocks[g])[-num_blocks:])
             pool.num_cached -= num_blocks
         size, used, below, parent = self.block_bytes, node.used, node.lost, node.parent
         marks = node.key[len(node.key) - num_blocks * size + size - TOKEN_BYTES :: size]
         if below and len(below) == 1:
             (lost,) = below.values()
-            if lost.used == used:
+            if lost.is_end:
                 marks += lost.marks
-                below = lost.below
-        lost = Lost(marks, used, below)
+                used, below = lost.used, lost.below
         first = hash(self.cut_tail(node, num_blocks))
-        if node.parent is not None:
+        lost = Lost(marks, used, below, node.parent is not None)
+        if lost.is_end:
             node.lost = {first: lost}
         elif parent is not None:
             if parent.lost is None:
                 parent.lost = {}
-            self._lost_runs.remember(parent.lost, first, lost)
+            self.lost_runs.remember(parent.lost, first, lost)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
@@ -270,8 +273,8 @@ class PrefixTree:
         """
         for group in self.sparse:
             group.cut(node, num_blocks, freed_from)
-        left = node.num_blocks - num_blocks
-        at = left * self.block_bytes
+        at = len(node.key) - num_blocks * self.block_bytes
+        left = at // self.block_bytes
         if left:
             first = bytes(node.key[at : at + self.block_bytes])
             del node.key[at:]

@@ -124,6 +124,9 @@ class Requests(BlockStore):
                 if reason == "evicted":
                     counters.hit_tokens += reused
                     reused, since = -reused - explained, lost_by
+            if seq.num_foreign and reused > 0:
+                counters.hit_tokens += reused
+                reused = seq.num_foreign - reused
             notes = live_curve.notes
             notes += (num_tokens, reused, since)  # whole, whatever interrupts
         counters.num_requests = number

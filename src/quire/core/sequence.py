@@ -11,7 +11,6 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
 from quire.core.hints import NO_HINT, PENDING, Hint, Session
-from quire.core.lost import Lost
 from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.radix import PrefixTree
@@ -32,6 +31,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
     `number`       of the manager's requests, from 1; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
+    `num_foreign`  of these, the last ones that came from elsewhere and were not used here before
     `prompt_len`   tokens of the prompt given at open
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
@@ -39,7 +39,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `terms`        on which its blocks are kept, run by run; ends where nothing is published
     `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
     `visit`        what a policy that watches requests was told of it
-    `lost`         what is left of the evicted run that it writes again, from block `lost_start` on
     `private_key`  key bytes of full blocks that are not published, by its terms
     `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
@@ -58,6 +57,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     keep_for: float = 0.0
     number: int = 0
     num_cached: int = 0
+    num_foreign: int = 0
     known: bytes = b""
     known_start: int = 0
     resume_key: bytes = b""
@@ -71,8 +71,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     hint: Hint = NO_HINT
     session: Session | None = None
     visit: Visit | None = None
-    lost: Lost | None = None
-    lost_start: int = 0
     state: str = "open"
 
     @property
