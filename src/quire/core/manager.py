@@ -169,7 +169,7 @@ class CacheManager(Restores):
     def what_if(self) -> WhatIf:
         """Return what any capacity would have found of the latest requests, under LRU.
 
-        Within a tenth of a point as long as what was evicted is remembered; needs `curve=True`. Raises `ConfigError`.
+        Mostly within a tenth of a point; needs `curve=True`. Raises `ConfigError`.
         """
         if self.live_curve is None:
             raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
