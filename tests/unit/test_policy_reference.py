@@ -54,8 +54,13 @@ def test_a_policy_finds_as_much_as_published(kept, name, policy, share, publishe
 
 def test_the_price_of_a_policy_is_bounded(kept):
     trace = kept(AGENT)
-    seconds = {}
-    for policy in sorted(POLICIES):
-        seconds[policy] = min(replay(trace, 2475, policy).seconds for _ in range(3))
-    slowest = max(seconds, key=seconds.__getitem__)
-    assert seconds[slowest] < 4 * seconds["lru"], f"{slowest}: {seconds}"
+
+    def price(policy):
+        """Times LRU's, one after the other: whatever else the machine does, it can only seem dear."""
+        return min(
+            replay(trace, 2475, policy).seconds / replay(trace, 2475, "lru").seconds
+            for _ in range(5)
+        )
+
+    prices = {policy: price(policy) for policy in POLICIES}
+    assert max(prices.values()) < 4, prices
