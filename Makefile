@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test check bench format clean
+.PHONY: help setup demo test test-long check bench format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -22,6 +22,9 @@ demo: setup      ## run the main job: conversations with and without quire
 
 test: setup      ## run the tests
 	$(BIN)/python -m pytest
+
+test-long: setup ## run what the tests sample, in full
+	$(BIN)/python -m pytest -m long
 
 check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .
