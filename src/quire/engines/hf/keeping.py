@@ -11,7 +11,7 @@ import torch
 from quire.config import parse_bytes
 from quire.core import CacheManager, Observer, Stats
 from quire.core.budget import EXPECTED_TOKENS
-from quire.engines.hf.fingerprint import Weights, whole_weights
+from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import MediaReader
@@ -23,9 +23,11 @@ from quire.engines.hf.memory import (
     split_layout,
     used_words,
 )
+from quire.engines.hf.naming import checksum
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -58,6 +60,7 @@ class KeptBlocks:
         tier_dtype: str | None = None,
     ) -> None:
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        before = Sight(model)
         kinds, computed = probe_model(model, block_size)
         computed = computed.with_interval(snapshot_interval)
         self.layout = computed.stored_as(dtype)
@@ -87,7 +90,8 @@ class KeptBlocks:
         self._signatures = Signatures.of(model)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
-        self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
+        read = None if self.tiers is None else checksum
+        self._weights = Weights(model, self.layout, read, before)
         transfers = transfers_to(model.device)
         self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:

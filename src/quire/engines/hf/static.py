@@ -20,6 +20,7 @@ from quire.engines.hf.inputs import (
     read_prompts,
 )
 from quire.engines.hf.probe import probe_model
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -139,12 +140,13 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        before = Sight(model)
         self.model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._weights = Weights(model, self.layout)
+        self._weights = Weights(model, self.layout, before=before)
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
