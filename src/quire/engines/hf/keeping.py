@@ -26,6 +26,7 @@ from quire.engines.hf.memory import (
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -85,6 +86,7 @@ class KeptBlocks:
         self.last = NO_REPORT
         self._clock = clock
         self._signatures = Signatures.of(model)
+        self._watched = Watched(model, self._signatures.forward)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
