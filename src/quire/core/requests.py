@@ -84,7 +84,7 @@ class Requests(BlockStore):
             raw_prompt = key_of(tokens).tobytes()
         else:
             check_sign(key[found.match.num_bytes :])
-        reason, explained, lost_by = self.lookup.why(root, key, found)
+        reason, explained, lost_by = self.lookup.why(key, found)
         if scope is not None:
             root = self.tree.root(scope)
             if found.match.node.parent is None:
