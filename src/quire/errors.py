@@ -9,7 +9,7 @@
     ├── SequenceError                 an unknown, closed, suspended or foreign sequence
     │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
     │   ├── TruncateError             beyond what is there, or into a block that others read
-    │   ├── CopyError                 a commit into a block whose planned copy was never taken
+    │   ├── CopyError                 a commit into blocks that a copy waits for, or a move of such blocks
     │   ├── CheckpointError           a state to keep where no block ends or nothing was computed
     │   └── DraftError                a draft that is no tree, or accepted tokens not drafted
     ├── PinError                      a pin closed twice
@@ -66,7 +66,7 @@ class TruncateError(SequenceError):
 
 
 class CopyError(SequenceError):
-    """A commit into a block whose planned copy was never taken."""
+    """A commit into, or a move of, blocks that somebody copies: a planned copy waits, a restore or hold is open."""
 
 
 class CheckpointError(SequenceError):

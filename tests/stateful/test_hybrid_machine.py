@@ -216,15 +216,37 @@ class HybridMachine(RuleBasedStateMachine):
             self.world.close(live)
         self.count()
 
-    @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), commit=st.booleans())
-    def restore(self, recipe, blocks, extra, commit):
-        """A prefix comes back from elsewhere; then it is read by a request."""
+    @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), end=st.sampled_from("cdw"))
+    def restore(self, recipe, blocks, extra, end):
+        """A prefix comes back from elsewhere and is read by a request, or its restore waits open."""
+        world = self.world
         tokens, scope = self.build(recipe)
-        self.world.restore(tokens, scope, blocks, extra, commit)
-        live = self.world.open([*tokens, 0], scope) if len(self.world.live) < 5 else None
-        if live is not None:
-            self.world.prefill(live, [0])
-            self.world.close(live)
+        handle = (
+            world.begin_restore(tokens, scope, blocks, extra) if not world.restores[1:] else None
+        )
+        if handle is not None and end != "w":
+            world.end_restore(handle, commit=end == "c")
+            live = world.open([*tokens, 0], scope) if len(world.live) < 5 else None
+            if live is not None:
+                world.prefill(live, [0])
+                world.close(live)
+        self.count()
+
+    @precondition(lambda self: self.world.restores)
+    @rule(choice=index, commit=st.booleans())
+    def end_restore(self, choice, commit):
+        self.world.end_restore(self.pick(choice, self.world.restores), commit)
+        self.count()
+
+    @precondition(has_running)
+    @rule(choice=index, let_go=st.booleans())
+    def hold(self, choice, let_go):
+        """Blocks are kept where they are, whatever becomes of their sequence."""
+        world = self.world
+        if world.holds and (let_go or world.holds[1:]):
+            world.let_go(self.pick(choice, world.holds))
+        else:
+            world.hold(self.pick(choice, world.running))
         self.count()
 
     @precondition(has_idle)

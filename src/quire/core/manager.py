@@ -146,7 +146,7 @@ class CacheManager(Restores):
         """Move the held blocks of a group to its lowest ids; return how many were moved.
 
         Tables and tree point to the new places; the copies stand in the plan. Raises
-        `CopyError` while copies wait to be taken, `ConfigError`.
+        `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
         """
         check_group(group, len(self.groups))
         return compact(self, group)
@@ -157,7 +157,8 @@ class CacheManager(Restores):
         Where a pool shrinks, cached blocks are evicted and held ones moved to ids below the
         new end: take the copies and do them, then shrink the tensors. Where it grows, grow the
         tensors first. All or nothing: raises `OutOfBlocks` when active blocks do not fit,
-        `CopyError` while copies wait to be taken, `ConfigError`.
+        `CopyError` while copies wait to be taken or, where a pool shrinks, a restore or hold
+        is open; `ConfigError`.
         """
         resize(self, num_blocks)
 
