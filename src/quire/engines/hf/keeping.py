@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from quire.config import parse_bytes
-from quire.core import CacheManager, Observer, Stats
+from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.fingerprint import Weights, whole_weights
 from quire.engines.hf.inputs import Signatures
@@ -129,12 +129,13 @@ class KeptBlocks:
         errors = self._store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
-    def end_session(self, session_id: str) -> int:
-        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
 
-        Returns how many blocks that only this session has used are in the cache.
+        A scope is that of the session's requests, under the adapters that are active now. Returns how many
+        blocks that only this session has used are in the cache.
         """
-        return self.manager.end_session(session_id)
+        return self.manager.end_session(session_id, self._weights.scope(scope))
 
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were.
