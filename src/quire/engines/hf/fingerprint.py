@@ -90,6 +90,10 @@ class Weights:
         self._let_go(before, [path for path, is_note in changes.items() if is_note])
         return self._identity()[0] == bound.model
 
+    def base(self) -> str:
+        """Return the name of the model as it is now, without adapters."""
+        return self._base(Sight(self._model), self._read or all_values)
+
     def whole(self) -> str:
         """Return the fingerprint over all values of the weights, as they are now."""
         known, self._known = self._known, {}
@@ -155,6 +159,14 @@ class Weights:
         return values
 
 
+def not_another(model: Any, other: Any, cache: str) -> str:
+    """Say that a cache keeps its model."""
+    return (
+        f"this cache holds K and V of its {type(model).__name__}, and of no {type(other).__name__}; "
+        f"make a new {cache} for another model (load_state_dict changes the weights of this one)"
+    )
+
+
 def _is_same(known: Stamp, now: Stamp) -> bool:
     """Whether a tensor's values are those that were read.
 
@@ -164,7 +176,11 @@ def _is_same(known: Stamp, now: Stamp) -> bool:
     *where, merged, sample = known
     *where_now, merged_now, sample_now = now
     unwrapped = merged is not None and merged_now is None
-    return (where, merged or (), sample) == (where_now, merged_now or (), sample_now) and not unwrapped
+    return (where, merged or (), sample) == (
+        where_now,
+        merged_now or (),
+        sample_now,
+    ) and not unwrapped
 
 
 def _add(digest: Any, part: bytes) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from quire.config import parse_bytes
-from quire.core import CacheManager, Observer, Stats
+from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
-from quire.engines.hf.fingerprint import Weights
+from quire.engines.hf.fingerprint import Weights, not_another
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import MediaReader
@@ -27,6 +27,7 @@ from quire.engines.hf.naming import checksum
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.watched import Watched
 from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
@@ -69,7 +70,7 @@ class KeptBlocks:
             if capacity_bytes is None
             else split_layout(self.layout, capacity_bytes, expected_tokens)
         )
-        self.model = model
+        self._model = model
         self.pools = [
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
@@ -88,6 +89,7 @@ class KeptBlocks:
         self.last = NO_REPORT
         self._clock = clock
         self._signatures = Signatures.of(model)
+        self._watched = Watched(model, self._signatures.forward)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         read = None if self.tiers is None else checksum
@@ -111,8 +113,18 @@ class KeptBlocks:
         return self._store.manager
 
     @property
+    def model(self) -> Any:
+        """The model that this cache belongs to. Setting it raises `ConfigError`."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        raise ConfigError(not_another(self._model, model, type(self).__name__))
+
+    @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what binds K and V to the model: config, layout, weights (a sample; with tiers, all)."""
+        """SHA-256 (hex) of the model as it was made or cleared, without adapters: settings, layout, weights (a
+        sample; with tiers, all). What has changed since is part of the key of what is computed since."""
         return self._weights.fingerprint
 
     @property
@@ -131,15 +143,16 @@ class KeptBlocks:
         errors = self._store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
-    def end_session(self, session_id: str) -> int:
-        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
 
-        Returns how many blocks that only this session has used are in the cache.
+        A scope is that of the session's requests, under the adapters that are active now. Returns how many
+        blocks that only this session has used are in the cache.
         """
-        return self.manager.end_session(session_id)
+        return self.manager.end_session(session_id, self._weights.scope(scope))
 
     def clear(self) -> int:
-        """Drop all that is cached, accept changed weights, and return how many blocks that were.
+        """Drop all that is cached, and return how many blocks that were.
 
         Tiers keep what they have; under changed weights it is not found.
         """
@@ -242,7 +255,7 @@ class KeptBlocks:
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self._weights.whole()
         if self.tiers is None:
-            self.manager.digests.public[self._weights.fingerprint] = whole
+            self.manager.digests.public[self._weights.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

@@ -95,7 +95,9 @@ class Names:
     def _function_name(self, function: Any) -> str:
         where, name = function.__module__, function.__qualname__
         code = getattr(function, "__code__", None)
-        inside = "" if code is None else f" {function.__globals__.get('__name__')} {code.co_qualname}"
+        inside = (
+            "" if code is None else f" {function.__globals__.get('__name__')} {code.co_qualname}"
+        )
         found = _look_up(where, name) is function
         return f"{where}.{name}{inside}{'' if found else ' ' + self._here}"
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
 from quire.core.slots import SlotCache, SlotHandle, SlotStats
-from quire.engines.hf.fingerprint import Weights
+from quire.engines.hf.fingerprint import Weights, not_another
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
@@ -141,7 +141,7 @@ class SlotPrefixCache:
         forward: Callable[..., Any] | None = None,
     ) -> None:
         before = Sight(model)
-        self.model = model
+        self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
@@ -149,6 +149,15 @@ class SlotPrefixCache:
         self._weights = Weights(model, self.layout, before=before)
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
+
+    @property
+    def model(self) -> Any:
+        """The model that this cache belongs to. Setting it raises `ConfigError`."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        raise ConfigError(not_another(self._model, model, type(self).__name__))
 
     @property
     def fingerprint(self) -> str:

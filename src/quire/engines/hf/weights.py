@@ -115,7 +115,11 @@ class Sight:
         """
         changed: dict[str, bool] = {}
         for path in self.facts.keys() | other.facts.keys():
-            if path not in self.facts or path not in other.facts or self.facts[path] != other.facts[path]:
+            if (
+                path not in self.facts
+                or path not in other.facts
+                or self.facts[path] != other.facts[path]
+            ):
                 both = (self.facts.get(path), other.facts.get(path))
                 is_attribute = path.startswith(".") and not path.endswith(".training")
                 changed[path] = is_attribute and all(map(_is_note, both))
@@ -198,7 +202,7 @@ class Sight:
                 facts[f"{path}.{name}"] = self._frozen(kept, f"{path}.{name}", added=added)
         if module._forward_hooks or module._forward_pre_hooks:
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            facts[f"{path} hooks"] = _foreign(hooks)
+            facts[f"{path} hooks"] = hooks
         for name, tensor in module._parameters.items():
             if tensor is not None and name not in unused:
                 self._note_tensor(f"{path}.{name}", None, tensor, merged, added=added)
@@ -282,17 +286,13 @@ def _surroundings(model: Any) -> dict[str, object]:
     if torch.is_autocast_enabled(kind):
         state["autocast"] = torch.get_autocast_dtype(kind)
     everywhere = torch.nn.modules.module
-    hooks = (*everywhere._global_forward_hooks.values(), *everywhere._global_forward_pre_hooks.values())  # noqa: SLF001 # pyright: ignore - torch has no other name for them
+    hooks = (
+        *everywhere._global_forward_hooks.values(),
+        *everywhere._global_forward_pre_hooks.values(),
+    )  # noqa: SLF001 # pyright: ignore - torch has no other name for them
     if hooks:
-        state["hooks"] = _foreign(hooks)
+        state["hooks"] = hooks
     return state
-
-
-def _foreign(hooks: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the hooks that are not this library's own, which change nothing."""
-    return tuple(
-        hook for hook in hooks if not (getattr(hook, "__module__", None) or "").startswith("quire.")
-    )
 
 
 def _without(value: Any, unused: frozenset[str]) -> Any:
@@ -332,7 +332,11 @@ def _samples(tensors: list[torch.Tensor]) -> list[bytes]:
                 continue
             num = min(num_values, NUM_SAMPLED)
             step = (num_values - 1) // (num - 1) if num > 1 else 1
-            values = tensor.as_strided((num,), (step,)) if tensor.is_contiguous() else _spread(tensor, num)
+            values = (
+                tensor.as_strided((num,), (step,))
+                if tensor.is_contiguous()
+                else _spread(tensor, num)
+            )
             indices, views = groups.setdefault((tensor.dtype, tensor.device), ([], []))
             indices.append(index)
             views.append(values)
