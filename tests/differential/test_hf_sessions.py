@@ -86,9 +86,9 @@ def test_a_forward_that_fails_half_way_counts_for_nothing(model, cache, ids, lay
         with cache.session(ids) as (model, past), torch.no_grad():
             model(ids[:, :18], past_key_values=past)
             model(ids[:, 18:], past_key_values=past)
-    handle.remove()
     assert held(cache, ids) == 16
     assert check_stored(model, cache, ids[0]) == 16
+    handle.remove()
     assert cache.manager.num_active == 0
     same(model, cache, ids)
 

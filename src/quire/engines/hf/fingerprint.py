@@ -3,14 +3,24 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.core import Scope
 from quire.engines.hf.naming import Names, Read, all_values, checksum, release, sampled_values
-from quire.engines.hf.weights import Place, Sight, Stamp
-from quire.errors import ScopeError
+from quire.engines.hf.weights import Sight, Stamp, Weight
+from quire.errors import ConfigError, ScopeError
 
 _NUM_SIGHTS = 8
+
+
+class _Part(NamedTuple):
+    """What stands for a setting or a tensor in the name of a model; `owner` is None for a parameter."""
+
+    owner: str | None
+    content: bytes
+
+
+_Parts = dict[str, _Part]
 
 
 class Weights:
@@ -40,13 +50,19 @@ class Weights:
         self._read = read
         self._names = Names()
         self._known: dict[str, tuple[Stamp, bytes]] = {}
-        self._working: dict[str, str] = {}
-        self._sights: OrderedDict[str, Sight] = OrderedDict()
+        self._working: set[str] = set()
+        self._pinned: _Parts = {}
+        self._sights: OrderedDict[str, tuple[Sight, _Parts]] = OrderedDict()
+        self._kind = (model.dtype, model.device)
         self._last: tuple[Sight, str, tuple[str, ...]] | None = None
         if before is not None:
             sight = Sight(model)
-            own = {place.owner for place in sight.places if not place.added} | sight.facts.keys()
-            self._let_go(before, [path for path in before.changes(sight) if path in own])
+            own = {
+                weight.owner for weight in sight.weights if not weight.added
+            } | sight.facts.keys()
+            parts = self._parts(before, before.facts, sampled_values, added=False)
+            self._known.clear()
+            self._let_go(parts, [path for path in before.changes(sight) if path in own])
         self.renew()
 
     def renew(self) -> None:
@@ -54,7 +70,7 @@ class Weights:
         self._known.clear()
         self._sights.clear()
         self._last = None
-        self.fingerprint = self._base(Sight(self._model), self._read or sampled_values)
+        self.fingerprint = self.base(self._read or sampled_values)
 
     def bind(self, scope: Scope) -> Scope:
         """Return `scope` for the model as it is now."""
@@ -81,82 +97,95 @@ class Weights:
         `by_itself`: only the model has run meanwhile, so that what it counts and notes in its
         attributes is working state. Numbers with a fraction are not: K and V may depend on them.
         """
+        if (self._model.dtype, self._model.device) != self._kind:
+            return False
+        last = self._last
+        if last is not None and last[1] == bound.model and last[0].holds(sampled=not by_itself):
+            return True
         if self._identity()[0] == bound.model:
             return True
-        before = self._sights.get(str(bound.model))
-        if not by_itself or before is None:
+        if not by_itself or bound.model not in self._sights:
             return False
+        before, parts = self._sights[str(bound.model)]
         changes = before.changes(Sight(self._model))
-        self._let_go(before, [path for path, is_note in changes.items() if is_note])
+        self._let_go(parts, [path for path, is_note in changes.items() if is_note])
         return self._identity()[0] == bound.model
 
-    def base(self) -> str:
+    def base(self, read: Read | None = None) -> str:
         """Return the name of the model as it is now, without adapters."""
-        return self._base(Sight(self._model), self._read or all_values)
+        return self._name(self._base_parts(Sight(self._model), read or self._read or all_values))
 
     def whole(self) -> str:
-        """Return the fingerprint over all values of the weights, as they are now."""
+        """Return `base` over all values of the weights, the same in every process."""
         known, self._known = self._known, {}
         try:
-            return self._base(Sight(self._model), checksum)
+            return self.base(checksum)
         finally:
             self._known = known
 
-    def _let_go(self, before: Sight, paths: Iterable[str]) -> None:
-        """Let settings and buffers that the model changes itself count as they were."""
-        for path in paths:
-            known = path in before.facts
-            self._working[path] = self._names.of(before.facts[path]) if known else ""
+    def _let_go(self, parts: _Parts, paths: Iterable[str]) -> None:
+        """Let settings and tensors that the model changes itself count as they were, if they were there."""
+        self._working.update(paths)
+        for name, part in parts.items():
+            if part.owner in self._working:
+                self._pinned.setdefault(name, part)
         self._last = None
 
     def _identity(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the model as it is now, and its adapters that take part."""
-        sight = Sight(self._model)
-        if self._last is not None and self._last[0] == sight:
+        if self._last is not None and self._last[0].holds():
             return self._last[1:]
-        read, adapters = self._read or all_values, tuple(sorted(sight.names))
-        name = self._base(sight, read)
+        self._check_kind()
+        sight, read = Sight(self._model), self._read or all_values
+        parts, adapters = self._base_parts(sight, read), tuple(sorted(sight.names))
+        name = self._name(parts)
         if adapters:
-            facts = {path: self._names.of(fact) for path, fact in sight.added.items()}
-            name = self._digest(sight, facts, read, added=True, start=name)
-        if len(self._known) > _NUM_SIGHTS * (len(sight.places) + 1):  # of adapters that are gone
-            here = {place.path for place in sight.places}
+            name = _digest(name, self._parts(sight, sight.added, read, added=True))
+        if len(self._known) > _NUM_SIGHTS * (len(sight.weights) + 1):  # of adapters that are gone
+            here = {weight.path for weight in sight.weights}
             self._known = {path: known for path, known in self._known.items() if path in here}
         self._last = (sight.forget_tensors(), name, adapters)
-        self._sights[name] = sight
+        self._sights[name] = (sight, parts)
         self._sights.move_to_end(name)
         if len(self._sights) > _NUM_SIGHTS:
             self._sights.popitem(last=False)
         return name, adapters
 
-    def _base(self, sight: Sight, read: Read) -> str:
-        """Return the name of all that belongs to no adapter."""
-        facts = {path: self._names.of(fact) for path, fact in sight.facts.items()} | self._working
-        return self._digest(sight, facts, read, added=False, start=f"{release()} {self._layout!r}")
+    def _name(self, parts: _Parts) -> str:
+        return _digest(f"{release()} {self._layout!r}", parts)
 
-    def _digest(
-        self, sight: Sight, facts: dict[str, str], read: Read, *, added: bool, start: str
-    ) -> str:
-        """Return SHA-256 (hex) over settings and the tensors that belong to them."""
-        digest = hashlib.sha256()
-        _add(digest, start.encode())
-        for path in sorted(facts):
-            _add(digest, f"{path} {facts[path]}".encode())
-        for place, stamp in sorted(
-            zip(sight.places, sight.stamps, strict=True), key=lambda each: each[0].path
-        ):
-            if place.added is added and place.owner not in self._working:
-                shape, dtype = list(place.tensor.shape), place.tensor.dtype
-                _add(digest, f"{place.path} {shape} {dtype}".encode())
-                _add(digest, self._values(place, stamp, read))
-        return digest.hexdigest()
+    def _base_parts(self, sight: Sight, read: Read) -> _Parts:
+        """Return what stands for all that belongs to no adapter."""
+        parts = self._parts(sight, sight.facts, read, added=False)
+        if not self._working:
+            return parts
+        own = {name: part for name, part in parts.items() if part.owner not in self._working}
+        return own | self._pinned
 
-    def _values(self, place: Place, stamp: Stamp, read: Read) -> bytes:
+    def _parts(self, sight: Sight, facts: dict[str, object], read: Read, *, added: bool) -> _Parts:
+        """Return what stands for settings and for the tensors that belong to them."""
+        parts = {path: _Part(path, self._names.of(fact).encode()) for path, fact in facts.items()}
+        for weight, stamp in zip(sight.weights, sight.stamps, strict=True):
+            if weight.added is added:
+                about = f"{list(weight.tensor.shape)} {weight.tensor.dtype} ".encode()
+                values = about + self._values(weight, stamp, read)
+                parts[f"{weight.path} values"] = _Part(weight.owner, values)
+        return parts
+
+    def _values(self, weight: Weight, stamp: Stamp, read: Read) -> bytes:
         """Return what stands for a tensor's values; they are read again only when it was changed."""
-        known = self._known.get(place.path)
-        values = known[1] if known and _is_same(known[0], stamp) else read(place.tensor)
-        self._known[place.path] = (stamp, values)
+        known = self._known.get(weight.path)
+        values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
+        self._known[weight.path] = (stamp, values)
         return values
+
+    def _check_kind(self) -> None:
+        kind = (self._model.dtype, self._model.device)
+        if kind != self._kind:
+            raise ConfigError(
+                f"the model is {kind[0]} on {kind[1]} now, and was {self._kind[0]} on {self._kind[1]} when "
+                "this cache took its memory: K and V of the one are of no use to the other; make a new cache"
+            )
 
 
 def not_another(model: Any, other: Any, cache: str) -> str:
@@ -173,16 +202,17 @@ def _is_same(known: Stamp, now: Stamp) -> bool:
     PEFT merges through `.data`, which torch does not count: a layer whose merged adapters are
     others, or that is unwrapped, is read again. Wrapping alone changes nothing.
     """
-    *where, merged, sample = known
-    *where_now, merged_now, sample_now = now
+    *values, merged = known
+    *values_now, merged_now = now
     unwrapped = merged is not None and merged_now is None
-    return (where, merged or (), sample) == (
-        where_now,
-        merged_now or (),
-        sample_now,
-    ) and not unwrapped
+    return (values, merged or ()) == (values_now, merged_now or ()) and not unwrapped
 
 
-def _add(digest: Any, part: bytes) -> None:
-    digest.update(len(part).to_bytes(8, "little"))
-    digest.update(part)
+def _digest(start: str, parts: _Parts) -> str:
+    """Return SHA-256 (hex) over parts, in the order of their names."""
+    digest = hashlib.sha256(start.encode())
+    for name in sorted(parts):
+        for each in (name.encode(), parts[name].content):
+            digest.update(len(each).to_bytes(8, "little"))
+            digest.update(each)
+    return digest.hexdigest()

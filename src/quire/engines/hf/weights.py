@@ -1,7 +1,11 @@
 """What a model's K and V are computed from: every tensor and every setting that its modules hold."""
 
+# ruff: noqa: SLF001 - the registers of a module have no other names, and walking them is faster
+# pyright: reportPrivateUsage=false
+
 import dataclasses
 import enum
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -10,16 +14,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
+from quire.engines.hf.watching import Place, Watch, stamps_of
 
-NUM_SAMPLED = 8
-"""Values of each tensor that are looked at in every call."""
-
-Stamp = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[str, ...] | None, bytes]
-"""What a tensor's values are known by without reading all of them.
-
-Its address, version (torch counts writes in place in it), shape and strides, the adapters that are
-merged into it (None where PEFT has not wrapped the layer), and the bytes of `NUM_SAMPLED` values.
-"""
+Stamp = tuple[Place, bytes, tuple[str, ...] | None]
+"""What a tensor's values are known by without reading all of them: its place, a sample of them, and the
+adapters that are merged into it (None where PEFT has not wrapped the layer)."""
 
 _ATOMS = frozenset(
     {int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
@@ -39,7 +38,7 @@ _NOTES_OF_CONFIG = frozenset(
 _MAX_DEPTH = 8
 
 
-class Place(NamedTuple):
+class Weight(NamedTuple):
     """A tensor where it is held; `owner` is the buffer or attribute, None for a parameter."""
 
     path: str
@@ -78,33 +77,33 @@ class Sight:
     added    the same of adapters that take part; the wrapper around a layer, and adapters that take
              no part, leave no trace elsewhere
     names    the adapters that take part
-    places   all tensors but those of adapters that take no part; `stamps` are theirs
+    classes  those of all modules that compute, with their `forward`
+    weights  all tensors but those of adapters that take no part; `stamps` are theirs
 
-    Two sights are equal if nothing has changed that can be noticed.
     """
 
     def __init__(self, model: Any) -> None:
         self.facts: dict[str, object] = _surroundings(model)
         self.added: dict[str, object] = {}
         self.names: set[str] = set()
-        self.places: list[Place] = []
+        self.classes: set[tuple[type[object], object]] = set()
+        self.weights: list[Weight] = []
         self._first: dict[int, str] = {}
+        self._watch = Watch(functools.partial(_surroundings, model))
         self._note(model, "", None)
-        self.stamps = _stamps(self.places)
+        self._watch.seal()
+        places = stamps_of([weight.tensor for weight in self.weights])
+        self.stamps: list[Stamp] = [
+            (*place, weight.merged) for place, weight in zip(places, self.weights, strict=True)
+        ]
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sight)
-            and self.stamps == other.stamps
-            and self.facts == other.facts
-            and self.added == other.added
-        )
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType] - a sight is compared, never looked up
+    def holds(self, *, sampled: bool = True) -> bool:
+        """Whether the model is still as it was, as `Watch` tells."""
+        return self._watch.holds(sampled=sampled)
 
     def forget_tensors(self) -> "Sight":
         """Keep the stamps alone, so that weights which are replaced can be freed."""
-        self.places = [place._replace(tensor=_GONE) for place in self.places]
+        self.weights = [weight._replace(tensor=_GONE) for weight in self.weights]
         return self
 
     def changes(self, other: "Sight") -> dict[str, bool]:
@@ -127,13 +126,13 @@ class Sight:
             if self.added.get(path) != other.added.get(path):
                 changed[path] = False
         mine, theirs = (
-            dict(zip((place.path for place in each.places), each.stamps, strict=True))
+            dict(zip((weight.path for weight in each.weights), each.stamps, strict=True))
             for each in (self, other)
         )
-        for place in (*self.places, *other.places):
-            if mine.get(place.path) != theirs.get(place.path):
-                is_note = not (place.owner is None or place.added or place.are_floats)
-                path = place.owner or place.path
+        for weight in (*self.weights, *other.weights):
+            if mine.get(weight.path) != theirs.get(weight.path):
+                is_note = not (weight.owner is None or weight.added or weight.are_floats)
+                path = weight.owner or weight.path
                 changed[path] = changed.get(path, True) and is_note
         return changed
 
@@ -156,6 +155,11 @@ class Sight:
         self, module: torch.nn.Module, path: str, merged: tuple[str, ...] | None
     ) -> None:
         use = in_use(module)
+        self._watch.modules += [
+            module,
+            *(child for _, child in _children(module) if child is not None),
+        ]
+        self._watch.containers += [each for each in vars(module).values() if isinstance(each, list)]
         if use.active or use.merged:
             self.names.update(use.active, use.merged)
             where = f"{path}+"
@@ -191,13 +195,17 @@ class Sight:
         """Note the class, the attributes, the hooks and the tensors of a module."""
         facts, kind = self.added if added else self.facts, type(module)
         facts[path] = (kind, kind.forward)
+        self.classes.add((kind, kind.forward))
+        self._watch.modules.append(module)
         is_model = isinstance(module, PreTrainedModel)
         for name, value in vars(module).items():
             if name in _OF_MODULES or (is_model and (name in _OF_MODELS or name[0] == "_")):
                 continue
+            if added and name in OWN_STATE:
+                continue
             if type(value) in _ATOMS:
                 facts[f"{path}.{name}"] = value
-            elif name not in OWN_STATE:
+            else:
                 kept = _without(value, unused) if unused else value
                 facts[f"{path}.{name}"] = self._frozen(kept, f"{path}.{name}", added=added)
         if module._forward_hooks or module._forward_pre_hooks:
@@ -226,7 +234,7 @@ class Sight:
                 self._note_tensor(f"{path}.{name}", owner, part, merged, added=added)
         else:
             floats = tensor.is_floating_point()
-            self.places.append(Place(path, owner, added, floats, merged, tensor))
+            self.weights.append(Weight(path, owner, added, floats, merged, tensor))
 
     def _frozen(self, value: Any, path: str, *, added: bool, owner: str = "") -> object:
         """Return what an attribute holds as something that compares and stays as it is."""
@@ -235,11 +243,14 @@ class Sight:
             return value
         if isinstance(value, torch.Tensor):
             self._note_tensor(path, owner, value, None, added=added)
+            self._watch.loose.append(value)
             return Values(value.is_floating_point())
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             return value
         if path.count("/") > _MAX_DEPTH:
             return Held(value)
+        if isinstance(value, (list, dict, set)):
+            self._watch.containers.append(value)
         if isinstance(value, (list, tuple, set, frozenset)):
             items = enumerate(cast("Iterable[Any]", value))
             parts = [
@@ -256,6 +267,7 @@ class Sight:
             first = self._first.setdefault(id(value), path)
             if first is not path:
                 return ("the config at", first)
+            self._watch.containers.append(vars(value))
             entries = {k: v for k, v in vars(value).items() if k not in _NOTES_OF_CONFIG}
         elif isinstance(value, Mapping):
             entries = cast("Mapping[Any, Any]", value)
@@ -289,7 +301,7 @@ def _surroundings(model: Any) -> dict[str, object]:
     hooks = (
         *everywhere._global_forward_hooks.values(),
         *everywhere._global_forward_pre_hooks.values(),
-    )  # noqa: SLF001 # pyright: ignore - torch has no other name for them
+    )
     if hooks:
         state["hooks"] = hooks
     return state
@@ -303,54 +315,4 @@ def _without(value: Any, unused: frozenset[str]) -> Any:
 
 
 def _children(module: Any) -> Iterable[tuple[str, Any]]:
-    return module._modules.items()  # noqa: SLF001 - named_children() is slower
-
-
-def _stamps(places: list[Place]) -> list[Stamp]:
-    samples = _samples([place.tensor for place in places])
-    return [
-        (
-            tensor.data_ptr(),
-            0 if tensor.is_inference() else tensor._version,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - torch has no other name for it
-            tensor.shape,
-            tensor.stride(),
-            merged,
-            sample,
-        )
-        for (_, _, _, _, merged, tensor), sample in zip(places, samples, strict=True)
-    ]
-
-
-def _samples(tensors: list[torch.Tensor]) -> list[bytes]:
-    """Return the bytes of a few values of each tensor, evenly spaced: one read per dtype and device."""
-    samples = [b""] * len(tensors)
-    groups: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[torch.Tensor]]] = {}
-    with torch.no_grad():
-        for index, tensor in enumerate(tensors):
-            num_values = tensor.numel()
-            if not num_values or tensor.is_meta:
-                continue
-            num = min(num_values, NUM_SAMPLED)
-            step = (num_values - 1) // (num - 1) if num > 1 else 1
-            values = (
-                tensor.as_strided((num,), (step,))
-                if tensor.is_contiguous()
-                else _spread(tensor, num)
-            )
-            indices, views = groups.setdefault((tensor.dtype, tensor.device), ([], []))
-            indices.append(index)
-            views.append(values)
-        for (dtype, _), (indices, views) in groups.items():
-            data = torch.cat(views).view(torch.uint8).cpu().numpy().tobytes()
-            start = 0
-            for index, view in zip(indices, views, strict=True):
-                stop = start + view.shape[0] * dtype.itemsize
-                samples[index] = data[start:stop]
-                start = stop
-    return samples
-
-
-def _spread(tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """Return `num` values along the diagonal of a tensor that is not contiguous."""
-    steps = torch.arange(num, device=tensor.device)
-    return tensor[tuple(steps * (size - 1) // max(num - 1, 1) for size in tensor.shape)]
+    return module._modules.items()
