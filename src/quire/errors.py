@@ -84,11 +84,15 @@ class PinError(QuireError):
 class OutOfBlocks(QuireError):  # noqa: N818 - the field's name for it
     """The pool cannot give the blocks asked for, even after evicting all it may.
 
-    Attributes: `needed`, `free`, `cached`, `active` (blocks of the group that fell short).
+    Attributes: `group`, the name of the layer group that fell short, and `needed`, `free`, `cached`,
+    `active`, blocks of that group.
     """
 
-    def __init__(self, message: str, *, needed: int, free: int, cached: int, active: int) -> None:
+    def __init__(
+        self, message: str, *, group: str, needed: int, free: int, cached: int, active: int
+    ) -> None:
         super().__init__(message)
+        self.group = group
         self.needed = needed
         self.free = free
         self.cached = cached
