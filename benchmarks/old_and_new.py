@@ -43,7 +43,11 @@ def values(checkout: str, suite: str, options: tuple[str, ...]) -> dict[str, flo
     command = [sys.executable, "-m", "quire.cli", "bench", suite, "--json", *options]
     source = str(Path(checkout).resolve() / "src")
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": source}, check=True, capture_output=True, text=True
+        command,
+        env={**os.environ, "PYTHONPATH": source},
+        check=True,
+        capture_output=True,
+        text=True,
     )
     units = {"median_us", "requests_per_s", "bytes", "median_ms", "tokens_per_s"}
     return {
