@@ -1,18 +1,45 @@
-"""Lets tests in all folders import the helpers beside this file, such as `traces`."""
+"""Lets tests in all folders import the helpers beside this file, and skips what lacks a server here."""
+
+import functools
+from collections import Counter
 
 import pytest
 
+import system
 from traces import KeptTrace
+
+
+def pytest_addoption(parser):
+    say = "fail, instead of skipping, where a server or system library is missing"
+    parser.addoption("--require-system", action="store_true", help=say)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    for name in [name for mark in item.iter_markers("system") for name in mark.args]:
+        reason = system.missing(name)
+        item.user_properties.append((name, "skipped" if reason else "ran"))
+        if reason and item.config.getoption("--require-system"):
+            pytest.fail(reason, pytrace=False)
+        if reason:
+            pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter):
+    done = [
+        each
+        for kind in ("passed", "failed", "skipped")
+        for each in terminalreporter.getreports(kind)
+    ]
+    runs = Counter(pair for report in done for pair in report.user_properties)
+    for name in system.NEEDS:
+        ran, skipped = runs[name, "ran"], runs[name, "skipped"]
+        if ran or skipped:
+            why = f": {system.missing(name)}" if skipped else ""
+            terminalreporter.write_line(f"need {name}: {ran} ran, {skipped} skipped{why}")
 
 
 @pytest.fixture(scope="module")
 def kept():
     """Return whole traces by name, each read once per file of tests."""
-    traces = {}
-
-    def read(name):
-        if name not in traces:
-            traces[name] = KeptTrace(name)
-        return traces[name]
-
-    return read
+    return functools.cache(KeptTrace)

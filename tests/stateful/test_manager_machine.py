@@ -20,14 +20,14 @@ from hypothesis.stateful import (
 from running import run_machine
 from world import World
 
-from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 800
+EXAMPLES, LONG = 200, 1600
 
 # Each picture always has the same length: what the digest names is the whole picture.
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))
@@ -147,9 +147,9 @@ class ManagerMachine(RuleBasedStateMachine):
             self.world.open(*self.build(recipe), priority, retain, hint=hint)
         self.count()
 
-    @rule(name=sessions)
-    def end_session(self, name):
-        self.world.end_session(name)
+    @rule(name=sessions, scope=st.sampled_from(SCOPES))
+    def end_session(self, name, scope):
+        self.world.end_session(name, scope)
         self.count()
 
     @rule(recipe=prompts(), generated=small, filler=filler, hint=hints())
@@ -283,7 +283,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.after()
         self.count()
 
-    @rule(pad=st.sampled_from([0, -1]))
+    @rule(pad=st.sampled_from([NO_BLOCK, 0, -1]))
     def tables(self, pad):
         self.world.check_pins()
         for group in self.world.groups:
@@ -297,13 +297,13 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count()
 
 
-@pytest.mark.slow
-def test_every_operation_sequence_reads_its_own_prefix(capfd):
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+def test_every_operation_sequence_reads_its_own_prefix(examples, capfd):
     number = SEED
-    run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+    run_machine(ManagerMachine, number, examples)
     while steps < STEPS:
         number += 1
-        run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+        run_machine(ManagerMachine, number, examples)
     with capfd.disabled():
         sys.stdout.write(f"\nstateful: {steps} steps, seeds {SEED}..{number}\n")
 

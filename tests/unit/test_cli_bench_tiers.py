@@ -34,7 +34,16 @@ def small(name, path, **words):
     return rows(TierBench(names=(name,), path=path, **words))
 
 
-@pytest.mark.parametrize("name", ["host", "disk", "files", "redis", "objects"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host",
+        "disk",
+        "files",
+        pytest.param("redis", marks=pytest.mark.system("redis-server")),
+        "objects",
+    ],
+)
 def test_a_tier_has_a_row_for_each_block_size(name, tmp_path):
     found = small(name, tmp_path, block_bytes=(4 << 10, 100_000))
     assert [row["block_bytes"] for row in found] == [4 << 10, 100_000]
@@ -163,6 +172,7 @@ def _tiny_model(monkeypatch):
     monkeypatch.setattr(tier_ttft, "COLD_TOKENS", 32)
     monkeypatch.setattr(tier_ttft, "COLD_PROMPTS", 1)
     monkeypatch.setattr(tier_ttft, "COLD_NEW", 2)
+    monkeypatch.setattr(tier_ttft, "COLD_POOL", "1MiB")
     yield
     torch.set_num_threads(threads)
 
