@@ -136,10 +136,11 @@ class HybridComparison(Comparison):
                     found = blocks[block][: len(own)]
                     assert found == own, f"group {group}, block {i}: KV of another prefix"
         for group in self.settings.recurrent:
+            path = live.path if live.drafts is None else live.drafts.names
             for block in seq.block_ids(group).tolist():
                 if num_tokens:
                     (found,) = self.memory[group].blocks[block]
-                    assert found == live.path[-1], f"group {group}: the state of another prefix"
+                    assert found == path[-1], f"group {group}: the state of another prefix"
 
     # -- after every call ------------------------------------------------------------------
 

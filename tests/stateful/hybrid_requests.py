@@ -175,6 +175,9 @@ class HybridRequests(HybridComparison):
         seq, size = live.seq, self.settings.block_size
         if not self.settings.recurrent:
             return
+        if live.drafts is not None:
+            self.must_raise(DraftError, self.manager.checkpoint, seq)
+            return
         working = all(len(seq.block_ids(group)) for group in self.settings.recurrent)
         stored = seq.computed <= live.store_limit
         possible = seq.computed and seq.computed % size == 0 and working
@@ -218,7 +221,14 @@ class HybridRequests(HybridComparison):
         for group in self.settings.attention:
             self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
         live.drafts = Drafts(parents, tokens, names)
+        self.write_states(live, names[-1])
         self.after()
+
+    def write_states(self, live, name):
+        """The states of a sequence are those after a prefix of this name now."""
+        for group in self.settings.recurrent:
+            for block in live.seq.block_ids(group).tolist():
+                self.memory[group].blocks[block] = [name]
 
     def accept(self, live, last, keep):
         """Accept `keep` drafts of the branch that ends at draft `last`; move their KV."""
@@ -238,9 +248,8 @@ class HybridRequests(HybridComparison):
         live.tokens = live.tokens + ids
         live.path = self.names.path(live.scope, live.tokens)
         live.drafts = None
-        for group in self.settings.recurrent if ids else ():
-            (block,) = live.seq.block_ids(group).tolist()
-            self.memory[group].blocks[block] = [live.path[-1]]
+        if live.path:
+            self.write_states(live, live.path[-1])
         assert live.seq.capacity == live.seq.computed
         self.publish(live)
         self.copies_taken = not self.settings.recurrent

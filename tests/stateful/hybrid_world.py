@@ -26,6 +26,9 @@ class HybridWorld(HybridHandles):
 
     def fork(self, live):
         """Fork; without reserved room it costs no block."""
+        if live.drafts is not None and self.settings.recurrent:
+            self.must_raise(DraftError, self.manager.fork, live.seq)
+            return
         room = live.seq.capacity - live.seq.computed
         seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
         if isinstance(seq, OutOfBlocks):
@@ -35,6 +38,7 @@ class HybridWorld(HybridHandles):
         assert seq.computed == live.seq.computed
         self.copies_taken = self.copies_taken and not room
         self.live.append(live.twin(seq))
+        self.live[-1].drafts = None
         self.after()
 
     def truncate(self, live, num_tokens):
@@ -54,10 +58,14 @@ class HybridWorld(HybridHandles):
                 start = num_tokens // self.settings.block_size * self.settings.block_size
                 root = self.names.root(live.scope)
                 self.published.remove_below(root, live.path, start)
+        drafts, live.drafts = live.drafts, None
         live.cut(num_tokens)
-        live.drafts = None
+        if drafts is not None and live.path:
+            self.write_states(live, live.path[-1])
         self.copies_taken = self.copies_taken and not self.settings.recurrent
         self.after()
+        if drafts is not None and self.reserve(live, len(drafts.parents)):
+            self.must_raise(DraftError, self.manager.accept, seq, [0], drafts.tokens[:1])
 
     def may_truncate(self, live, num_tokens):
         """True: it must work. False: it must not. None: either."""

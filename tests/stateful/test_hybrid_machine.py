@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from running import run_machine
 from small_rows import patched_rows, row_sizes
 
-from quire.core import CacheManager
+from quire.core import NO_BLOCK, CacheManager
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
@@ -117,9 +117,9 @@ class HybridMachine(RuleBasedStateMachine):
 
     # -- rules -----------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(["one", "two"]))
-    def end_session(self, name):
-        self.world.call(self.world.manager.end_session, name)
+    @rule(name=st.sampled_from(["one", "two"]), scope=st.sampled_from(SCOPES))
+    def end_session(self, name, scope):
+        self.world.call(self.world.manager.end_session, name, scope)
         self.world.after()
         self.count()
 
@@ -205,11 +205,18 @@ class HybridMachine(RuleBasedStateMachine):
         self.world.truncate(live, max(0, len(live.tokens) - back))
         self.count()
 
-    @precondition(has_idle)
+    @precondition(has_running)
     @rule(choice=index)
     def fork(self, choice):
+        """Fork, drafts or not; they are the sequence's own."""
         if len(self.world.live) < 5:
-            self.world.fork(self.pick(choice, self.world.idle))
+            self.world.fork(self.pick(choice, self.world.running))
+        self.count()
+
+    @precondition(has_drafting)
+    @rule(choice=index)
+    def checkpoint_of_drafts(self, choice):
+        self.world.checkpoint(self.pick(choice, self.world.drafting))
         self.count()
 
     @precondition(has_decoding)
@@ -309,7 +316,7 @@ class HybridMachine(RuleBasedStateMachine):
         self.world.after()
         self.count()
 
-    @rule(pad=st.sampled_from([0, -1]))
+    @rule(pad=st.sampled_from([NO_BLOCK, 0, -1]))
     def tables(self, pad):
         self.world.check_pins()
         for group in self.world.groups:

@@ -21,7 +21,7 @@ from running import run_machine
 from small_rows import patched_rows, row_sizes
 from world import World
 
-from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
@@ -154,9 +154,9 @@ class ManagerMachine(RuleBasedStateMachine):
             self.world.open(*self.build(recipe), priority, retain, hint=hint)
         self.count()
 
-    @rule(name=sessions)
-    def end_session(self, name):
-        self.world.end_session(name)
+    @rule(name=sessions, scope=st.sampled_from(SCOPES))
+    def end_session(self, name, scope):
+        self.world.end_session(name, scope)
         self.count()
 
     @rule(recipe=prompts(), generated=small, filler=filler, hint=hints())
@@ -290,7 +290,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.after()
         self.count()
 
-    @rule(pad=st.sampled_from([0, -1]))
+    @rule(pad=st.sampled_from([NO_BLOCK, 0, -1]))
     def tables(self, pad):
         self.world.check_pins()
         for group in self.world.groups:

@@ -160,7 +160,7 @@ class Restores(Requests):
         room = self._room_beside(match, accepted, held)
         for pool, wanted, available in zip(self.groups, needed, room, strict=True):
             if wanted > available:
-                what = f"restoring {end} blocks leaves room for {available} of a group"
+                what = f"restoring {end} blocks leaves room for {available} blocks"
                 raise pool.shortage(what, wanted, "restore less, or close sequences")
         if media:
             key = self._store_media(tokens, media)[:num_bytes]
