@@ -113,7 +113,7 @@ def test_the_demo_table_fits_the_terminal(compared, columns):
 
 def test_the_demo_table_says_where_an_output_differs(compared):
     first = replace(compared.turns[0], identical=False)
-    wrong = replace(compared, num_turns=[first, *compared.turns[1:]])
+    wrong = replace(compared, turns=[first, *compared.turns[1:]])
     shown = drawn(wrong, 80)
     assert "NO: 1 of 3 calls gave other tokens" in shown
     assert "yes: " not in shown
