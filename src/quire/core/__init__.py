@@ -6,6 +6,7 @@ from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from quire.core.evictions import NamedBlock
+from quire.core.fits import Fit
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -39,6 +40,7 @@ __all__ = [
     "Entry",
     "Event",
     "Explanation",
+    "Fit",
     "FullAttention",
     "GroupSize",
     "Hint",
