@@ -5,7 +5,8 @@ layers       K and V of one layer, of full attention or with a window
 states       recurrent states of one layer, and copies of them at one position
 working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
 making       working caches of a model: empty, or of rows that were computed one by one
-recorder     forward hooks that fill the ledger
+watched      a stand-in for the model, through which what it is fed is seen
+recorder     what of that is entered in the ledger
 inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed
@@ -13,6 +14,7 @@ probe        what a model really keeps, found by running it
 fingerprint  what binds cached KV to the weights that computed it
 memory       one capacity, split over layer groups and moved between them
 store        manager and pools together: load and save sequences
+turns        one thread at a time in a cache, seen to
 request      one call: its sequences, working cache, and what is kept
 prefill      computing prompts before generate does
 texts        which texts a call leaves in its working cache

@@ -25,6 +25,7 @@ from quire.engines.hf.report import CallReport
 from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
+from quire.engines.hf.turns import in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
@@ -60,7 +61,8 @@ class PrefixCache(KeptBlocks):
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block
     tier_dtype  store K and V in tiers as "fp8", "int8" or "int4", giving up equality; None: as in the pool
 
-    One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
+    One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
+    others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
@@ -71,6 +73,7 @@ class PrefixCache(KeptBlocks):
     KV is not a function of the tokens before it; the message names the layers and the reason.
     """
 
+    @in_turn
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
@@ -125,7 +128,7 @@ class PrefixCache(KeptBlocks):
                 self._prefill(prompts, found, past, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
             with self._recorder(past, found) as recorder:
-                output = self.model.generate(
+                output = self._watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
                     past_key_values=past,
@@ -151,50 +154,56 @@ class PrefixCache(KeptBlocks):
         retain_s: float | None = None,
         ranges: Sequence[TokenRange] = (),
         hint: Hint = NO_HINT,
-    ) -> Generator[WorkingCache, None, None]:
-        """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
+    ) -> Generator[tuple[Any, WorkingCache], None, None]:
+        """Lend the model and a cache to pass to it yourself, with the head of `input_ids` in it.
 
-            with cache.session(input_ids) as past:
+            with cache.session(input_ids) as (model, past):
                 output = model.generate(input_ids, past_key_values=past, max_new_tokens=50)
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
         For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
 
-        At the end of the block, whatever the model has computed into `past` is kept, also when
-        the block raises: the tokens are recorded as the model is fed, and a forward that did not
-        finish counts for nothing. Nothing is kept if weights or adapters changed meanwhile. Gradients do not flow through `past`.
+        The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
+        it calls the original, so that tokens are recorded as it is fed. What the original is fed with
+        `past` directly is computed as well, but not seen: that, and what follows it, is not kept.
+
+        At the end of the block, whatever the lent model has computed into `past` is kept, also when
+        the block raises; a forward that did not finish counts for nothing. Nothing is kept if
+        weights or adapters changed meanwhile. Gradients do not flow through `past`.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
         placeholder that it does not name is not kept. Models whose positions depend on media
         (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
-        started = self._clock()
-        if self._media.positions_depend:
-            raise ConfigError(
-                f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
-                "alone does not tell how to go on; use cache.generate(...)"
-            )
-        prompts = self._prompts(input_ids, attention_mask, {})
-        declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
-        request = Request(self._store, prompts, declared, terms)
-        state = self._weights.state()
-        try:
-            past = request.start(self._making, self._feed(None))
-            self._store.transfers.join()
-            recorder = self._recorder(past, declared)
+        with self._turn:
+            started = self._clock()
+            if self._media.positions_depend:
+                raise ConfigError(
+                    f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
+                    "alone does not tell how to go on; use cache.generate(...)"
+                )
+            prompts = self._prompts(input_ids, attention_mask, {})
+            declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+            terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
+            request = Request(self._store, prompts, declared, terms)
+            state = self._weights.state()
             try:
-                with recorder:
-                    yield past
+                past = request.start(self._making, self._feed(None))
+                self._store.transfers.join()
+                recorder = self._recorder(past, declared)
+                try:
+                    with recorder, self._turn.lending():
+                        yield self._watched.model, past
+                finally:
+                    unchanged = self._weights.state() == state
+                    stored = request.keep(past, recorded(past)) if unchanged else 0
+                    self._report(request, stored, started, recorder)
             finally:
-                unchanged = self._weights.state() == state
-                stored = request.keep(past, recorded(past)) if unchanged else 0
-                self._report(request, stored, started, recorder)
-        finally:
-            request.close()
+                request.close()
 
+    @in_turn
     def explain(
         self,
         input_ids: Any,
@@ -226,6 +235,7 @@ class PrefixCache(KeptBlocks):
             explained = msgspec.structs.replace(explained, in_tiers=list(held.items()))
         return explained
 
+    @in_turn
     def prefetch(
         self,
         input_ids: Any,
@@ -271,10 +281,9 @@ class PrefixCache(KeptBlocks):
         # A forward that waits for what comes from tiers does not tell what computing takes.
         below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
-            self.model,
+            self._watched,
             past,
             self._clock,
-            names=self._signatures.forward,
             media=media,
             learn=below.cost.observe if below is not None else None,
         )
@@ -300,7 +309,9 @@ class PrefixCache(KeptBlocks):
         self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
     ) -> None:
         with self._recorder(past, media):
-            prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
+            prefill(
+                self._watched.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk
+            )
 
     def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
         first = recorder.first_token_at
