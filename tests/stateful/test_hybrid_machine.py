@@ -19,7 +19,6 @@ from hypothesis.stateful import (
 from running import run_machine
 
 from quire.core import (
-    NO_BLOCK,
     CacheManager,
     ChunkedAttention,
     FullAttention,
@@ -29,6 +28,7 @@ from quire.core import (
     SlidingWindow,
     TokenRange,
 )
+from quire.core.decode import NO_BLOCK
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 

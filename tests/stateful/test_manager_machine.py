@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from running import run_machine
 from world import World
 
-from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core.decode import NO_BLOCK
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError

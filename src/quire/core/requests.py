@@ -260,7 +260,7 @@ class Requests(BlockStore):
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
 
-        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the
+        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
         next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
         `ConfigError`, `SequenceError`.
         """
