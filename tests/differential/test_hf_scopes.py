@@ -11,7 +11,7 @@ from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
 
 from quire.core import Scope  # noqa: E402
 from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
+from quire.errors import UnsupportedModel  # noqa: E402
 
 
 @pytest.fixture

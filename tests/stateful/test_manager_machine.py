@@ -18,16 +18,18 @@ from hypothesis.stateful import (
     rule,
 )
 from running import run_machine
+from small_rows import patched_rows, row_sizes
 from world import World
 
-from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core.decode import NO_BLOCK
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 800
+EXAMPLES, LONG = 200, 1600
 
 # Each picture always has the same length: what the digest names is the whole picture.
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))
@@ -78,9 +80,11 @@ class ManagerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 3, 16]),
         pools=st.sampled_from([(4,), (8,), (80,), (6, 9), (12, 12)]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+        rows=row_sizes,
     )
-    def start(self, policy, block_size, pools, flags):
+    def start(self, policy, block_size, pools, flags, rows):
         sub_block, events, debug, self.eager = flags
+        self.patch = patched_rows(rows)
         self.world = World(Settings(policy, block_size, pools, sub_block, events, debug))
         self.batch = None
         self.foreign = CacheManager(num_blocks=4, block_size=4).open([1])
@@ -95,8 +99,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         failed = sys.exc_info()[0] is not None
-        if hasattr(self, "world") and not failed:
-            self.world.finish()
+        try:
+            if hasattr(self, "world") and not failed:
+                self.world.finish()
+        finally:
+            if hasattr(self, "patch"):
+                self.patch.stop()
 
     def pick(self, choice, among):
         return among[choice % len(among)]
@@ -297,13 +305,13 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count()
 
 
-@pytest.mark.slow
-def test_every_operation_sequence_reads_its_own_prefix(capfd):
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+def test_every_operation_sequence_reads_its_own_prefix(examples, capfd):
     number = SEED
-    run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+    run_machine(ManagerMachine, number, examples)
     while steps < STEPS:
         number += 1
-        run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+        run_machine(ManagerMachine, number, examples)
     with capfd.disabled():
         sys.stdout.write(f"\nstateful: {steps} steps, seeds {SEED}..{number}\n")
 

@@ -48,7 +48,7 @@ def in_use(module: Any) -> InUse:
 
 def num_embeddings(model: Any) -> int:
     """Return how many tokens a model has embeddings for, an adapter around them or not."""
-    layer = model.get_input_embeddings()
-    while is_adapted(type(layer)):
+    layer: Any = model.get_input_embeddings()
+    while is_adapted(cast("type[object]", type(layer))):
         layer = next(child for name, child in layer.named_children() if name in BASE_CHILDREN)
     return layer.num_embeddings

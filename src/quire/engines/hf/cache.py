@@ -10,6 +10,7 @@ import torch
 
 from quire.core import Explanation, Hint, Scope, TokenRange
 from quire.core.hints import NO_HINT
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
@@ -25,6 +26,7 @@ from quire.engines.hf.report import CallReport
 from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
+from quire.engines.hf.turns import in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
@@ -60,7 +62,8 @@ class PrefixCache(KeptBlocks):
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block
     tier_dtype  store K and V in tiers as "fp8", "int8" or "int4", giving up equality; None: as in the pool
 
-    One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
+    One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
+    others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
@@ -71,6 +74,7 @@ class PrefixCache(KeptBlocks):
     KV is not a function of the tokens before it; the message names the layers and the reason.
     """
 
+    @in_turn
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
@@ -122,7 +126,7 @@ class PrefixCache(KeptBlocks):
             else:
                 past = request.start(making, self._feed(plan.chunk))
             if plan.expand > 1:
-                self._prefill(prompts, found, past, plan.chunk)
+                self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
                 past.batch_repeat_interleave(plan.expand)
             with self._recorder(past, found) as recorder:
                 output = self._watched.model.generate(
@@ -175,30 +179,32 @@ class PrefixCache(KeptBlocks):
         placeholder that it does not name is not kept. Models whose positions depend on media
         (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
-        started = self._clock()
-        if self._media.positions_depend:
-            raise ConfigError(
-                f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
-                "alone does not tell how to go on; use cache.generate(...)"
-            )
-        prompts = self._prompts(input_ids, attention_mask, {})
-        declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
-        request = Request(self._store, prompts, declared, terms)
-        try:
-            past = request.start(self._making, self._feed(None))
-            self._store.transfers.join()
-            recorder = self._recorder(past, declared)
+        with self._turn:
+            started = self._clock()
+            if self._media.positions_depend:
+                raise ConfigError(
+                    f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
+                    "alone does not tell how to go on; use cache.generate(...)"
+                )
+            prompts = self._prompts(input_ids, attention_mask, {})
+            declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+            terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
+            request = Request(self._store, prompts, declared, terms)
             try:
-                with recorder:
-                    yield self._watched.model, past
+                past = request.start(self._making, self._feed(None))
+                self._store.transfers.join()
+                recorder = self._recorder(past, declared)
+                try:
+                    with recorder, self._turn.lending():
+                        yield self._watched.model, past
+                finally:
+                    unchanged = self._weights.is_unchanged(terms.scope)
+                    stored = request.keep(past, recorded(past)) if unchanged else 0
+                    self._report(request, stored, started, recorder)
             finally:
-                unchanged = self._weights.is_unchanged(terms.scope)
-                stored = request.keep(past, recorded(past)) if unchanged else 0
-                self._report(request, stored, started, recorder)
-        finally:
-            request.close()
+                request.close()
 
+    @in_turn
     def explain(
         self,
         input_ids: Any,
@@ -230,6 +236,7 @@ class PrefixCache(KeptBlocks):
             explained = msgspec.structs.replace(explained, in_tiers=list(held.items()))
         return explained
 
+    @in_turn
     def prefetch(
         self,
         input_ids: Any,
@@ -267,7 +274,7 @@ class PrefixCache(KeptBlocks):
         return read_prompts(
             arguments.pop("inputs", None) if input_ids is None else input_ids,
             attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
+            num_embeddings(self.model),
             inferred_pad_id(self.model, arguments),
         )
 
@@ -300,7 +307,7 @@ class PrefixCache(KeptBlocks):
         return feed
 
     def _prefill(
-        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
+        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int
     ) -> None:
         with self._recorder(past, media):
             prefill(

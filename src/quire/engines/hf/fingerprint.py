@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from quire.core import Scope
@@ -40,16 +40,26 @@ class Weights:
 
     What a model notes in its own forward (a count, the offset of its last positions) is working
     state: it counts as it was before. `before` is a sight of the model from before it was first run.
+
+    `verify` looks whether K and V are still a function of the tokens before them. It is called when
+    modules of another class take part, or the forward of a class is another, and raises if they are not.
     """
 
     def __init__(
-        self, model: Any, layout: object, read: Read | None = None, before: Sight | None = None
+        self,
+        model: Any,
+        layout: object,
+        read: Read | None = None,
+        before: Sight | None = None,
+        verify: Callable[[], object] | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
         self._read = read
         self._names = Names()
         self._known: dict[str, tuple[Stamp, bytes]] = {}
+        self._verify = verify
+        self._verified = Sight(model).classes
         self._working: set[str] = set()
         self._pinned: _Parts = {}
         self._sights: OrderedDict[str, tuple[Sight, _Parts]] = OrderedDict()
@@ -137,6 +147,9 @@ class Weights:
             return self._last[1:]
         self._check_kind()
         sight, read = Sight(self._model), self._read or all_values
+        if self._verify is not None and not sight.classes <= self._verified:
+            self._verify()
+            self._verified |= sight.classes
         parts, adapters = self._base_parts(sight, read), tuple(sorted(sight.names))
         name = self._name(parts)
         if adapters:

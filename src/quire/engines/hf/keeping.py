@@ -27,9 +27,11 @@ from quire.engines.hf.naming import checksum
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, OutOfBlocks
+from quire.extras import lacking
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
 
@@ -60,6 +62,7 @@ class KeptBlocks:
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
     ) -> None:
+        self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         before = Sight(model)
         kinds, computed = probe_model(model, block_size)
@@ -93,7 +96,9 @@ class KeptBlocks:
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         read = None if self.tiers is None else checksum
-        self._weights = Weights(model, self.layout, read, before)
+        self._weights = Weights(
+            model, self.layout, read, before, lambda: probe_model(model, block_size)
+        )
         transfers = transfers_to(model.device)
         self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:
@@ -108,8 +113,13 @@ class KeptBlocks:
 
     @property
     def manager(self) -> CacheManager:
-        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile."""
-        self._store.settle()
+        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile.
+
+        In a thread whose turn it is not, only to look at counters.
+        """
+        with self._turn.if_free() as is_ours:
+            if is_ours:
+                self._store.settle()
         return self._store.manager
 
     @property
@@ -123,8 +133,11 @@ class KeptBlocks:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the model as it was made or cleared, without adapters: settings, layout, weights (a
-        sample; with tiers, all). What has changed since is part of the key of what is computed since."""
+        """SHA-256 (hex) of the model when this cache was made or cleared, without adapters.
+
+        Over its settings, its layout and its weights (a sample; with tiers, all). What has changed since
+        is part of the key of what is computed since.
+        """
         return self._weights.fingerprint
 
     @property
@@ -143,6 +156,7 @@ class KeptBlocks:
         errors = self._store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
+    @in_turn
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
         """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
 
@@ -151,6 +165,7 @@ class KeptBlocks:
         """
         return self.manager.end_session(session_id, self._weights.scope(scope))
 
+    @in_turn
     def clear(self) -> int:
         """Drop all that is cached, and return how many blocks that were.
 
@@ -161,6 +176,7 @@ class KeptBlocks:
         self._weights.renew()
         return dropped
 
+    @in_turn
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write all that is cached into a directory, for `load`; return how many records that were.
 
@@ -174,6 +190,7 @@ class KeptBlocks:
         self._store.settle()
         return save_to(path, self._over_saved())
 
+    @in_turn
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
         """Bring a saved cache back, as far as there is room: what was used last stays.
 
@@ -186,6 +203,7 @@ class KeptBlocks:
         self._store.settle()
         return load_saved(path, self._over_saved())
 
+    @in_turn
     def close(self) -> None:
         """Write what is to be written to tiers, and close those that this cache has opened.
 
@@ -218,10 +236,12 @@ class KeptBlocks:
         """Return what each layer group has of the memory: blocks, their states and bytes."""
         return group_memory(self.layout, self.manager)
 
+    @in_turn
     def snapshot(self) -> dict[str, Any]:
         """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
         return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
 
+    @in_turn
     def rebalance(self) -> bool:
         """Move memory from layer groups with room to spare to those that lacked it; whether any was.
 
@@ -274,7 +294,7 @@ def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
         from quire.engines.tiered.opening import open_stack  # noqa: PLC0415 - needs the extra
         from quire.tiers.stack.stack import TierStack  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
+        raise ConfigError(lacking("a tier", str(error.name), "hf")) from error
     if isinstance(tiers, TierStack):
         return tiers, False
     return open_stack(tiers), True

@@ -84,11 +84,8 @@ class Names:
 
     def _numbered(self, name: str, thing: object) -> str:
         same = self._known.setdefault(name, [])
-        for index, each in enumerate(same):
-            if each is thing:
-                break
-        else:
-            index = len(same)
+        index = next((index for index, each in enumerate(same) if each is thing), len(same))
+        if index == len(same):
             same.append(thing)
         return f"{name}#{index}" if index else name
 

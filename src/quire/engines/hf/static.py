@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
 from quire.core.slots import SlotCache, SlotHandle, SlotStats
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.fingerprint import Weights, not_another
 from quire.engines.hf.inputs import (
     Plan,
@@ -20,6 +21,7 @@ from quire.engines.hf.inputs import (
     read_prompts,
 )
 from quire.engines.hf.probe import probe_model
+from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 from quire.tensors.kinds import decoder_config, model_type
@@ -74,19 +76,26 @@ class SlotSession:
     """
 
     def __init__(
-        self, slots: SlotCache, handle: SlotHandle, layers: list[SlotLayer], forward: Any
+        self,
+        slots: SlotCache,
+        handle: SlotHandle,
+        layers: list[SlotLayer],
+        forward: Callable[..., Any],
+        turn: Turn,
     ) -> None:
         self.handle = handle
         self.past = Cache(layers=list(layers))
         self._layers = layers
         self._slots = slots
         self._forward = forward
+        self._turn = turn
 
     @property
     def computed(self) -> int:
         """Tokens that need no compute any more."""
         return self.handle.computed
 
+    @in_turn
     def feed(self, ids: torch.Tensor) -> torch.Tensor:
         """Compute the next tokens `[1, n]` and return their logits `[1, n, vocab]`.
 
@@ -127,8 +136,9 @@ class SlotPrefixCache:
                 NaN would reach the output, as attention multiplies what is masked by 0
     forward     what `session` computes with, `torch.compile(model)` for instance; None: `model`
 
-    One request is one row: no batches, no beams. One thread uses a cache at a time. Raises
-    `ConfigError` for settings that cannot work and `UnsupportedModel` for other models.
+    One request is one row: no batches, no beams. One thread uses a cache at a time, and another is
+    refused with `CacheBusy`. Raises `ConfigError` for settings that cannot work and `UnsupportedModel`
+    for other models.
     """
 
     def __init__(
@@ -140,13 +150,16 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        self._turn = Turn()
         before = Sight(model)
         self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._weights = Weights(model, self.layout, before=before)
+        self._weights = Weights(
+            model, self.layout, before=before, verify=lambda: slot_layout(model)
+        )
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
@@ -169,6 +182,7 @@ class SlotPrefixCache:
         """Counters: hit rate, misses by reason, copies."""
         return self.slots.stats
 
+    @in_turn
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -216,7 +230,11 @@ class SlotPrefixCache:
         At the end of the block the slot is free, and what was fed stays findable. Raises as
         `generate`.
         """
-        with self._opened(self._prompts(input_ids, None, {}), scope) as session:
+        with (
+            self._turn,
+            self._opened(self._prompts(input_ids, None, {}), scope) as session,
+            self._turn.lending(),
+        ):
             yield session
 
     @contextmanager
@@ -226,7 +244,7 @@ class SlotPrefixCache:
             self.pool.copy(self.slots.take_copies())
             self.pool.forget(handle.slot, handle.num_cached)
             layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
-            yield SlotSession(self.slots, handle, layers, self._forward)
+            yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
         finally:
             self.slots.close(handle)
 
@@ -240,7 +258,7 @@ class SlotPrefixCache:
         prompts = read_prompts(
             input_ids,
             attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
+            num_embeddings(self.model),
             inferred_pad_id(self.model, arguments),
         )
         if len(prompts.tokens) != 1 or prompts.mask is not None:
@@ -295,7 +313,7 @@ def check_static(model: Any, pool: SlotPool) -> None:
     Some models take the number of keys for the number of tokens, which is wrong where a slot has
     room left. Found by running a few tokens over a slot whose room is poisoned.
     """
-    vocab = model.get_input_embeddings().num_embeddings
+    vocab = num_embeddings(model)
     tolerance = _TOLERANCE.get(pool.layout.dtype, _TOLERANCE_HALF)
     for states in (pool.k[:, 0], pool.v[:, 0]):
         states.fill_(_POISON)

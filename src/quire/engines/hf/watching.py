@@ -31,7 +31,7 @@ class Watch:
     def seal(self) -> None:
         """Note the model as it is, after all modules, containers and loose tensors were given."""
         self._before = self._surroundings()
-        self._classes = list(map(type, self.modules))
+        self._classes: list[Any] = list(map(type, self.modules))
         self._forwards = [(kind, kind.forward) for kind in dict.fromkeys(self._classes)]
         contents = [*map(vars, self.modules), *self.containers]
         self._registers = [

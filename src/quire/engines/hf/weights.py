@@ -180,7 +180,7 @@ class Sight:
         for name, child in _children(module):
             if child is None or name in unused or name in BASE_CHILDREN or id(child) in above:
                 continue
-            if not is_adapted(type(child)):
+            if not is_adapted(cast("type[object]", type(child))):
                 self._note_added(child, f"{path}.{name}", below, {*above, id(module)})
 
     def _note_own(
@@ -193,12 +193,13 @@ class Sight:
         added: bool = False,
     ) -> None:
         """Note the class, the attributes, the hooks and the tensors of a module."""
-        facts, kind = self.added if added else self.facts, type(module)
+        facts = self.added if added else self.facts
+        kind = cast("Any", type(module))
         facts[path] = (kind, kind.forward)
         self.classes.add((kind, kind.forward))
         self._watch.modules.append(module)
-        is_model = isinstance(module, PreTrainedModel)
-        for name, value in vars(module).items():
+        is_model = issubclass(kind, PreTrainedModel)
+        for name, value in cast("dict[str, Any]", vars(module)).items():
             if name in _OF_MODULES or (is_model and (name in _OF_MODELS or name[0] == "_")):
                 continue
             if added and name in OWN_STATE:
@@ -228,7 +229,9 @@ class Sight:
         *,
         added: bool,
     ) -> None:
-        if hasattr(type(tensor), "__tensor_flatten__"):  # a quantized weight, made of several
+        if hasattr(
+            cast("object", type(tensor)), "__tensor_flatten__"
+        ):  # a quantized weight, made of several
             for name in tensor.__tensor_flatten__()[0]:
                 part = getattr(tensor, name)
                 self._note_tensor(f"{path}.{name}", owner, part, merged, added=added)
@@ -238,8 +241,8 @@ class Sight:
 
     def _frozen(self, value: Any, path: str, *, added: bool, owner: str = "") -> object:
         """Return what an attribute holds as something that compares and stays as it is."""
-        kind, owner = type(value), owner or path
-        if kind in _ATOMS or isinstance(value, (enum.Enum, type)):
+        owner = owner or path
+        if type(value) in _ATOMS or isinstance(value, (enum.Enum, type)):
             return value
         if isinstance(value, torch.Tensor):
             self._note_tensor(path, owner, value, None, added=added)
@@ -248,7 +251,7 @@ class Sight:
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             return value
         if path.count("/") > _MAX_DEPTH:
-            return Held(value)
+            return Held(cast("object", value))
         if isinstance(value, (list, dict, set)):
             self._watch.containers.append(value)
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -261,7 +264,7 @@ class Sight:
         if isinstance(value, torch.nn.Module):
             if not added and id(value) not in self._first:
                 self._note(value, path, None)
-            return Held(value)
+            return Held(cast("object", value))
         entries: Mapping[Any, Any] | None = None
         if isinstance(value, PreTrainedConfig):
             first = self._first.setdefault(id(value), path)
@@ -274,7 +277,7 @@ class Sight:
         elif dataclasses.is_dataclass(value):
             entries = vars(value) if hasattr(value, "__dict__") else None
         if entries is None:
-            return Held(value)
+            return Held(cast("object", value))
         return tuple(
             (key, self._frozen(item, f"{path}/{key}", added=added, owner=owner))
             for key, item in entries.items()
@@ -297,7 +300,7 @@ def _surroundings(model: Any) -> dict[str, object]:
     }
     if torch.is_autocast_enabled(kind):
         state["autocast"] = torch.get_autocast_dtype(kind)
-    everywhere = torch.nn.modules.module
+    everywhere = cast("Any", torch.nn.modules.module)
     hooks = (
         *everywhere._global_forward_hooks.values(),
         *everywhere._global_forward_pre_hooks.values(),
