@@ -260,12 +260,20 @@ class PrefixCache(KeptBlocks):
             raise ConfigError(
                 "the model is in training mode, where dropout changes K and V; call model.eval()"
             )
-        return read_prompts(
+        prompts = read_prompts(
             arguments.pop("inputs", None) if input_ids is None else input_ids,
             attention_mask,
             self.model.get_input_embeddings().num_embeddings,
             inferred_pad_id(self.model, arguments),
         )
+        columns, below = prompts.ids.shape[1], self._making.padded_below
+        if below is not None and prompts.pads.any() and columns >= below:
+            raise ConfigError(
+                f"{type(self.model).__name__} computes rows behind padding differently from column "
+                f"{below} on, and the prompts have {columns} columns; give rows of one length, or "
+                "one row at a time"
+            )
+        return prompts
 
     def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
         # A forward that waits for what comes from tiers does not tell what computing takes.

@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 
 from quire.config import parse_bytes
 from quire.core import CacheManager, Observer, Stats
 from quire.core.budget import EXPECTED_TOKENS
+from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights, whole_weights
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from quire.tiers.stack.stack import TierStack
 
 
+Verify = Literal["probe", "first"] | None
+_VERIFY = ("probe", "first", None)
+
+
 class KeptBlocks:
     """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
 
@@ -56,9 +61,13 @@ class KeptBlocks:
         observer: Observer | None = None,
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
+        verify: "Verify" = "probe",
     ) -> None:
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        if verify not in _VERIFY:
+            raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
         kinds, computed = probe_model(model, block_size)
+        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
         computed = computed.with_interval(snapshot_interval)
         self.layout = computed.stored_as(dtype)
         groups = (
@@ -98,7 +107,7 @@ class KeptBlocks:
                 self.close()
                 raise
         self._balance = Balance(manager, self.layout)
-        self._making = Making(kinds, computed, model.device, debug_nan=debug)
+        self._making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
 
     @property
     def manager(self) -> CacheManager:
