@@ -1,29 +1,48 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help setup demo test test-long check bench format clean
+# Debian packages with the servers that tests start on loopback, and the libraries these need.
+SYSTEM := redis-server openssl libibverbs1 libnuma1 libcurl4
+
+.PHONY: help setup system demo test test-long check bench format clean
 
 help:            ## what can be typed
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-setup: $(READY)  ## make .venv with everything
+setup: $(VENV)/.for-check  ## make .venv with everything
 
-$(READY): pyproject.toml constraints.txt
+system:          ## install what some tests need beside Python, as root or through sudo
+	@dpkg --status $(SYSTEM) >/dev/null 2>&1 || { \
+	    as_root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	    $$as_root apt-get update --quiet && $$as_root env DEBIAN_FRONTEND=noninteractive \
+	        apt-get install --quiet --yes --no-install-recommends $(SYSTEM); }
+
+# Each environment is the one before it and more: what the demo needs comes in a minute.
+# torch is first and pinned: a plain one brings gigabytes of CUDA libraries.
+$(VENV)/.for-demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
-	@touch $(READY)
+	$(PIP) torch
+	$(PIP) --editable '.[demo]'
+	@touch $@
 
-demo: setup      ## run the main job: conversations with and without quire
+$(VENV)/.for-test: $(VENV)/.for-demo
+	$(PIP) --editable '.[all]' --group test
+	@touch $@
+
+$(VENV)/.for-check: $(VENV)/.for-test
+	$(PIP) --group check
+	@touch $@
+
+demo: $(VENV)/.for-demo  ## run the main job: conversations with and without quire
 	$(BIN)/quire demo
 
-test: setup      ## run the tests
+test: $(VENV)/.for-test  ## run the tests
 	$(BIN)/python -m pytest
 
-test-long: setup ## run what the tests sample, in full
+test-long: $(VENV)/.for-test  ## run what the tests sample, in full
 	$(BIN)/python -m pytest -m long
 
 check: setup     ## format, lint, types, layers
@@ -32,7 +51,7 @@ check: setup     ## format, lint, types, layers
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 
-bench: setup     ## measure the core
+bench: $(VENV)/.for-demo  ## measure the core
 	$(BIN)/quire bench core
 
 format: setup    ## apply the formatter and the safe fixes

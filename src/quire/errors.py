@@ -9,7 +9,7 @@
     ├── SequenceError                 an unknown, closed, suspended or foreign sequence
     │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
     │   ├── TruncateError             beyond what is there, or into a block that others read
-    │   ├── CopyError                 a commit into a block whose planned copy was never taken
+    │   ├── CopyError                 a commit into blocks that a copy waits for, or a move of such blocks
     │   ├── CheckpointError           a state to keep where no block ends or nothing was computed
     │   └── DraftError                a draft that is no tree, or accepted tokens not drafted
     ├── PinError                      a pin closed twice
@@ -66,7 +66,7 @@ class TruncateError(SequenceError):
 
 
 class CopyError(SequenceError):
-    """A commit into a block whose planned copy was never taken."""
+    """A commit into, or a move of, blocks that somebody copies: a planned copy waits, a restore or hold is open."""
 
 
 class CheckpointError(SequenceError):
@@ -84,11 +84,15 @@ class PinError(QuireError):
 class OutOfBlocks(QuireError):  # noqa: N818 - the field's name for it
     """The pool cannot give the blocks asked for, even after evicting all it may.
 
-    Attributes: `needed`, `free`, `cached`, `active` (blocks of the group that fell short).
+    Attributes: `group`, the name of the layer group that fell short, and `needed`, `free`, `cached`,
+    `active`, blocks of that group.
     """
 
-    def __init__(self, message: str, *, needed: int, free: int, cached: int, active: int) -> None:
+    def __init__(
+        self, message: str, *, group: str, needed: int, free: int, cached: int, active: int
+    ) -> None:
         super().__init__(message)
+        self.group = group
         self.needed = needed
         self.free = free
         self.cached = cached

@@ -205,7 +205,6 @@ def test_the_hit_rate_is_the_share_of_prompt_tokens_found(manager):
         "partial_block": 1,
         "evicted": 0,
         "window": 0,
-        "scope": 0,
         "cold": 18,
     }
 

@@ -64,7 +64,7 @@ def test_a_capacity_below_one_block_is_refused():
 def test_a_request_gets_all_its_blocks_or_none(manager):
     first = start(manager, run(0, 40))
     second = manager.open(run(1000, 32))
-    with pytest.raises(OutOfBlocks, match="8 blocks needed; of 16 blocks 6 are free"):
+    with pytest.raises(OutOfBlocks, match="8 blocks of group 'full' needed; of its 16 blocks 6"):
         manager.reserve(second, 32)
     assert (second.num_blocks, counts(manager)) == (0, (6, 10, 0))
     manager.close(first)

@@ -214,7 +214,7 @@ def test_what_is_locked_is_never_evicted_and_a_request_without_room_is_refused(m
     engine = Engine(manager)
     seq = engine.prefill(run(0, 40))
     other = manager.open(run(1000, 28))
-    with pytest.raises(OutOfBlocks, match="7 blocks needed; of 16 blocks 6 are free"):
+    with pytest.raises(OutOfBlocks, match="7 blocks of group 'full' needed; of its 16 blocks 6"):
         manager.reserve(other, 28)
     assert engine.reads_its_own(seq)
 

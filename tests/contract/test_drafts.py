@@ -1,7 +1,7 @@
 """Speculation: chains and trees of drafts, what an accept moves, and what a wrong one changes."""
 
 import pytest
-from core_help import found, prefill, rejected, run
+from core_help import found, generate, prefill, rejected, run
 from hybrid_help import BLOCK, Ledger, conserved, counts, make
 
 from quire import errors
@@ -216,6 +216,25 @@ def test_a_draft_is_dropped_by_a_truncate(manager):
         manager.accept(seq, [0], [900])
 
 
+DROPPED = {
+    "truncated": lambda m, seq: m.truncate(seq, 6),
+    "committed and truncated": lambda m, seq: (m.commit(seq, [900]), m.truncate(seq, 6)),
+    "suspended": lambda m, seq: (m.suspend(seq), m.resume(seq), generate(m, seq, run(4, 2))),
+    "accepted": lambda m, seq: m.accept(seq, [], []),
+}
+
+
+@pytest.mark.parametrize("dropped", DROPPED)
+def test_a_draft_that_was_dropped_is_not_accepted_in_room_reserved_later(manager, dropped):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    DROPPED[dropped](manager, seq)
+    assert seq.computed == 6
+    manager.reserve(seq, len(TREE))
+    with rejected(manager, errors.DraftError):
+        manager.accept(seq, [0], [900])
+
+
 def test_a_sequence_with_a_draft_can_be_closed_and_suspended(manager):
     left, right = prefill(manager, run(0, 6)), prefill(manager, run(1000, 6))
     for seq in (left, right):
@@ -257,6 +276,26 @@ def test_a_chain_of_drafts_is_allowed_by_a_recurrent_group(chain):
     assert (seq.computed, seq.capacity) == (7, 7)
     assert counts(manager, 1)[1] == 1
     assert conserved(manager)
+
+
+@pytest.mark.parametrize("call", ["fork", "checkpoint"])
+@pytest.mark.parametrize("length", [6, 8])
+def test_a_state_that_has_gone_on_with_drafts_is_not_copied(call, length):
+    manager = make(("full", 32, FULL), ("states", 4, Recurrent()))
+    seq = prefill(manager, run(0, length))
+    manager.draft(seq, 3)
+    with rejected(manager, errors.DraftError, "3 drafts", "accept"):
+        getattr(manager, call)(seq)
+    manager.accept(seq, [0, 1], [900, 901])
+    assert manager.fork(seq).computed == length + 2
+
+
+def test_a_fork_while_drafts_wait_is_allowed_without_a_recurrent_group(manager):
+    seq = prefill(manager, run(0, 6))
+    manager.draft(seq, TREE)
+    twin = manager.fork(seq)
+    with rejected(manager, errors.DraftError):
+        manager.accept(twin, [0], [900])
 
 
 # -- refusals ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Block tables of windowed groups: what they name, and what they leave out."""
 
+import numpy as np
 import pytest
 from core_help import prefill, run, serve
 from hybrid_help import (
@@ -8,10 +9,14 @@ from hybrid_help import (
     held,
     make,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.core import (
+    NO_BLOCK,
     ChunkedAttention,
     FullAttention,
+    Recurrent,
     SlidingWindow,
 )
 
@@ -51,6 +56,41 @@ def test_a_table_after_a_hit_names_only_what_the_hit_needs():
     seq = manager.open(run(0, 33))
     assert held(seq, 0) == list(range(8))
     assert held(seq, 1) == [6, 7]
+
+
+@given(
+    kind=st.one_of(
+        st.just(FULL),
+        st.builds(
+            lambda window, sinks: SlidingWindow(window, min(window, sinks)),
+            st.integers(1, 12),
+            st.integers(0, 9),
+        ),
+        st.builds(ChunkedAttention, st.integers(1, 12)),
+        st.builds(Recurrent, st.integers(4, 12)),
+    ),
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9)), max_size=4),
+)
+def test_no_padding_is_a_block_or_an_index(kind, lengths):
+    manager = make(("full", 64, FULL), ("other", 64, kind))
+    seqs = []
+    for number, (length, reserved) in enumerate(lengths):
+        seqs.append(prefill(manager, run(1000 * number, length)))
+        if reserved:
+            manager.reserve(seqs[-1], reserved)
+    tables = manager.tables(seqs, group=1)
+    pool = np.zeros(64)
+    for row, seq in enumerate(seqs):
+        own = [block for block in seq.block_ids(1).tolist() if block >= 0]
+        ragged = tables.indices[tables.indptr[row] : tables.indptr[row + 1]].tolist()
+        for entries in (tables.padded[row].tolist(), ragged):
+            assert [block for block in entries if 0 <= block < 64] == own
+            for other in set(entries).difference(own):
+                assert other == NO_BLOCK
+                with pytest.raises(IndexError):
+                    pool[other]
+                with pytest.raises(IndexError):
+                    np.take(pool, [other])
 
 
 @pytest.mark.parametrize("pad", [0, -1, 63])

@@ -44,6 +44,16 @@ class TestTheEnd:
         assert manager.end_session("a") == 5
         assert foreseen(manager) == 5
 
+    def test_a_session_of_another_scope_by_the_same_name_goes_on(self, policy):
+        manager = make(policy)
+        tenants = [None, Scope(salt="x"), Scope(salt="x", lora="y")]
+        for scope in tenants:
+            turn(manager, blocks(0, 3), scope=scope, hint=A)
+        assert manager.end_session("a", Scope(salt="nobody")) == 0
+        for scope in tenants:
+            assert manager.end_session("a", scope) == 3
+            assert manager.end_session("a", scope) == 0
+
     def test_they_are_found_until_they_are_evicted(self, policy):
         manager = make(policy)
         prompt = talk(manager, A, 1000, 3)
@@ -79,13 +89,6 @@ class TestTheEnd:
             talk(manager, A, start, 2)
         assert manager.end_session("a") == 8
         assert foreseen(manager) == 8
-
-    def test_a_session_in_two_scopes_ends_in_both(self, policy):
-        manager = make(policy)
-        for scope in (Scope(salt="x"), Scope(salt="y")):
-            turn(manager, SYSTEM, scope=scope, hint=A)
-        assert manager.end_session("a") == 4
-        assert foreseen(manager) == 4
 
     def test_a_session_may_be_long(self, policy):
         manager = make(policy, num_blocks=400)

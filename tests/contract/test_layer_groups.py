@@ -362,3 +362,22 @@ def test_one_full_group_behaves_as_a_manager_without_groups():
 
     one = CacheManager(num_blocks=12, block_size=BLOCK)
     assert history(one) == history(make(("full", 12, FULL)))
+
+
+@pytest.mark.parametrize("group", ["full", "sliding", "state"])
+def test_a_shortage_says_which_group_lacks_what(group):
+    sizes = {"full": 10, "sliding": 10, "state": 3} | {group: 2}
+    manager = make(
+        ("full", sizes["full"], FullAttention()),
+        ("sliding", sizes["sliding"], SlidingWindow(8)),
+        ("state", sizes["state"], Recurrent()),
+    )
+    running = [prefill(manager, run(1000 * i, BLOCK)) for i in range(2)]
+    waiting = manager.open(run(5000, BLOCK))
+    with rejected(
+        manager, errors.OutOfBlocks, f"group {group!r}", "2 blocks", "2 active"
+    ) as caught:
+        manager.reserve(waiting, BLOCK)
+    error = caught.value
+    assert (error.group, error.needed, error.free, error.active) == (group, 1, 0, 2)
+    assert len(running) == 2

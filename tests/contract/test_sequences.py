@@ -92,9 +92,16 @@ def test_a_hit_says_what_it_consists_of_and_why_it_ends(manager):
     assert hit(run(0, 14)) == (8, 2, 0, "evicted")
 
 
-def test_a_miss_says_that_another_scope_has_the_prompt(manager):
+def test_that_another_scope_has_the_prompt_is_told_by_explain_alone(manager):
     serve(manager, run(0, 12))
-    assert manager.probe(run(0, 12), Scope(salt="x")).reason == "scope"
+    assert manager.probe(run(0, 12), Scope(salt="x")).reason == "cold"
+    story = manager.explain(run(0, 16), Scope(salt="x"))
+    assert [(each.start, each.stop, each.why) for each in story.segments] == [
+        (0, 12, "scope"),
+        (12, 15, "cold"),
+        (15, 16, "last_token"),
+    ]
+    assert story.found_in == [(Scope(), 12)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,7 @@ def test_an_explanation_covers_the_prompt_and_agrees_with_the_lookup(manager, to
     cached = [s.stop - s.start for s in explanation.segments if s.cached]
     assert sum(cached) == hit.num_tokens
     missed = [segment.why for segment in explanation.segments if not segment.cached]
-    assert missed[0] == hit.reason
+    assert missed[0] == ("scope" if explanation.found_in else hit.reason)
     assert str(explanation).startswith(f"{hit.num_tokens} of {len(tokens)} tokens cached")
 
 
@@ -340,7 +347,7 @@ def test_every_missed_token_is_counted_under_its_reason(manager):
     assert missed(run(0, 14)) == {"last_token": 1, "partial_block": 1}
     manager.reclaim(1)
     assert missed(run(0, 18)) == {"last_token": 1, "evicted": 4, "cold": 5}
-    assert missed(run(0, 14), Scope(salt="x")) == {"last_token": 1, "scope": 12, "cold": 1}
+    assert missed(run(0, 14), Scope(salt="x")) == {"last_token": 1, "cold": 13}
     assert missed(run(0, 17)) == {"last_token": 1}
 
 

@@ -201,7 +201,6 @@ def test_the_speed_of_a_video_is_part_of_its_name():
         inputs = request(name, words(0, 5), clip, words(1, 6))
         equal(model, cache, inputs)
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4
-    assert cache.stats.missed["scope"] == 0
     assert len(cache.manager.media) == 2
 
 

@@ -127,6 +127,7 @@ cache.close()
 """
 
 
+@pytest.mark.system("redis-server")
 def test_another_process_has_left_it_in_redis(model, ids, tmp_path):
     from servers import running
 

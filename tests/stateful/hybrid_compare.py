@@ -42,6 +42,7 @@ class HybridComparison(Comparison):
         ]
         self.published = Published(settings.block_size)
         self.snapshots = [set() for _ in settings.groups]
+        self.restores, self.holds = [], []
 
     @property
     def idle(self):
@@ -135,10 +136,11 @@ class HybridComparison(Comparison):
                     found = blocks[block][: len(own)]
                     assert found == own, f"group {group}, block {i}: KV of another prefix"
         for group in self.settings.recurrent:
+            path = live.path if live.drafts is None else live.drafts.names
             for block in seq.block_ids(group).tolist():
                 if num_tokens:
                     (found,) = self.memory[group].blocks[block]
-                    assert found == live.path[-1], f"group {group}: the state of another prefix"
+                    assert found == path[-1], f"group {group}: the state of another prefix"
 
     # -- after every call ------------------------------------------------------------------
 
@@ -162,6 +164,7 @@ class HybridComparison(Comparison):
             self.check_table(live)
         for group in self.groups:
             self.check_owners(group)
+        self.check_holds()
         if self.copies_taken:
             self.poison()
             for live in self.running:
@@ -193,7 +196,9 @@ class HybridComparison(Comparison):
             if group in self.settings.attention:
                 for block in table[-(-len(live.tokens) // size) :]:
                     assert named.count(block) == 1, "a reserved block has two owners"
-        active, used = self.manager.groups[group].num_active, len(set(named))
+        given = {block for each in self.restores for block in each.restore.blocks[group]}
+        assert given.isdisjoint(named), "blocks of a restore stand in a table"
+        active, used = self.manager.groups[group].num_active, len(given.union(named))
         assert active >= used
         if group in self.settings.windowed or group in self.settings.recurrent:
             holders = len(self.running) + self.manager.snapshot()["num_pins"]
@@ -201,9 +206,10 @@ class HybridComparison(Comparison):
             holders += sum(
                 live.seq.published < len(live.tokens) // size * size for live in self.running
             )
+            holders += 2 * len(self.restores) + len(self.holds)
             limit = used + holders * (window_blocks(kind, size) + 1)
             assert active <= limit, f"group {group} holds {active} blocks, {used} in tables"
-        elif self.copies_taken and not self.pins and not self.expiring:
+        elif self.copies_taken and not (self.pins or self.expiring or self.restores or self.holds):
             assert active == used, "blocks are held by nobody"
 
     def check_tables(self, group, pad):

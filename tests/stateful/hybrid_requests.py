@@ -4,13 +4,12 @@ import numpy as np
 from hybrid_compare import HybridComparison
 from hybrid_model import Drafts, HybridLive, window_blocks
 
-from quire.core import FullAttention, block_hashes
+from quire.core import FullAttention
 from quire.errors import (
     CheckpointError,
     ConfigError,
     DraftError,
     OutOfBlocks,
-    SequenceError,
 )
 
 
@@ -68,64 +67,6 @@ class HybridRequests(HybridComparison):
             if min(blocks, most) > pool.num_blocks:
                 return True
         return False
-
-    def restore(self, tokens, scope, num_blocks, extra, commit):
-        """Bring back what a hit of up to `num_blocks` lacks, and some more of what is not there."""
-        size, manager = self.settings.block_size, self.manager
-        path = self.names.path(scope, tokens)
-        here = self.pure(manager.residency, [*tokens, 0], scope)
-        end = min(num_blocks, len(tokens) // size)
-        assert here.accepted <= here.matched <= len(tokens) // size
-        assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope)
-        if self.copies_taken is False and manager.copies:
-            self.take_copies()
-        prompt = np.array(tokens, dtype=np.int32)
-        if end <= here.accepted:
-            if end:
-                self.must_raise(ConfigError, manager.restore, prompt, end, {}, scope)
-            return
-        brought = {}
-        for group in self.groups:
-            held = {at for at in range(min(here.matched, end)) if here.held[group][at]}
-            wanted = set(manager.required(group, end))
-            if group in self.settings.windowed:
-                wanted |= {at for at in range(here.accepted, end) if extra >> at % 8 & 1}
-            brought[group] = sorted(wanted - held)
-        lacking = {g: places[:-1] for g, places in brought.items() if places}
-        if any(set(manager.required(g, end)) & {brought[g][-1]} for g in lacking):
-            self.must_raise(
-                ConfigError, manager.restore, prompt, end, {**brought, **lacking}, scope
-            )
-        room = here.room
-        restore = self.call(manager.restore, prompt, end, brought, scope, may_raise=OutOfBlocks)
-        fits = all(len(places) <= room[g] for g, places in brought.items())
-        fits = fits and all(room[g] for g in self.settings.recurrent)
-        if isinstance(restore, OutOfBlocks):
-            assert not fits or end < here.matched, "there was room to restore"
-            return
-        with restore:
-            manager.check()
-            assert self.pure(manager.probe, [*tokens[: end * size], 0], scope).num_blocks < end
-            for group, places in brought.items():
-                for at, block in zip(places, restore.blocks[group], strict=True):
-                    recurrent = group in self.settings.recurrent
-                    names = path[(at + 1) * size - 1 : (at + 1) * size]
-                    names = names if recurrent else path[at * size : (at + 1) * size]
-                    assert len(self.memory[group].blocks[block]) == len(names)
-                    self.memory[group].blocks[block] = names
-            if commit:
-                self.call(restore.commit)
-                manager.check()
-                self.must_raise(SequenceError, restore.commit)
-        self.must_raise(SequenceError, restore.commit)
-        if commit:
-            self.intact = False  # shorter prefixes may have gaps
-            self.published.add(self.names.root(scope), path[: end * size])
-            for group in self.settings.recurrent:
-                self.snapshots[group].add(path[end * size - 1])
-            hit = self.pure(manager.probe, [*tokens[: end * size], 0], scope)
-            assert hit.num_blocks == end, "what was restored is not found"
-        self.after()
 
     def reserve(self, live, num_tokens):
         """Reserve; a refusal must be true."""
@@ -234,6 +175,9 @@ class HybridRequests(HybridComparison):
         seq, size = live.seq, self.settings.block_size
         if not self.settings.recurrent:
             return
+        if live.drafts is not None:
+            self.must_raise(DraftError, self.manager.checkpoint, seq)
+            return
         working = all(len(seq.block_ids(group)) for group in self.settings.recurrent)
         stored = seq.computed <= live.store_limit
         possible = seq.computed and seq.computed % size == 0 and working
@@ -277,7 +221,14 @@ class HybridRequests(HybridComparison):
         for group in self.settings.attention:
             self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
         live.drafts = Drafts(parents, tokens, names)
+        self.write_states(live, names[-1])
         self.after()
+
+    def write_states(self, live, name):
+        """The states of a sequence are those after a prefix of this name now."""
+        for group in self.settings.recurrent:
+            for block in live.seq.block_ids(group).tolist():
+                self.memory[group].blocks[block] = [name]
 
     def accept(self, live, last, keep):
         """Accept `keep` drafts of the branch that ends at draft `last`; move their KV."""
@@ -297,9 +248,8 @@ class HybridRequests(HybridComparison):
         live.tokens = live.tokens + ids
         live.path = self.names.path(live.scope, live.tokens)
         live.drafts = None
-        for group in self.settings.recurrent if ids else ():
-            (block,) = live.seq.block_ids(group).tolist()
-            self.memory[group].blocks[block] = [live.path[-1]]
+        if live.path:
+            self.write_states(live, live.path[-1])
         assert live.seq.capacity == live.seq.computed
         self.publish(live)
         self.copies_taken = not self.settings.recurrent

@@ -1,7 +1,7 @@
 """Every operation of a CacheManager with several layer kinds, beside the model of its memory."""
 
+from hybrid_handles import HybridHandles
 from hybrid_model import window_start
-from hybrid_requests import HybridRequests
 
 from quire.core import TokenRange
 from quire.errors import (
@@ -19,13 +19,16 @@ from quire.errors import (
 )
 
 
-class HybridWorld(HybridRequests):
+class HybridWorld(HybridHandles):
     """Each operation, with what it must return, raise and leave behind."""
 
     # -- forks, rollback, preemption -------------------------------------------------------
 
     def fork(self, live):
         """Fork; without reserved room it costs no block."""
+        if live.drafts is not None and self.settings.recurrent:
+            self.must_raise(DraftError, self.manager.fork, live.seq)
+            return
         room = live.seq.capacity - live.seq.computed
         seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
         if isinstance(seq, OutOfBlocks):
@@ -35,6 +38,7 @@ class HybridWorld(HybridRequests):
         assert seq.computed == live.seq.computed
         self.copies_taken = self.copies_taken and not room
         self.live.append(live.twin(seq))
+        self.live[-1].drafts = None
         self.after()
 
     def truncate(self, live, num_tokens):
@@ -54,10 +58,14 @@ class HybridWorld(HybridRequests):
                 start = num_tokens // self.settings.block_size * self.settings.block_size
                 root = self.names.root(live.scope)
                 self.published.remove_below(root, live.path, start)
+        drafts, live.drafts = live.drafts, None
         live.cut(num_tokens)
-        live.drafts = None
+        if drafts is not None and live.path:
+            self.write_states(live, live.path[-1])
         self.copies_taken = self.copies_taken and not self.settings.recurrent
         self.after()
+        if drafts is not None and self.reserve(live, len(drafts.parents)):
+            self.must_raise(DraftError, self.manager.accept, seq, [0], drafts.tokens[:1])
 
     def may_truncate(self, live, num_tokens):
         """True: it must work. False: it must not. None: either."""
@@ -175,6 +183,8 @@ class HybridWorld(HybridRequests):
 
     def compact(self, group):
         """Move what is held to the lowest ids."""
+        if self.refused_for_handles(self.manager.compact, group):
+            return
         allowed = () if self.copies_taken else CopyError
         moved = self.call(self.manager.compact, group, may_raise=allowed)
         if isinstance(moved, CopyError):
@@ -196,10 +206,13 @@ class HybridWorld(HybridRequests):
         manager = self.manager
         if not self.copies_taken:
             self.take_copies()
+        shrinks = any(n < manager.groups[i].num_blocks for i, n in sizes.items())
+        named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
+        if shrinks and self.refused_for_handles(manager.resize, named):
+            return
         possible = all(manager.groups[i].num_active <= n for i, n in sizes.items())
         for group, num_blocks in sizes.items():
             self.memory[group].grow(num_blocks)
-        named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
         expiring = self.expiring
         allowed = PinBudgetExceeded if possible else OutOfBlocks
         error = self.call(manager.resize, named, may_raise=allowed)
@@ -257,6 +270,10 @@ class HybridWorld(HybridRequests):
     def finish(self):
         """Close all; what is still found reads right; then nothing may be held."""
         self.take_copies()
+        for number, handle in enumerate(list(self.restores)):
+            self.end_restore(handle, commit=number % 2 == 0)
+        for hold in list(self.holds):
+            self.let_go(hold)
         for live in list(self.live):
             self.close(live)
         while self.pins:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from running import run_machine
 
-from quire.core import CacheManager, Hint
+from quire.core import CacheManager, Hint, Scope
 from quire.core.policies import POLICIES
 from quire.errors import OutOfBlocks, PinBudgetExceeded
 
@@ -21,7 +21,13 @@ EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "120"))
 BLOCK = 2
 SPENT = -1
 
-paths = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
+SCOPES = (Scope(), Scope(salt="x"))
+scopes = st.sampled_from([0, 0, 1])
+paths = st.builds(
+    lambda scope, blocks: tuple((scope, block) for block in blocks),
+    scopes,
+    st.lists(st.integers(0, 2), min_size=1, max_size=5),
+)
 names = st.sampled_from("ab")
 seconds = st.integers(1, 9)
 hints = st.one_of(
@@ -43,7 +49,10 @@ class Block:
 
 
 class HintsMachine(RuleBasedStateMachine):
-    """Requests are served at once, or are plain and stay open; a block is known by its path."""
+    """Requests are served at once, or are plain and stay open; a block is known by its path.
+
+    A path is of one scope: pairs of it and a block. Both scopes have the same tokens and names of sessions.
+    """
 
     @initialize(
         policy=st.sampled_from(sorted(POLICIES)),
@@ -69,10 +78,13 @@ class HintsMachine(RuleBasedStateMachine):
     # -- the model -------------------------------------------------------------------------
 
     def prompt(self, path):
-        return [token for token in path for _ in range(BLOCK)] + [9]
+        return [token for _, token in path for _ in range(BLOCK)] + [9]
+
+    def scope(self, path):
+        return SCOPES[path[0][0]]
 
     def is_resident(self, path):
-        return self.manager.probe(self.prompt(path)).num_blocks == len(path)
+        return self.manager.probe(self.prompt(path), self.scope(path)).num_blocks == len(path)
 
     def heads(self, path, start=0):
         return [path[:end] for end in range(start + 1, len(path) + 1)]
@@ -125,7 +137,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     def compute(self, path, hint, **options):
         """Open a request and compute it, if there is room; return it and the path that it uses."""
-        seq = self.manager.open(self.prompt(path), hint=hint, **options)
+        seq = self.manager.open(self.prompt(path), self.scope(path), hint=hint, **options)
         whole = seq.num_cached // BLOCK
         found = path[:whole]
         assert found == () or found in self.blocks
@@ -148,7 +160,8 @@ class HintsMachine(RuleBasedStateMachine):
         owner = None
         self.num_requests += 1
         if hint.session_id:
-            owner = (hint.session_id, self.begun.setdefault(hint.session_id, self.num_requests))
+            name = (self.scope(path), hint.session_id)
+            owner = (name, self.begun.setdefault(name, self.num_requests))
         seq, path = self.compute(path, hint, priority=priority, retain_s=retain)
         self.manager.close(seq)
         self.use(path, owner, hint, retain or 0)
@@ -172,9 +185,10 @@ class HintsMachine(RuleBasedStateMachine):
 
     @rule(path=paths)
     def pin(self, path):
-        length = self.manager.probe(self.prompt(path)).num_blocks
+        scope = self.scope(path)
+        length = self.manager.probe(self.prompt(path), scope).num_blocks
         try:
-            pin = self.manager.pin(self.prompt(path[:length]))
+            pin = self.manager.pin(self.prompt(path[:length]), scope)
         except PinBudgetExceeded:
             return
         self.pins.append((pin, path[:length]))
@@ -187,11 +201,12 @@ class HintsMachine(RuleBasedStateMachine):
             pin.close()
             self.after()
 
-    @rule(name=names)
-    def end_session(self, name):
+    @rule(scope=scopes, session_id=names)
+    def end_session(self, scope, session_id):
+        name = (SCOPES[scope], session_id)
         owner = (name, self.begun.pop(name, None))
         own = [block for block in self.blocks.values() if block.owner == owner]
-        assert self.manager.end_session(name) == len(own)
+        assert self.manager.end_session(session_id, SCOPES[scope]) == len(own)
         for block in own:
             block.outlook = SPENT
             block.owner = None

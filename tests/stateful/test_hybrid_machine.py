@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from running import run_machine
 
 from quire.core import (
+    NO_BLOCK,
     CacheManager,
     ChunkedAttention,
     FullAttention,
@@ -188,9 +189,9 @@ class HybridMachine(RuleBasedStateMachine):
 
     # -- rules -----------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(["one", "two"]))
-    def end_session(self, name):
-        self.world.call(self.world.manager.end_session, name)
+    @rule(name=st.sampled_from(["one", "two"]), scope=st.sampled_from(SCOPES))
+    def end_session(self, name, scope):
+        self.world.call(self.world.manager.end_session, name, scope)
         self.world.after()
         self.count()
 
@@ -215,15 +216,37 @@ class HybridMachine(RuleBasedStateMachine):
             self.world.close(live)
         self.count()
 
-    @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), commit=st.booleans())
-    def restore(self, recipe, blocks, extra, commit):
-        """A prefix comes back from elsewhere; then it is read by a request."""
+    @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), end=st.sampled_from("cdw"))
+    def restore(self, recipe, blocks, extra, end):
+        """A prefix comes back from elsewhere and is read by a request, or its restore waits open."""
+        world = self.world
         tokens, scope = self.build(recipe)
-        self.world.restore(tokens, scope, blocks, extra, commit)
-        live = self.world.open([*tokens, 0], scope) if len(self.world.live) < 5 else None
-        if live is not None:
-            self.world.prefill(live, [0])
-            self.world.close(live)
+        handle = (
+            world.begin_restore(tokens, scope, blocks, extra) if not world.restores[1:] else None
+        )
+        if handle is not None and end != "w":
+            world.end_restore(handle, commit=end == "c")
+            live = world.open([*tokens, 0], scope) if len(world.live) < 5 else None
+            if live is not None:
+                world.prefill(live, [0])
+                world.close(live)
+        self.count()
+
+    @precondition(lambda self: self.world.restores)
+    @rule(choice=index, commit=st.booleans())
+    def end_restore(self, choice, commit):
+        self.world.end_restore(self.pick(choice, self.world.restores), commit)
+        self.count()
+
+    @precondition(has_running)
+    @rule(choice=index, let_go=st.booleans())
+    def hold(self, choice, let_go):
+        """Blocks are kept where they are, whatever becomes of their sequence."""
+        world = self.world
+        if world.holds and (let_go or world.holds[1:]):
+            world.let_go(self.pick(choice, world.holds))
+        else:
+            world.hold(self.pick(choice, world.running))
         self.count()
 
     @precondition(has_idle)
@@ -254,11 +277,18 @@ class HybridMachine(RuleBasedStateMachine):
         self.world.truncate(live, max(0, len(live.tokens) - back))
         self.count()
 
-    @precondition(has_idle)
+    @precondition(has_running)
     @rule(choice=index)
     def fork(self, choice):
+        """Fork, drafts or not; they are the sequence's own."""
         if len(self.world.live) < 5:
-            self.world.fork(self.pick(choice, self.world.idle))
+            self.world.fork(self.pick(choice, self.world.running))
+        self.count()
+
+    @precondition(has_drafting)
+    @rule(choice=index)
+    def checkpoint_of_drafts(self, choice):
+        self.world.checkpoint(self.pick(choice, self.world.drafting))
         self.count()
 
     @precondition(has_decoding)
@@ -358,7 +388,7 @@ class HybridMachine(RuleBasedStateMachine):
         self.world.after()
         self.count()
 
-    @rule(pad=st.sampled_from([0, -1]))
+    @rule(pad=st.sampled_from([NO_BLOCK, 0, -1]))
     def tables(self, pad):
         self.world.check_pins()
         for group in self.world.groups:

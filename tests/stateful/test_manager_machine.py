@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from running import run_machine
 from world import World
 
-from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
@@ -147,9 +147,9 @@ class ManagerMachine(RuleBasedStateMachine):
             self.world.open(*self.build(recipe), priority, retain, hint=hint)
         self.count()
 
-    @rule(name=sessions)
-    def end_session(self, name):
-        self.world.end_session(name)
+    @rule(name=sessions, scope=st.sampled_from(SCOPES))
+    def end_session(self, name, scope):
+        self.world.end_session(name, scope)
         self.count()
 
     @rule(recipe=prompts(), generated=small, filler=filler, hint=hints())
@@ -283,7 +283,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.after()
         self.count()
 
-    @rule(pad=st.sampled_from([0, -1]))
+    @rule(pad=st.sampled_from([NO_BLOCK, 0, -1]))
     def tables(self, pad):
         self.world.check_pins()
         for group in self.world.groups:

@@ -56,13 +56,13 @@ class World(Comparison):
         self.after()
         return live
 
-    def end_session(self, name):
+    def end_session(self, name, scope):
         assert (
             0
-            <= self.call(self.manager.end_session, name)
+            <= self.call(self.manager.end_session, name, scope)
             <= self.manager.num_cached + self.manager.num_active
         )
-        assert not self.call(self.manager.end_session, name), "a session ends once"
+        assert not self.call(self.manager.end_session, name, scope), "a session ends once"
         self.after()
 
     def findable(self, scope, path):

@@ -11,10 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-HOW_TO_GET_IT = (
-    "Mooncake's tests need `pip install mooncake-transfer-engine-non-cuda` and, on Debian, "
-    "`apt-get install libibverbs1 libnuma1 libcurl4`"
-)
+import system
 
 _MEMORY = """
 import sys
@@ -35,14 +32,9 @@ class MooncakeServer:
     """A master with `memory` bytes to give, in two processes, which end with this object."""
 
     def __init__(self, log: Path, memory: int = 512 << 20) -> None:
-        try:
-            import mooncake
-            import mooncake.store
-        except ImportError as error:
-            raise RuntimeError(f"{error}; {HOW_TO_GET_IT}") from error
         self._log = log
         self._memory_bytes = memory
-        self._binary = Path(mooncake.__file__).with_name("mooncake_master")
+        self._binary = Path(system.need("mooncake")).with_name("mooncake_master")
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._environment = {**os.environ, "GLOG_minloglevel": "2"}
@@ -100,7 +92,7 @@ class MooncakeServer:
 
     def _fail(self, what: str) -> None:
         self.kill()
-        raise RuntimeError(f"{what}: {self._log.read_text()[-2000:]}; {HOW_TO_GET_IT}")
+        raise RuntimeError(f"{what}: {self._log.read_text()[-2000:]}")
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+import system
 
 
 class RedisServer:
@@ -45,7 +46,7 @@ class RedisServer:
         self.process = subprocess.Popen(
             [
                 *end_with_parent(),
-                binary(),
+                system.need("redis-server"),
                 *("--port", "0" if "--tls-port" in self._options else str(self.port)),
                 *("--bind", "127.0.0.1", "--save", ""),
                 *("--unixsocket", str(self.socket_path), "--dir", str(self.folder)),
@@ -151,7 +152,15 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "server.crt", folder / "server.key"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *(
+                system.need("openssl"),
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+            ),
             *("-nodes", "-days", "2", "-subj", "/CN=quire test", "-keyout", str(key)),
             *("-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate)),
         ],
@@ -159,13 +168,6 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
         capture_output=True,
     )
     return certificate, key
-
-
-def binary() -> str:
-    path = shutil.which("redis-server") or shutil.which("valkey-server")
-    if path is None:
-        pytest.fail("redis-server is missing: apt-get install redis-server")
-    return path
 
 
 def end_with_parent() -> list[str]:

@@ -28,6 +28,8 @@ TIMEOUT, ERROR, FULL = Outcome.TIMEOUT, Outcome.ERROR, Outcome.FULL
 
 NUMBERS = itertools.count()
 
+needs_mooncake = pytest.mark.system("mooncake")
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -48,6 +50,7 @@ def open_tier(client, **settings):
     return Mooncake(store=client, **settings)
 
 
+@needs_mooncake
 class TestMooncake(TierContract):
     @pytest.fixture
     def make_tier(self, server, client):
@@ -95,6 +98,7 @@ class FailingStore:
         return [-900] * len(keys)
 
 
+@needs_mooncake
 def test_two_clients_share_records_that_lie_in_a_third_process(server, client):
     keys = names_of(range(40))
     records = records_of(keys, 300_000)
@@ -108,6 +112,7 @@ def test_two_clients_share_records_that_lie_in_a_third_process(server, client):
         assert one.contains(keys, timeout_s=10) == [False] * 40
 
 
+@needs_mooncake
 def test_a_memory_process_that_hangs_costs_the_timeout_and_never_gives_wrong_bytes(server, client):
     keys = names_of(range(4))
     records = records_of(keys, 1_000_000)
@@ -127,6 +132,7 @@ def test_a_memory_process_that_hangs_costs_the_timeout_and_never_gives_wrong_byt
         assert buffers == records
 
 
+@needs_mooncake
 def test_a_master_that_is_killed_and_started_again_is_a_run_of_misses(tmp_path):
     server = MooncakeServer(tmp_path / "log", memory=32 << 20)
     keys = names_of(range(3))
@@ -155,6 +161,7 @@ def test_a_master_that_is_killed_and_started_again_is_a_run_of_misses(tmp_path):
         server.kill()
 
 
+@needs_mooncake
 def test_a_store_that_is_full_says_so_or_makes_room_and_keeps_no_wrong_record(tmp_path):
     server = MooncakeServer(tmp_path / "log", memory=32 << 20)
     try:
@@ -172,6 +179,7 @@ def test_a_store_that_is_full_says_so_or_makes_room_and_keeps_no_wrong_record(tm
         server.kill()
 
 
+@needs_mooncake
 def test_a_record_larger_than_the_buffer_of_a_call_is_taken(client):
     key, size = name_of(1), 3_000_000
     with open_tier(client, buffer="1MiB") as tier:
@@ -200,6 +208,7 @@ class OverwrittenStore(FailingStore):
         return [0] * len(keys)
 
 
+@needs_mooncake
 def test_what_a_deletion_tore_while_it_was_read_is_read_again(client):
     record = record_of(name_of(1), 1000)
     with open_tier(client) as tier:
@@ -262,6 +271,7 @@ def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     callers.close(lambda _: None, time.monotonic() + 5)
 
 
+@needs_mooncake
 def test_closing_while_calls_hang_returns_in_time(server, client, monkeypatch):
     monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.3)
     joined = Mooncake(server.address, callers=1)
@@ -277,6 +287,7 @@ def test_closing_while_calls_hang_returns_in_time(server, client, monkeypatch):
 # who may reach it
 
 
+@needs_mooncake
 def test_the_librarys_listeners_answer_on_the_loopback_device_only(server):
     before = open_listeners()
     with Mooncake(server.address) as tier:
@@ -318,12 +329,14 @@ def test_settings_that_cannot_be_are_refused_with_the_reason(master, settings, r
         Mooncake(master, **settings)
 
 
+@needs_mooncake
 def test_a_master_that_is_not_there_is_refused_with_its_address():
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(TierError, match=f"no Mooncake master at {address}"):
         Mooncake(address)
 
 
+@needs_mooncake
 def test_a_server_that_is_no_master_is_given_up_in_time():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -26,6 +26,9 @@ ACL = [
 PREFIXES = count()
 
 
+pytestmark = pytest.mark.system("redis-server")
+
+
 class RedisContract(TierContract):
     """What the contracts below share: `servers`, and `url` where to find them."""
 
@@ -104,6 +107,7 @@ def tls_server(tmp_path_factory):
         yield server
 
 
+@pytest.mark.system("openssl")
 class TestUserOverTls(RedisContract):
     @pytest.fixture
     def servers(self, tls_server):

@@ -17,6 +17,9 @@ HIT, ABSENT, STORED, PRESENT = Outcome.HIT, Outcome.ABSENT, Outcome.STORED, Outc
 ERROR, TIMEOUT = Outcome.ERROR, Outcome.TIMEOUT
 
 
+pytestmark = pytest.mark.system("redis-server")
+
+
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     with running_cluster(tmp_path_factory.mktemp("cluster")) as nodes:

@@ -19,6 +19,9 @@ STORED, PRESENT, ERROR, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.ERROR
 MIB = 1 << 20
 
 
+pytestmark = pytest.mark.system("redis-server")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with running(tmp_path_factory.mktemp("redis")) as server:

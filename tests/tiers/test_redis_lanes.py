@@ -13,6 +13,9 @@ HIT, ABSENT, CORRUPT, TIMEOUT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Ou
 MIB = 1 << 20
 
 
+pytestmark = pytest.mark.system("redis-server")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with running(tmp_path_factory.mktemp("redis")) as server:

@@ -14,12 +14,16 @@ from quire.tiers.redis import Redis
 HIT, STORED, ERROR = Outcome.HIT, Outcome.STORED, Outcome.ERROR
 
 
+needs_redis = pytest.mark.system("redis-server")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with running(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
+@needs_redis
 def test_a_replica_is_read_and_takes_nothing(server, tmp_path):
     key, other = names_of(range(2))
     with server.client() as client:
@@ -37,6 +41,7 @@ def test_a_replica_is_read_and_takes_nothing(server, tmp_path):
         assert far.servers()[0].role == "slave"
 
 
+@needs_redis
 def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_path):
     user = "--user quire on >right ~quire:* +get +exists +unlink"
     with running(tmp_path, "--requirepass", "secret", *user.split()) as server:
@@ -63,6 +68,7 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
             Redis(f"redis://quire:right@{at}", prefix="other:")
 
 
+@needs_redis
 def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
     with (
         server.gone(),
@@ -73,6 +79,7 @@ def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
         Redis(f"unix://{tmp_path}/nobody.sock")
 
 
+@pytest.mark.system("redis-server", "openssl")
 def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
     certificate, key = map(str, make_certificate(tmp_path))
     files = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no")

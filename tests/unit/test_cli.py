@@ -89,7 +89,7 @@ def test_inspect_draws_a_demonstration_without_a_file(run):
         "free",
         "ref",
         "careful librarian",
-        "scope: cached in another",
+        "cold: never seen before in its scope",
     ):
         assert word in shown
 
@@ -98,7 +98,10 @@ def test_the_demonstration_has_something_of_everything():
     state = inspection.demonstration()
     stats = state["stats"]
     assert all(stats[f"{kind}_blocks"] for kind in ("published", "copied", "evicted"))
-    assert {reason for reason, tokens in stats["missed"].items() if tokens} >= {"cold", "scope"}
+    assert {reason for reason, tokens in stats["missed"].items() if tokens} >= {
+        "cold",
+        "last_token",
+    }
     assert len(state["sequences"]) == 2
 
 

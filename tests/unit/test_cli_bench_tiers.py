@@ -34,7 +34,16 @@ def small(name, path, **words):
     return rows(TierBench(names=(name,), path=path, **words))
 
 
-@pytest.mark.parametrize("name", ["host", "disk", "files", "redis", "objects"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host",
+        "disk",
+        "files",
+        pytest.param("redis", marks=pytest.mark.system("redis-server")),
+        "objects",
+    ],
+)
 def test_a_tier_has_a_row_for_each_block_size(name, tmp_path):
     found = small(name, tmp_path, block_bytes=(4 << 10, 100_000))
     assert [row["block_bytes"] for row in found] == [4 << 10, 100_000]

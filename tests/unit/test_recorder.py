@@ -98,6 +98,16 @@ def test_hints_and_sessions_are_recorded_with_salted_names(path):
     assert (third.hint, third.session) == (Hint("never"), None)
 
 
+def test_sessions_of_two_scopes_by_the_same_name_have_two_names(path):
+    with Recorder(path, BLOCK) as recording:
+        manager = managed(recording)
+        for scope in (None, Scope(salt="one"), Scope(salt="two"), Scope(salt="one")):
+            run(manager, tokens(1), scope=scope, hint=Hint(session_id="alice"))
+    first, one, two, again = (row.session for row in rows(path))
+    assert len({first, one, two}) == 3
+    assert again == one
+
+
 def test_the_same_salt_gives_the_same_file_and_another_salt_other_names(tmp_path):
     texts = []
     for place, salt in enumerate((b"one", b"one", b"two", None, None)):

@@ -138,7 +138,7 @@ def generate(
             made.append({"prompt": question, **turn})
             talk.append(message("assistant", made[-1]["text"]))
         if foreseen.session_id is not None:
-            cache.end_session(foreseen.session_id)
+            cache.end_session(foreseen.session_id, Scope(salt=salt))
     if save is not None:
         save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
     if as_json:

@@ -33,8 +33,7 @@ MISSES = {
     "partial_block": "in the last, incomplete block",
     "evicted": "was cached once, and evicted",
     "window": "cached, but not the window or state to go on from",
-    "scope": "cached in another scope, which does not share",
-    "cold": "never seen before",
+    "cold": "never seen before in its scope",
 }
 
 

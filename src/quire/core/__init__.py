@@ -2,7 +2,7 @@
 
 from quire.core.budget import GroupSize, split_budget
 from quire.core.copies import BlockCopy
-from quire.core.decode import BlockTables, DecodeBatch
+from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from quire.core.evictions import NamedBlock
@@ -27,6 +27,7 @@ from quire.core.stats import Stats
 from quire.core.terms import TokenRange
 
 __all__ = [
+    "NO_BLOCK",
     "AllBlocksCleared",
     "BlockCopy",
     "BlockRemoved",

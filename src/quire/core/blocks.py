@@ -19,7 +19,7 @@ def without_gaps(ids: memoryview[int]) -> memoryview[int]:
 
 
 class BlockPool:
-    """The physical blocks of one layer group.
+    """The physical blocks of one layer group, `name`.
 
     A block is free, active (referenced by a sequence or a pin) or cached (in the tree,
     referenced by nobody):
@@ -40,6 +40,7 @@ class BlockPool:
         "_stack",
         "_top",
         "ids",
+        "name",
         "num_allocations",
         "num_blocks",
         "num_cached",
@@ -47,7 +48,8 @@ class BlockPool:
         "waiting",
     )
 
-    def __init__(self, num_blocks: int, *, debug: bool = False) -> None:
+    def __init__(self, num_blocks: int, name: str = "full", *, debug: bool = False) -> None:
+        self.name = name
         self.num_blocks = num_blocks
         self.num_cached = 0
         self.num_allocations = 0
@@ -77,10 +79,10 @@ class BlockPool:
         """Return the error that says what this pool cannot give, what it holds, and what to do."""
         free, cached, active = self.num_free, self.num_cached, self.num_active
         msg = (
-            f"{what}: {needed} blocks needed; of {self.num_blocks} blocks {free} are free, {cached} "
-            f"cached, {active} active; {mend}"
+            f"{what}: {needed} blocks of group {self.name!r} needed; of its {self.num_blocks} blocks {free} "
+            f"are free, {cached} cached, {active} active; {mend}"
         )
-        return kind(msg, needed=needed, free=free, cached=cached, active=active)
+        return kind(msg, group=self.name, needed=needed, free=free, cached=cached, active=active)
 
     def allocate(self, num_blocks: int) -> memoryview[int]:
         """Take free blocks; the returned view of ids is valid until the next call that frees.

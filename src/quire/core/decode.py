@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     IndexArray = npt.NDArray[np.intp]
 
+NO_BLOCK = -(2**31)
+"""Stands in tables where there is no block: no id, and no index that NumPy or torch would take, as -1 is."""
+
 MIXED = -1
 """The room of a batch whose sequences have reserved different numbers of tokens."""
 
@@ -26,11 +29,11 @@ MIXED = -1
 class BlockTables(NamedTuple):
     """Block tables of a batch, int32, in both common shapes; they cover reserved room too.
 
-    `padded`          [n, max_blocks], filled up with the pad value
+    `padded`          [n, max_blocks], filled up with the pad value; `NO_BLOCK` unless another is given
     `num_blocks`      [n]
     `lengths`         [n], tokens: computed and reserved
     `indptr`          [n + 1]; the blocks of sequence i are indices[indptr[i]:indptr[i + 1]]
-    `indices`         [sum(num_blocks)]
+    `indices`         [sum(num_blocks)]; in a windowed group with the pad value behind the window
     `last_block_len`  [n], tokens in the last block, 1 to block_size (0 without a block)
     """
 

@@ -49,14 +49,31 @@ def check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> list[
     return tree
 
 
+def drafted(rows: Rows, seq: Sequence) -> bool:
+    """Whether drafts wait to be accepted, at the length that the sequence has now."""
+    computed = rows.computed[seq.row]
+    return (
+        len(seq.drafts) > 0
+        and seq.drafted_at == computed
+        and rows.capacity[seq.row] >= computed + len(seq.drafts)
+    )
+
+
+def check_settled(rows: Rows, seq: Sequence, what: str) -> None:
+    """Raise `DraftError` where drafts wait and a state of a recurrent group may have gone on with them."""
+    if rows.states and drafted(rows, seq):
+        msg = (
+            f"{what} of a sequence with {len(seq.drafts)} drafts: the state of a recurrent group has gone "
+            f"on with them and is not that of its {rows.computed[seq.row]} tokens; accept first, or "
+            "truncate(seq, seq.computed)"
+        )
+        raise DraftError(msg)
+
+
 def check_path(rows: Rows, seq: Sequence, path: Items[int], num_tokens: int) -> list[int]:
     """Return an accepted path as a list; raise `DraftError` if it was not drafted."""
     parents, computed = seq.drafts, rows.computed[seq.row]
-    if (
-        not parents
-        or seq.drafted_at != computed
-        or rows.capacity[seq.row] < computed + len(parents)
-    ):
+    if not drafted(rows, seq):
         msg = f"{seq!r} has no draft at its {computed} computed tokens; call draft first"
         raise DraftError(msg)
     if not isinstance(path, tuple | list):

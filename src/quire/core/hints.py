@@ -11,6 +11,7 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:
     from quire.core.eviction import Evictor
     from quire.core.node import Node
+    from quire.core.scope import Scope
     from quire.core.sequence import Sequence
 
 Reuse: TypeAlias = Literal["unknown", "session", "never"]
@@ -36,7 +37,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     `reuse`       "never": nobody comes back to them; "session": only this session does;
                   "unknown": nothing is known
     `ttl_s`       nobody comes back to them later than so many seconds after the request's end
-    `session_id`  whose turn it is; `CacheManager.end_session` says that none follows
+    `session_id`  whose turn it is, within the request's scope; `CacheManager.end_session` says
+                  that none follows
 
     A forecast, not an order: blocks that nobody is expected to come back to are evicted
     before all others, and found like any other until then. A request that uses them all the same
@@ -67,6 +69,7 @@ class Session(msgspec.Struct, eq=False):
 class Sessions:
     """Which sessions there are, and what becomes of their blocks.
 
+    A session is known by its scope and its name: those of two tenants never meet.
     The outlook of a node is `spent_from`: 0 for none, `SPENT`, `PENDING`, or the time from which
     on nobody is expected to come back. A cached parent's outlook is never shorter than its
     child's. `hinted` says whether there was any hint yet; without one all outlooks are 0.
@@ -74,24 +77,25 @@ class Sessions:
 
     def __init__(self, evictor: Evictor) -> None:
         self._evictor = evictor
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[tuple[Scope, str], Session] = {}
         self.hinted = False
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def join(self, session_id: str) -> Session:
-        """Return the session of this name, begun at its first request."""
-        session = self._sessions.get(session_id)
+    def join(self, scope: Scope, session_id: str) -> Session:
+        """Return the session of this name in a scope, begun at its first request."""
+        name = (scope, session_id)
+        session = self._sessions.get(name)
         if session is None:
             if len(self._sessions) >= MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions))).nodes.clear()
-            session = self._sessions[session_id] = Session()
+            session = self._sessions[name] = Session()
         return session
 
-    def end(self, session_id: str) -> int:
+    def end(self, scope: Scope, session_id: str) -> int:
         """End a session; return the blocks that nobody is expected to come back to from now on."""
-        session = self._sessions.pop(session_id, None)
+        session = self._sessions.pop((scope, session_id), None)
         if session is None:
             return 0
         session.ended = True

@@ -12,9 +12,6 @@ from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
 
-MAX_SCOPES_ASKED = 16
-"""So many other scopes are asked when a prompt is not found, before a miss counts as cold."""
-
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
     """What `open` would find cached: `num_tokens` of the prompt, never all of it.
@@ -30,7 +27,10 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Tokens [start, stop) of a prompt: found, or missed for a reason."""
+    """Tokens [start, stop) of a prompt: found, or missed for a reason.
+
+    Beside `stats.MISS_REASONS` there is "scope": another scope, which does not share, has them cached.
+    """
 
     start: int
     stop: int
@@ -128,11 +128,13 @@ class Lookup:
         cached = num_blocks * self._block_size + found.partial_tokens
         if cached == num_tokens - 1:
             return Hit(cached, num_blocks, found.partial_tokens, "last_token")
-        reason, *_ = self.why(root, key, found)
+        reason, *_ = self.why(key, found)
         return Hit(cached, num_blocks, found.partial_tokens, reason)
 
-    def why(self, root: Node, key: Key, found: Found) -> tuple[str, int, int]:
+    def why(self, key: Key, found: Found) -> tuple[str, int, int]:
         """Return the reason why a hit ends where it does, and how many tokens it explains.
+
+        No other scope is looked at: the time that this takes would tell what somebody else has cached.
 
         The last one, and those that are cold, need no other explanation: 0. Of evicted ones the third item is
         the number of the last request that used them, else 0.
@@ -151,10 +153,6 @@ class Lookup:
             end, used = self._lost_end(match, key)
             if end > match.num_bytes:
                 return "evicted", min(missed, max(end // TOKEN_BYTES - cached, 1)), used
-        if not match.num_bytes:
-            elsewhere = self._elsewhere(root, key, MAX_SCOPES_ASKED)
-            if elsewhere:
-                return "scope", min(missed, max(elsewhere[0][1] - cached, 1)), 0
         return "cold", 0, 0
 
     def _lost_end(self, match: Match, key: Key) -> tuple[int, int]:
@@ -171,7 +169,7 @@ class Lookup:
         return end, used
 
     def explain(self, root: Node, key: Key) -> Explanation:
-        """Return the whole story of a prompt; asks every scope."""
+        """Return the whole story of a prompt, for the operator; asks every scope."""
         num_tokens = len(key) // TOKEN_BYTES
         found = self.find(root, key, num_tokens - 1)
         hit = self.hit(root, key)
@@ -182,8 +180,11 @@ class Lookup:
         if hit.partial_tokens:
             why = "copied out of a block that starts the same"
             segments.append(Segment(whole, hit.num_tokens, cached=True, why=why))
-        reason, explained, _ = self.why(root, key, found)
+        elsewhere = [each for each in self._elsewhere(root, key) if each[1] > whole]
+        reason, explained, _ = self.why(key, found)
         at = hit.num_tokens
+        if reason == "cold" and elsewhere and elsewhere[0][1] > at:
+            reason, explained = "scope", min(num_tokens - 1, elsewhere[0][1]) - at
         if reason != "last_token":
             if explained:
                 segments.append(Segment(at, at + explained, cached=False, why=reason))
@@ -192,20 +193,13 @@ class Lookup:
                 segments.append(Segment(at, num_tokens - 1, cached=False, why="cold"))
         last = Segment(num_tokens - 1, num_tokens, cached=False, why="last_token")
         segments.append(last)
-        elsewhere = [
-            (scope, tokens)
-            for scope, tokens in self._elsewhere(root, key, len(self._tree.roots))
-            if tokens > whole
-        ]
         return Explanation(num_tokens, hit, segments, elsewhere)
 
-    def _elsewhere(self, root: Node, key: Key, limit: int) -> list[tuple[Scope, int]]:
-        """Return up to `limit` other scopes that hold a prefix, longest first."""
+    def _elsewhere(self, root: Node, key: Key) -> list[tuple[Scope, int]]:
+        """Return the other scopes that hold a prefix, longest first."""
         first = key[: self._block_bytes].tobytes()
         found: list[tuple[Scope, int]] = []
-        for asked, (scope, other) in enumerate(self._tree.roots.items()):
-            if asked >= limit:
-                break
+        for scope, other in self._tree.roots.items():
             if other is not root and first in other.children:
                 match = self._tree.match(other, key, len(key) - len(key) % self._block_bytes)
                 found.append((scope, match.num_bytes // TOKEN_BYTES))

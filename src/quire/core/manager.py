@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
-from quire.core.drafts import TokenMove, check_parents, check_path, moves
+from quire.core.drafts import TokenMove, check_parents, check_path, check_settled, moves
 from quire.core.eviction import Clock
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.memory import Usage, compact, resize, usage
@@ -100,9 +100,10 @@ class CacheManager(Restores):
         """Keep a snapshot of the states at the computed length; False if no block is to be had.
 
         Take the copies before the next forward. Raises `CheckpointError` where no block
-        ends, or before anything was computed; `SequenceError`.
+        ends, or before anything was computed; `DraftError` while drafts wait to be accepted; `SequenceError`.
         """
         self._check_open(seq)
+        check_settled(self.rows, seq, "checkpoint")
         return self._checkpoints.keep(seq)
 
     # -- speculation -----------------------------------------------------------------------
@@ -134,7 +135,6 @@ class CacheManager(Restores):
         planned = moves(self.rows, seq, steps)
         if steps:
             self._publisher.commit(seq, key)
-        seq.drafts = ()
         self._rollback.truncate(seq, seq.computed)
         self.rows.version += 1
         self.rows.epoch += 1
@@ -146,7 +146,7 @@ class CacheManager(Restores):
         """Move the held blocks of a group to its lowest ids; return how many were moved.
 
         Tables and tree point to the new places; the copies stand in the plan. Raises
-        `CopyError` while copies wait to be taken, `ConfigError`.
+        `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
         """
         check_group(group, len(self.groups))
         return compact(self, group)
@@ -157,7 +157,8 @@ class CacheManager(Restores):
         Where a pool shrinks, cached blocks are evicted and held ones moved to ids below the
         new end: take the copies and do them, then shrink the tensors. Where it grows, grow the
         tensors first. All or nothing: raises `OutOfBlocks` when active blocks do not fit,
-        `CopyError` while copies wait to be taken, `ConfigError`.
+        `CopyError` while copies wait to be taken or, where a pool shrinks, a restore or hold
+        is open; `ConfigError`.
         """
         resize(self, num_blocks)
 

@@ -87,6 +87,7 @@ def usage(manager: CacheManager, group: int) -> Usage:
 def compact(manager: CacheManager, group: int) -> int:
     """Move the blocks of a group together; return how many were moved."""
     _refuse_waiting_copies(manager)
+    _refuse_open_handles(manager)
     return _resize_pool(manager, group, manager.groups[group].num_blocks)
 
 
@@ -105,11 +106,13 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
         check_count(f"num_blocks of {name!r}", num_blocks.get(name, pool.num_blocks))
         for name, pool in zip(names, manager.groups, strict=True)
     ]
-    _refuse_waiting_copies(manager)
-    manager.pins.check_sizes(wanted)
     shrinking = [
         max(pool.num_blocks - n, 0) for pool, n in zip(manager.groups, wanted, strict=True)
     ]
+    _refuse_waiting_copies(manager)
+    if any(shrinking):
+        _refuse_open_handles(manager)
+    manager.pins.check_sizes(wanted)
     manager.room.make(shrinking, manager.pins.release_expired)
     for group, new in enumerate(wanted):
         if new != manager.groups[group].num_blocks:
@@ -122,6 +125,16 @@ def _refuse_waiting_copies(manager: CacheManager) -> None:
         msg = (
             f"{len(manager.copies.peek())} planned copies wait; call take_copies() and do them "
             "before blocks are moved"
+        )
+        raise CopyError(msg)
+
+
+def _refuse_open_handles(manager: CacheManager) -> None:
+    """Whoever has a restore or a hold reads or writes blocks under the ids that they have now."""
+    if manager.anchors:
+        msg = (
+            f"{len(manager.anchors)} restores or holds are open, whose owners copy to and from "
+            "blocks by their ids; leave the restores and release the holds before blocks are moved"
         )
         raise CopyError(msg)
 

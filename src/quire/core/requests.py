@@ -7,7 +7,8 @@ from collections.abc import Sequence as Items
 from quire.core.checkpoints import Checkpoints
 from quire.core.claim import Claims
 from quire.core.copies import BlockCopy
-from quire.core.decode import BlockTables, DecodeBatch, DecodeSteps, block_tables
+from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, DecodeSteps, block_tables
+from quire.core.drafts import check_settled
 from quire.core.groups import check_count, check_group
 from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
 from quire.core.livecurve import PACK_EVERY
@@ -84,7 +85,7 @@ class Requests(BlockStore):
             raw_prompt = key_of(tokens).tobytes()
         else:
             check_sign(key[found.match.num_bytes :])
-        reason, explained, lost_by = self.lookup.why(root, key, found)
+        reason, explained, lost_by = self.lookup.why(key, found)
         if scope is not None:
             root = self.tree.root(scope)
             if found.match.node.parent is None:
@@ -100,7 +101,9 @@ class Requests(BlockStore):
         if hint is not NO_HINT:
             self.sessions.hinted = True
             seq.hint = hint
-            seq.session = self.sessions.join(hint.session_id) if hint.session_id else None
+            seq.session = (
+                self.sessions.join(seq.scope, hint.session_id) if hint.session_id else None
+            )
         if self.tree.evictor.watches:
             seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
         since = self._claims.attach(seq, key, found)
@@ -172,9 +175,10 @@ class Requests(BlockStore):
 
         The first write of either into the shared, partly filled last block copies it. If
         `seq` has reserved room in that block already, the fork gets its copy now; this may
-        raise `OutOfBlocks`. Raises `SequenceError`.
+        raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self._check_open(seq)
+        check_settled(self.rows, seq, "fork")
         twin = self._claims.fork(seq)
         self._adopt(twin)
         return twin
@@ -254,8 +258,13 @@ class Requests(BlockStore):
         batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
         self._steps.commit(batch, token_ids)
 
-    def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = 0) -> BlockTables:
-        """Return the block tables of sequences in both common shapes, as copies."""
+    def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
+        """Return the block tables of sequences in both common shapes, as copies.
+
+        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the
+        next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
+        `ConfigError`, `SequenceError`.
+        """
         seqs = list(seqs)
         for seq in seqs:
             self._check_open(seq)

@@ -68,7 +68,8 @@ class Restore:
 
     `blocks[group]`  ids, one for each place in what was asked for
 
-    Nothing is findable before `commit`. Without one the blocks go back. Used once.
+    Nothing is findable before `commit`. Without one the blocks go back. Used once. While it is open
+    no block is moved: `compact` and a `resize` that shrinks are refused.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Restores(Requests):
         room = self._room_beside(match, accepted, held)
         for pool, wanted, available in zip(self.groups, needed, room, strict=True):
             if wanted > available:
-                what = f"restoring {end} blocks leaves room for {available} of a group"
+                what = f"restoring {end} blocks leaves room for {available} blocks"
                 raise pool.shortage(what, wanted, "restore less, or close sequences")
         if media:
             key = self._store_media(tokens, media)[:num_bytes]
@@ -171,7 +172,8 @@ class Restores(Requests):
         """Keep what an open sequence has published where it is, until what this returns is called, once.
 
         Nothing of it is evicted meanwhile, even when the sequence is closed, except in groups that
-        are not full attention. `resize` moves it all the same. Raises `SequenceError`.
+        are not full attention, and no block is moved: `compact` and a `resize` that shrinks are refused.
+        Raises `SequenceError`.
         """
         self._check_open(seq)
         anchor, name = seq.node, object()

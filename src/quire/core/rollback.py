@@ -44,6 +44,7 @@ class Rollback:
             node = node.parent
         rows.give_back(seq.row)
         seq.node = seq.root
+        seq.drafts = ()
         seq.private_key = b""
         seq.unfilled = 0
 
@@ -79,6 +80,7 @@ class Rollback:
         if goes_back:
             self._tree.stand(seq.node, rows.standing(seq))
         rows.computed[row] = rows.capacity[row] = num_tokens
+        seq.drafts = ()
 
     def _check_sparse(self, seq: Sequence, num_tokens: int) -> None:
         """Raise `TruncateError` unless every sparse group can continue from this length."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-MISS_REASONS = ("last_token", "partial_block", "evicted", "window", "scope", "cold")
+MISS_REASONS = ("last_token", "partial_block", "evicted", "window", "cold")
 """Why prompt tokens were not found, counted once, at open:
 
 last_token     the last token of every prompt is computed: it gives the next one
@@ -14,8 +14,7 @@ partial_block  all whole blocks before it were found; it stands in the last, inc
 evicted        its block was cached and was evicted or dropped since
 window         its tokens are cached, but a group with a window or a state has dropped what
                a hit there needs
-scope          it is cached in another scope, which does not share
-cold           it was never stored
+cold           it was never stored in this scope; `explain` says whether another one has it
 """
 
 

@@ -89,7 +89,8 @@ class BlockStore:
         self.block_size = settings.block_size
         self.clock = settings.clock
         self.groups = tuple(
-            BlockPool(group.num_blocks, debug=settings.debug) for group in settings.groups
+            BlockPool(group.num_blocks, group.name, debug=settings.debug)
+            for group in settings.groups
         )
         self._capacity = _capacity(settings, self.groups)
         self.copies = CopyPlan(self.groups)
@@ -236,14 +237,16 @@ class BlockStore:
             self.event_log.cleared()
         return dropped
 
-    def end_session(self, session_id: str) -> int:
-        """Say that no other request of a session follows, as `Hint` has it.
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """Say that no other request of a session of this scope follows, as `Hint` has it.
 
         The blocks that only this session has used are evicted before all others from now on.
-        Returns how many these are; 0 for a session that is not known. Raises `ConfigError`.
+        Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
         """
         check_session_id(session_id)
-        return self.sessions.end(session_id)
+        if scope is not None:
+            check_scope(scope)
+        return self.sessions.end(scope or NO_SCOPE, session_id)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call; empty unless made with `events=True`.

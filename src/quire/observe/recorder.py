@@ -57,7 +57,7 @@ class Recorder:
 
     path        a new file; `.gz` is compressed
     block_size  the manager's tokens per block
-    salt        what the names of sessions and blocks are mixed with; None: random. Sessions of two
+    salt        what the names of sessions and blocks are mixed with, beside their scope; None: random. Sessions of two
                 recordings have the same names only where the salt is the same; blocks never do
     clock       seconds, rising
     max_blocks  distinct blocks after which the recording ends, and `full` is true
@@ -110,14 +110,15 @@ class Recorder:
         if self.full or self._file.closed:
             return
         hint = seq.hint
-        name = self._name(hint.session_id.encode()) if hint.session_id else None
+        root = root_digest(seq.scope)
+        name = self._name(root + hint.session_id.encode()) if hint.session_id else None
         if hint.session_id:
             hint = msgspec.structs.replace(hint, session_id=name)
         row = RecordedRow(
             round(self._clock() - self._started, 6),
             len(key) // TOKEN_BYTES,
             0,
-            self._runs(seq, key, media),
+            self._runs(root, key, media),
             session=name,
             hint=None if hint in (NO_HINT, Hint(session_id=name)) else hint,
         )
@@ -206,12 +207,11 @@ class Recorder:
             self.full = True
         self._text.clear()
 
-    def _runs(self, seq: Sequence, key: Key, media: MediaTable) -> list[tuple[int, int]]:
-        """Number the full blocks of a prompt, those met before as before."""
-        root = self._digest(root_digest(seq.scope))
+    def _runs(self, root: bytes, key: Key, media: MediaTable) -> list[tuple[int, int]]:
+        """Number the full blocks of a prompt below the digest of its scope, those met before as before."""
         numbers = self._numbers
         ids = array("q")
-        for digest in chain(root, key, self._block_bytes, media):
+        for digest in chain(self._digest(root), key, self._block_bytes, media):
             ids.append(numbers.setdefault(digest[:16], len(numbers)))
         runs: list[tuple[int, int]] = []
         for block in ids:

@@ -48,11 +48,6 @@ class SlotContents:
         index = self.indexes.get(scope)
         return Found(*index.find(key)) if index is not None else Found(0, [])
 
-    def longest_elsewhere(self, scope: Scope, key: Key, limit: int) -> int:
-        """Return the longest prefix that one of up to `limit` other scopes holds, in tokens."""
-        others = [index for other, index in self.indexes.items() if other != scope]
-        return max((index.find(key)[0] for index in others[:limit]), default=0)
-
     def common(self, slot: int, scope: Scope, key: Key) -> int:
         """Return how many leading tokens a slot shares with a key of a scope."""
         return common_tokens(self.keys[slot], key) if self.scopes[slot] == scope else 0

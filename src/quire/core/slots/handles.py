@@ -13,13 +13,12 @@ from quire.core.slots.contents import SlotContents
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.errors import PinError
 
-SLOT_MISS_REASONS = ("last_token", "evicted", "scope", "cold")
+SLOT_MISS_REASONS = ("last_token", "evicted", "cold")
 """Why prompt tokens were not found, counted once, at open:
 
 last_token  the last token of every prompt is computed: it gives the next one
 evicted     a slot held it and was overwritten since
-scope       a slot holds it in another scope, which does not share
-cold        no slot held it, as far back as overwritten contents are remembered
+cold        no slot of its scope held it, as far back as overwritten contents are remembered
 """
 
 

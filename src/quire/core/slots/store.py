@@ -17,9 +17,6 @@ from quire.errors import OutOfSlots, SlotError, TokensError
 MAX_MEDIA = 1024
 """Beyond so many media contents, those that no slot holds any more are forgotten."""
 
-MAX_SCOPES_ASKED = 16
-"""So many other scopes are asked when nothing of a prompt is found."""
-
 
 class SlotStore:
     """The half of `SlotCache` that knows no requests: lookups, pins, copies, statistics.
@@ -250,10 +247,4 @@ class SlotStore:
         if missed:
             evicted = max(self.ghosts.find(scope, asked) - num_cached, 0)
             counters.missed["evicted"] += evicted
-            missed -= evicted
-            if not num_cached and missed:
-                elsewhere = self.contents.longest_elsewhere(scope, asked, MAX_SCOPES_ASKED)
-                others = max(elsewhere - evicted, 0)
-                counters.missed["scope"] += others
-                missed -= others
-            counters.missed["cold"] += missed
+            counters.missed["cold"] += missed - evicted

@@ -5,7 +5,8 @@ layers       K and V of one layer, of full attention or with a window
 states       recurrent states of one layer, and copies of them at one position
 working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
 making       working caches of a model: empty, or of rows that were computed one by one
-recorder     forward hooks that fill the ledger
+watched      a stand-in for the model, through which what it is fed is seen
+recorder     what of that is entered in the ledger
 inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed

@@ -125,7 +125,7 @@ class PrefixCache(KeptBlocks):
                 self._prefill(prompts, found, past, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
             with self._recorder(past, found) as recorder:
-                output = self.model.generate(
+                output = self._watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
                     past_key_values=past,
@@ -151,19 +151,23 @@ class PrefixCache(KeptBlocks):
         retain_s: float | None = None,
         ranges: Sequence[TokenRange] = (),
         hint: Hint = NO_HINT,
-    ) -> Generator[WorkingCache, None, None]:
-        """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
+    ) -> Generator[tuple[Any, WorkingCache], None, None]:
+        """Lend the model and a cache to pass to it yourself, with the head of `input_ids` in it.
 
-            with cache.session(input_ids) as past:
+            with cache.session(input_ids) as (model, past):
                 output = model.generate(input_ids, past_key_values=past, max_new_tokens=50)
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
         For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
 
-        At the end of the block, whatever the model has computed into `past` is kept, also when
-        the block raises: the tokens are recorded as the model is fed, and a forward that did not
-        finish counts for nothing. Nothing is kept if weights or adapters changed meanwhile. Gradients do not flow through `past`.
+        The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
+        it calls the original, so that tokens are recorded as it is fed. What the original is fed with
+        `past` directly is computed as well, but not seen: that, and what follows it, is not kept.
+
+        At the end of the block, whatever the lent model has computed into `past` is kept, also when
+        the block raises; a forward that did not finish counts for nothing. Nothing is kept if
+        weights or adapters changed meanwhile. Gradients do not flow through `past`.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
@@ -187,7 +191,7 @@ class PrefixCache(KeptBlocks):
             recorder = self._recorder(past, declared)
             try:
                 with recorder:
-                    yield past
+                    yield self._watched.model, past
             finally:
                 unchanged = self._weights.state() == state
                 stored = request.keep(past, recorded(past)) if unchanged else 0
@@ -279,10 +283,9 @@ class PrefixCache(KeptBlocks):
         # A forward that waits for what comes from tiers does not tell what computing takes.
         below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
-            self.model,
+            self._watched,
             past,
             self._clock,
-            names=self._signatures.forward,
             media=media,
             learn=below.cost.observe if below is not None else None,
         )
@@ -308,7 +311,9 @@ class PrefixCache(KeptBlocks):
         self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
     ) -> None:
         with self._recorder(past, media):
-            prefill(self.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk)
+            prefill(
+                self._watched.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk
+            )
 
     def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
         first = recorder.first_token_at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import torch
 
 from quire.config import parse_bytes
-from quire.core import CacheManager, Observer, Stats
+from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights, whole_weights
@@ -27,6 +27,7 @@ from quire.engines.hf.memory import (
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -94,6 +95,7 @@ class KeptBlocks:
         self.last = NO_REPORT
         self._clock = clock
         self._signatures = Signatures.of(model)
+        self._watched = Watched(model, self._signatures.forward)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
@@ -136,12 +138,13 @@ class KeptBlocks:
         errors = self._store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
-    def end_session(self, session_id: str) -> int:
-        """Say that a session named by `Hint(session_id=...)` has ended: its blocks go first.
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
 
-        Returns how many blocks that only this session has used are in the cache.
+        A scope is that of the session's requests, under the adapters that are active now. Returns how many
+        blocks that only this session has used are in the cache.
         """
-        return self.manager.end_session(session_id)
+        return self.manager.end_session(session_id, self._weights.scope(scope))
 
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were.

@@ -68,6 +68,7 @@ class Limits(msgspec.Struct, frozen=True):
                 f"row {request.row}: {request.prompt_tokens} tokens of prompt and "
                 f"{request.output_tokens} of output need {needed} blocks of {self.block_size}, but "
                 f"a replica has {self.num_blocks}; give it more memory, or leave the request out",
+                group="full",
                 needed=needed,
                 free=self.num_blocks,
                 cached=0,

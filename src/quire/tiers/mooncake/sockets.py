@@ -29,18 +29,23 @@ _BIND_TO_DEVICE = 25
 """SO_BINDTODEVICE of Linux, which `socket` names only from Python 3.12 on."""
 
 
+def address_of(master: str) -> tuple[str, int]:
+    """Return host and port of `host:port`. Raises `ConfigError` for anything else."""
+    host, _, port = master.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"master {master!r}; give host:port, for instance '127.0.0.1:50051'")
+    return host.strip("[]"), int(port)
+
+
 def check_master(settings: Settings, timeout_s: float) -> None:
-    """Raise `TierError` where no master answers in time, `ConfigError` for an address that is none.
+    """Raise `TierError` where no master answers in time.
 
     A process of its own tries to join: where the master hangs, the library would stop all of Python for minutes.
     """
     master = settings[-1]
     deadline = time.monotonic() + timeout_s
-    host, _, port = master.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"master {master!r}; give host:port, for instance '127.0.0.1:50051'")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+        socket.create_connection(address_of(master), timeout=timeout_s).close()
     except (OSError, OverflowError) as error:
         raise TierError(f"no Mooncake master at {master}: {error}") from error
     words = (settings[0], settings[1], settings[4], settings[5], master)

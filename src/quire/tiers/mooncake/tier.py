@@ -14,6 +14,7 @@ from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
+    address_of,
     check_master,
     is_loopback,
     keep_to_loopback,
@@ -106,6 +107,8 @@ class Mooncake(Tier):
                 raise ConfigError(f"{word} is {value}; it must be at least 1")
         if protocol not in ("tcp", "rdma"):
             raise ConfigError(f"protocol {protocol!r}; known: 'tcp', 'rdma'")
+        if store is None:
+            address_of(master)
         library = _load()
         self._replicas = library.ReplicateConfig()
         self._replicas.replica_num = replicas

@@ -1,0 +1,60 @@
+"""Servers and system libraries that some tests need and a fresh machine lacks.
+
+A test says what it needs: `@pytest.mark.system("redis-server")`. It is skipped where that is missing, with the
+command that installs it; with `--require-system` it fails instead. `conftest.py` counts both.
+"""
+
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+MENDED_BY = "`make system` installs it, as root or through sudo"
+
+
+def _on_path(*names: str) -> str | None:
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def redis_server() -> str | None:
+    return _on_path("redis-server", "valkey-server")
+
+
+def openssl() -> str | None:
+    return _on_path("openssl")
+
+
+@cache
+def mooncake() -> str | None:
+    """Where Mooncake's native module is, None where it cannot be loaded: it links to system libraries."""
+    code = "import mooncake.store; print(mooncake.store.__file__)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    return loaded.stdout.strip() or None
+
+
+NEEDS = {
+    "redis-server": (redis_server, "redis-server"),
+    "openssl": (openssl, "openssl"),
+    "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),
+}
+"""By name: what finds it, and Debian's packages that have it."""
+
+
+def missing(name: str) -> str | None:
+    """Why a test that needs `name` cannot run here, None where it can."""
+    find, packages = NEEDS[name]
+    if find() is not None:
+        return None
+    return f"{name} is missing: {MENDED_BY} (apt-get install {packages})"
+
+
+def need(name: str) -> str:
+    """The path of what a test's mark says it needs."""
+    path = NEEDS[name][0]()
+    if path is None:
+        pytest.fail(f"{missing(name)}; the test lacks @pytest.mark.system({name!r})")
+    return path
