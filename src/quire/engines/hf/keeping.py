@@ -27,6 +27,7 @@ from quire.engines.hf.memory import (
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
 from quire.tensors.pool import make_pool
@@ -93,6 +94,7 @@ class KeptBlocks:
             curve=True,
         )
         self.last = NO_REPORT
+        self._first = FirstCalls(model, kinds) if verify == "first" else None
         self._clock = clock
         self._signatures = Signatures.of(model)
         self._watched = Watched(model, self._signatures.forward)

@@ -138,9 +138,7 @@ def _stack_columns(
     pads = cache.ledger.pads
     own = [each.kv_layers[layer] for each in caches]
     firsts = [int(pad) + each.first for pad, each in zip(pads, own, strict=True) if each.length]
-    target = cache.kv_layers[layer]
-    # Where all rows are padded, what the layer looks at begins in the padding.
-    k, v = target.start_with(column, like, min(target.seen_at(column), *firsts))
+    k, v = cache.kv_layers[layer].start_with(column, like, min(firsts))
     for row, each in enumerate(own):
         num_before = k.shape[-2] - (each.length - each.first)
         # What a row has no columns for is padding or behind its window: masked, but 0 * NaN is NaN.
