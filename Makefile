@@ -3,8 +3,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
+# A process per core takes files of tests in turn; each computes with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
-SYSTEM := redis-server openssl libibverbs1 libnuma1 libcurl4
+SYSTEM := redis-server openssl g++ libibverbs1 libnuma1 libcurl4
 
 .PHONY: help setup system demo test test-long check bench format clean
 
@@ -40,10 +43,10 @@ demo: $(VENV)/.for-demo  ## run the main job: conversations with and without qui
 	$(BIN)/quire demo
 
 test: $(VENV)/.for-test  ## run the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-long: $(VENV)/.for-test  ## run what the tests sample, in full
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -8,9 +8,6 @@ import pytest
 import system
 from traces import KeptTrace
 
-RUNS = Counter()
-"""How many tests that need a server or system library ran, by its name; and how many were skipped for it."""
-
 
 def pytest_addoption(parser):
     say = "fail, instead of skipping, where a server or system library is missing"
@@ -21,7 +18,7 @@ def pytest_addoption(parser):
 def pytest_runtest_setup(item):
     for name in [name for mark in item.iter_markers("system") for name in mark.args]:
         reason = system.missing(name)
-        RUNS[name, "skipped" if reason else "ran"] += 1
+        item.user_properties.append((name, "skipped" if reason else "ran"))
         if reason and item.config.getoption("--require-system"):
             pytest.fail(reason, pytrace=False)
         if reason:
@@ -29,8 +26,14 @@ def pytest_runtest_setup(item):
 
 
 def pytest_terminal_summary(terminalreporter):
+    done = [
+        each
+        for kind in ("passed", "failed", "skipped")
+        for each in terminalreporter.getreports(kind)
+    ]
+    runs = Counter(pair for report in done for pair in report.user_properties)
     for name in system.NEEDS:
-        ran, skipped = RUNS[name, "ran"], RUNS[name, "skipped"]
+        ran, skipped = runs[name, "ran"], runs[name, "skipped"]
         if ran or skipped:
             why = f": {system.missing(name)}" if skipped else ""
             terminalreporter.write_line(f"need {name}: {ran} ran, {skipped} skipped{why}")

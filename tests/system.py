@@ -26,6 +26,10 @@ def openssl() -> str | None:
     return _on_path("openssl")
 
 
+def compiler() -> str | None:
+    return _on_path("g++")
+
+
 @cache
 def mooncake() -> str | None:
     """Where Mooncake's native module is, None where it cannot be loaded: it links to system libraries."""
@@ -39,6 +43,7 @@ def mooncake() -> str | None:
 NEEDS = {
     "redis-server": (redis_server, "redis-server"),
     "openssl": (openssl, "openssl"),
+    "g++": (compiler, "g++"),
     "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),
 }
 """By name: what finds it, and Debian's packages that have it."""

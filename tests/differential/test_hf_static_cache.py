@@ -5,8 +5,6 @@ memory that nobody computed is filled with a large finite number here: read with
 would change the tokens.
 """
 
-import shutil
-
 import pytest
 
 pytest.importorskip("transformers", reason="install it with: make setup")
@@ -295,8 +293,7 @@ def test_one_graph_without_breaks_decodes_in_every_slot():
     assert graphs.frame_count == 1
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler")
+@pytest.mark.system("g++")
 def test_a_compiled_decode_step_gives_the_tokens_of_generate():
     import torch._inductor.config as inductor
 

@@ -1,21 +1,21 @@
-"""One model, several threads and callers: what quire does with it is seen by nobody else."""
+"""Several threads and several calls at once: over one model, and in one cache."""
 
 import copy
-import pickle
+import functools
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
+from hf_help import check_stored, make_cache, random_ids, same, tiny_model  # noqa: E402
 
-from quire.errors import ConfigError  # noqa: E402
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs")
+from quire.engines.hf import SlotPrefixCache  # noqa: E402
+from quire.errors import CacheBusy  # noqa: E402
 
 
 @pytest.fixture
@@ -124,136 +124,147 @@ def test_two_caches_over_one_model_run_in_two_threads(model, ids):
     together(one(ids), one(other))
 
 
-def test_nothing_is_registered_at_the_model(own_model, ids):
-    """Not even while it computes: a hook of the user's looks."""
-    before = {name: len(getattr(own_model, name)) for name in HOOKS}
-    seen = []
-    handle = own_model.model.register_forward_hook(
-        lambda *_: seen.append({name: len(getattr(own_model, name)) for name in HOOKS})
-    )
-    cache = make_cache(own_model, block_size=4)
-    cache.generate(ids, max_new_tokens=2)
-    cache.generate(ids, max_new_tokens=2, num_beams=2)
-    with cache.session(ids) as (model, past):
-        model(ids, past_key_values=past)
-    handle.remove()
-    assert seen
-    assert all(each == before for each in seen)
+# -- one cache, several threads and calls at once ------------------------------------------------
 
 
-# -- the stand-in ---------------------------------------------------------------------------------
+class Between(transformers.generation.BaseStreamer):
+    """Does something whenever generate hands over a token."""
 
+    def __init__(self, act):
+        self.act = act
 
-def test_a_lent_model_is_the_original_in_all_but_its_class(own_model, ids):
-    cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
-        assert isinstance(model, type(own_model))
-        assert type(model).__name__ == type(own_model).__name__
-        assert model.can_generate()
-        model.noted, own_model.also_noted = 1, 2
-        model.eval()
-        torch.testing.assert_close(model(ids).logits, own_model(ids).logits, atol=0, rtol=0)
-    assert own_model.noted == 1
-    assert model.also_noted == 2
-    assert next(model.parameters()) is next(own_model.parameters())
+    def put(self, value):
+        self.act()
 
-
-def test_copies_of_a_lent_model_are_copies_of_the_original(own_model, ids):
-    cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
-            assert type(twin) is type(own_model)
-            assert torch.equal(twin(ids).logits, own_model(ids).logits)
-
-
-def test_hooks_of_the_user_get_the_model_and_change_what_it_returns(own_model, ids):
-    modules = []
-
-    def shift(module, args, kwargs, output):
-        modules.append(module)
-        output.logits = output.logits.roll(1, -1)
-        return output
-
-    own_model.register_forward_hook(shift, with_kwargs=True)
-    cache = make_cache(own_model, block_size=4)
-    for _ in range(2):
-        same(own_model, cache, ids)
-    assert cache.last.cached_tokens == 40
-    assert all(module is own_model for module in modules)
-
-
-def test_a_forward_wrapped_on_the_instance_is_used(own_model, ids):
-    """Libraries that move layers between devices replace `model.forward` so."""
-    plain, calls = own_model.forward, []
-
-    def wrapped(*args, **kwargs):
-        calls.append(1)
-        return plain(*args, **kwargs)
-
-    own_model.forward = wrapped
-    wrapped.__wrapped__ = plain
-    cache = make_cache(own_model, block_size=4)
-    for _ in range(2):
-        same(own_model, cache, ids)
-    assert cache.last.cached_tokens == 40
-    assert calls
-
-
-def test_a_compiled_forward_is_used(own_model, ids, monkeypatch):
-    calls = []
-
-    def compiled(function):
-        return lambda *args, **kwargs: (calls.append(1), function(*args, **kwargs))[1]
-
-    monkeypatch.setattr(torch, "compile", compiled)  # compiling takes a minute
-    own_model.compile()
-    cache = make_cache(own_model, block_size=4)
-    for _ in range(2):
-        same(own_model, cache, ids)
-    assert cache.last.cached_tokens == 40
-    assert calls
-
-
-def test_a_generate_of_the_instance_runs_on_what_is_watched(own_model, ids):
-    def generate(self, *args, **kwargs):
-        return type(own_model).generate(self, *args, **{**kwargs, "max_new_tokens": 3})
-
-    own_model.generate = generate.__get__(own_model)
-    cache = make_cache(own_model, block_size=4)
-    assert cache.generate(ids).shape[1] == 44
-    assert cache.generate(ids).shape[1] == 44
-    assert cache.last.cached_tokens == 40
-
-
-def test_a_generate_that_cannot_be_watched_is_refused(own_model, ids):
-    own_model.generate = lambda *args, **kwargs: None
-    cache = make_cache(own_model, block_size=4)
-    with pytest.raises(ConfigError, match=r"replaced by .*lambda"):
-        cache.generate(ids)
-    assert cache.manager.num_active == 0
-    del own_model.generate
-    same(own_model, cache, ids)
-
-
-def test_a_cache_is_made_of_a_lent_model(cache, ids):
-    with cache.session(ids) as (model, _):
+    def end(self):
         pass
-    again = make_cache(model, block_size=4)
+
+
+@pytest.mark.usefixtures("_switching")
+def test_a_second_thread_is_refused_and_nothing_is_harmed(model, cache):
+    texts = [random_ids(torch.Generator().manual_seed(seed), 40) for seed in range(3)]
+    expected = [model.generate(text, max_new_tokens=2) for text in texts]
+    counts = {"done": 0, "refused": 0}
+
+    def use(at):
+        for turn in range(30):
+            try:
+                if turn % 3:
+                    out = cache.generate(texts[at], max_new_tokens=2)
+                else:
+                    with cache.session(texts[at]) as (lent, past):
+                        out = lent.generate(texts[at], past_key_values=past, max_new_tokens=2)
+                    repr(cache)
+                assert torch.equal(out, expected[at])
+                counts["done"] += 1
+            except CacheBusy:
+                counts["refused"] += 1
+            cache.stats, cache.memory(), repr(cache)
+
+    together(*(functools.partial(use, at) for at in range(3)))
+    assert counts["done"] >= 1
+    cache.manager.check()
+    assert cache.manager.num_active == 0
+    for text in texts:
+        check_stored(model, cache, text[0])
+        same(model, cache, text)
+
+
+@pytest.fixture
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+CALLS = {
+    "generate": lambda cache, ids: cache.generate(ids),
+    "session": lambda cache, ids: cache.session(ids).__enter__(),
+    "explain": lambda cache, ids: cache.explain(ids),
+    "prefetch": lambda cache, ids: cache.prefetch(ids),
+    "clear": lambda cache, ids: cache.clear(),
+    "rebalance": lambda cache, ids: cache.rebalance(),
+    "end_session": lambda cache, ids: cache.end_session("a"),
+    "snapshot": lambda cache, ids: cache.snapshot(),
+    "save": lambda cache, ids: cache.save("kv"),
+    "load": lambda cache, ids: cache.load("kv"),
+    "close": lambda cache, ids: cache.close(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("where", ["a call", "a session"])
+@pytest.mark.usefixtures("_folder")
+def test_calls_from_another_thread_are_refused(cache, ids, name, where):
+    errors = []
+
+    def elsewhere():
+        def run():
+            before = cache.manager.num_active, cache.manager.num_cached
+            with pytest.raises(CacheBusy, match="MainThread"):
+                CALLS[name](cache, ids)
+            assert (cache.manager.num_active, cache.manager.num_cached) == before
+
+        try:
+            together(run)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    if where == "a call":
+        cache.generate(ids, max_new_tokens=2, streamer=Between(elsewhere))
+    else:
+        with cache.session(ids):
+            elsewhere()
+    assert not errors
+    assert not list(Path().iterdir())
+    together(lambda: CALLS[name](cache, ids) if name != "load" else None)
+
+
+def test_a_slot_cache_refuses_a_second_thread(model, ids):
+    cache = SlotPrefixCache(model, num_slots=3, max_tokens=64)
+    with cache.session(ids) as session:
+
+        def elsewhere():
+            for use in (
+                lambda: cache.generate(ids),
+                lambda: cache.session(ids).__enter__(),
+                lambda: session.feed(ids),
+            ):
+                with pytest.raises(CacheBusy):
+                    use()
+
+        together(elsewhere)
+        session.feed(ids)
+        assert torch.equal(
+            cache.generate(ids, max_new_tokens=3), model.generate(ids, max_new_tokens=3)
+        )
+    together(lambda: cache.generate(ids, max_new_tokens=3))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next"])
+@pytest.mark.parametrize("num_blocks", [400, 30])
+def test_calls_within_calls(family, num_blocks):
+    """Within a streamer of the same cache, in open sessions, over texts that share what is kept."""
+    model = tiny_model(family)
+    cache = make_cache(model, block_size=4, num_blocks=num_blocks)
+    text = random_ids(torch.Generator().manual_seed(1), 60)
+    outer, inner = text[:, :50], text[:, :37]
+    expected = [model.generate(ids, max_new_tokens=5) for ids in (outer, inner)]
+
+    def act():
+        assert torch.equal(cache.generate(inner, max_new_tokens=5), expected[1])
+        with cache.session(inner) as (lent, past):
+            out = lent.generate(inner, past_key_values=past, max_new_tokens=5)
+            assert torch.equal(out, expected[1])
+
     for _ in range(2):
-        same(model, again, ids)
-    assert again.last.cached_tokens == 40
-
-
-def test_what_the_original_is_fed_is_right_and_not_kept(model, cache, ids):
-    with cache.session(ids) as (_, past):
-        out = model.generate(ids, past_key_values=past, max_new_tokens=4)
-    assert torch.equal(out, model.generate(ids, max_new_tokens=4))
-    assert cache.last.stored_tokens == 0
-    same(model, cache, ids)
-
-
-def test_an_assistant_is_another_model(model, cache, ids):
-    assistant = tiny_model("llama", seed=1)
-    for _ in range(2):
-        same(model, cache, ids, assistant_model=assistant)
-    assert cache.last.cached_tokens == 40
+        out = cache.generate(outer, max_new_tokens=5, streamer=Between(act))
+        assert torch.equal(out, expected[0])
+        with cache.session(outer) as (lent, past):
+            act()
+            out = lent.generate(
+                outer, past_key_values=past, max_new_tokens=5, streamer=Between(act)
+            )
+            assert torch.equal(out, expected[0])
+        cache.manager.check()
+        assert cache.manager.num_active == 0
+    for ids in expected:
+        check_stored(model, cache, ids[0])

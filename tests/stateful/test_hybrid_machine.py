@@ -34,7 +34,7 @@ from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 150
+EXAMPLES, LONG = 100, 1000
 STEPS_PER_EXAMPLE = 40
 
 SCOPES = (None, Scope(salt="x"))
@@ -402,12 +402,12 @@ class HybridMachine(RuleBasedStateMachine):
         self.count()
 
 
-@pytest.mark.slow
-def test_layer_groups_of_every_kind_read_their_own_prefix(capfd):
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+def test_layer_groups_of_every_kind_read_their_own_prefix(examples, capfd):
     number = SEED
-    run_machine(HybridMachine, number, DEFAULT_EXAMPLES, STEPS_PER_EXAMPLE)
+    run_machine(HybridMachine, number, examples, STEPS_PER_EXAMPLE)
     while steps < STEPS:
         number += 1
-        run_machine(HybridMachine, number, DEFAULT_EXAMPLES, STEPS_PER_EXAMPLE)
+        run_machine(HybridMachine, number, examples, STEPS_PER_EXAMPLE)
     with capfd.disabled():
         sys.stdout.write(f"\nhybrid: {steps} steps, seeds {SEED}..{number}\n")

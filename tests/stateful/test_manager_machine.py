@@ -27,7 +27,7 @@ from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 800
+EXAMPLES, LONG = 200, 1600
 
 # Each picture always has the same length: what the digest names is the whole picture.
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))
@@ -297,13 +297,13 @@ class ManagerMachine(RuleBasedStateMachine):
         self.count()
 
 
-@pytest.mark.slow
-def test_every_operation_sequence_reads_its_own_prefix(capfd):
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+def test_every_operation_sequence_reads_its_own_prefix(examples, capfd):
     number = SEED
-    run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+    run_machine(ManagerMachine, number, examples)
     while steps < STEPS:
         number += 1
-        run_machine(ManagerMachine, number, DEFAULT_EXAMPLES)
+        run_machine(ManagerMachine, number, examples)
     with capfd.disabled():
         sys.stdout.write(f"\nstateful: {steps} steps, seeds {SEED}..{number}\n")
 

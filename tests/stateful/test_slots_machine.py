@@ -35,7 +35,7 @@ from quire.errors import (
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-DEFAULT_EXAMPLES = 400
+EXAMPLES, LONG = 120, 1200
 
 index = st.integers(0, 7)
 symbol = st.integers(0, 2)
@@ -366,10 +366,10 @@ class SlotsMachine(RuleBasedStateMachine):
             self.must_raise(CopyError, cache.commit, handle, ids)
 
 
-@pytest.mark.slow
-def test_whatever_is_found_in_a_slot_was_computed_there_for_the_same_tokens():
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+def test_whatever_is_found_in_a_slot_was_computed_there_for_the_same_tokens(examples):
     number = SEED
-    run_machine(SlotsMachine, number, DEFAULT_EXAMPLES)
+    run_machine(SlotsMachine, number, examples)
     while steps < STEPS:
         number += 1
-        run_machine(SlotsMachine, number, DEFAULT_EXAMPLES)
+        run_machine(SlotsMachine, number, examples)

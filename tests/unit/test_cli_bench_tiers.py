@@ -172,6 +172,7 @@ def _tiny_model(monkeypatch):
     monkeypatch.setattr(tier_ttft, "COLD_TOKENS", 32)
     monkeypatch.setattr(tier_ttft, "COLD_PROMPTS", 1)
     monkeypatch.setattr(tier_ttft, "COLD_NEW", 2)
+    monkeypatch.setattr(tier_ttft, "COLD_POOL", "1MiB")
     yield
     torch.set_num_threads(threads)
 

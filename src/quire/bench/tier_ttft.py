@@ -38,6 +38,7 @@ FAR = FaultPlan(latency_s=0.02, bandwidth=100e6)
 """A tier that is far away: 20 ms on average and 100 MB/s, drawn from a seed."""
 
 COLD_TOKENS, COLD_NEW, COLD_PROMPTS = 512, 32, 8
+COLD_POOL = "32MiB"
 DRAIN_S = 30.0
 
 
@@ -148,11 +149,13 @@ def no_reuse(model: Any, folder: Path, rounds: int) -> Row:
     host tier is small, so that it is full, and evicts, from the first round on that counts.
     """
     random = torch.Generator().manual_seed(1)
-    off = PrefixCache(model, "32MiB")
+    off = PrefixCache(model, COLD_POOL)
     per_prompt = off.layout.bytes_per_block * COLD_TOKENS // off.layout.block_size
     before = 2 + int(PUT_OFF_SHARE * off.num_bytes) // per_prompt
     taken: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
-    with PrefixCache(model, "32MiB", tiers=[Host("32MiB"), Disk(folder / "kv", "128MiB")]) as on:
+    with PrefixCache(
+        model, COLD_POOL, tiers=[Host(COLD_POOL), Disk(folder / "kv", "128MiB")]
+    ) as on:
         for number in range(3 + rounds):
             prompts = [_draw(COLD_TOKENS, random) for _ in range(before + COLD_PROMPTS)]
             ways = (("off", off), ("on", on))

@@ -14,6 +14,7 @@ probe        what a model really keeps, found by running it
 fingerprint  what binds cached KV to the weights that computed it
 memory       one capacity, split over layer groups and moved between them
 store        manager and pools together: load and save sequences
+turns        one thread at a time in a cache, seen to
 request      one call: its sequences, working cache, and what is kept
 prefill      computing prompts before generate does
 texts        which texts a call leaves in its working cache

@@ -25,6 +25,7 @@ from quire.engines.hf.report import CallReport
 from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
+from quire.engines.hf.turns import in_turn
 from quire.engines.hf.verify import Check
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
@@ -65,7 +66,8 @@ class PrefixCache(KeptBlocks):
                 (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
                 with an `UnsupportedModel` out of that call where they differ; None, the short check alone
 
-    One thread uses a cache at a time. K and V go back to the pool once, at the end of a call;
+    One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
+    others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
@@ -76,6 +78,7 @@ class PrefixCache(KeptBlocks):
     KV is not a function of the tokens before it; the message names the check, the distance and its limit.
     """
 
+    @in_turn
     def generate(
         self,
         input_ids: torch.Tensor | None = None,
@@ -182,35 +185,37 @@ class PrefixCache(KeptBlocks):
         placeholder that it does not name is not kept. Models whose positions depend on media
         (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
-        started = self._clock()
-        if self._media.positions_depend:
-            raise ConfigError(
-                f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
-                "alone does not tell how to go on; use cache.generate(...)"
-            )
-        prompts = self._prompts(input_ids, attention_mask, {})
-        declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-        if self._first is not None:
-            self._first.admit(declared, is_session=True)
-        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
-        request = Request(self._store, prompts, declared, terms)
-        state = self._weights.state()
-        try:
-            past = request.start(self._making, self._feed(None))
-            self._store.transfers.join()
-            check = self._comparing(request, declared, terms)
-            recorder = self._recorder(past, declared, check)
+        with self._turn:
+            started = self._clock()
+            if self._media.positions_depend:
+                raise ConfigError(
+                    f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
+                    "alone does not tell how to go on; use cache.generate(...)"
+                )
+            prompts = self._prompts(input_ids, attention_mask, {})
+            declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+            if self._first is not None:
+                self._first.admit(declared, is_session=True)
+            terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
+            request = Request(self._store, prompts, declared, terms)
+            state = self._weights.state()
             try:
-                with recorder:
-                    yield self._watched.model, past
+                past = request.start(self._making, self._feed(None))
+                self._store.transfers.join()
+                check = self._comparing(request, declared, terms)
+                recorder = self._recorder(past, declared, check)
+                try:
+                    with recorder, self._turn.lending():
+                        yield self._watched.model, past
+                finally:
+                    refused = self._first is not None and self._first.refusal is not None
+                    unchanged = self._weights.state() == state and not refused
+                    stored = request.keep(past, recorded(past)) if unchanged else 0
+                    self._report(request, stored, started, recorder)
             finally:
-                refused = self._first is not None and self._first.refusal is not None
-                unchanged = self._weights.state() == state and not refused
-                stored = request.keep(past, recorded(past)) if unchanged else 0
-                self._report(request, stored, started, recorder)
-        finally:
-            self._close(request)
+                self._close(request)
 
+    @in_turn
     def explain(
         self,
         input_ids: Any,
@@ -242,6 +247,7 @@ class PrefixCache(KeptBlocks):
             explained = msgspec.structs.replace(explained, in_tiers=list(held.items()))
         return explained
 
+    @in_turn
     def prefetch(
         self,
         input_ids: Any,

@@ -27,6 +27,7 @@ from quire.engines.hf.memory import (
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
+from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
@@ -65,6 +66,7 @@ class KeptBlocks:
         tier_dtype: str | None = None,
         verify: "Verify" = "probe",
     ) -> None:
+        self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         if verify not in _VERIFY:
             raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
@@ -115,8 +117,13 @@ class KeptBlocks:
 
     @property
     def manager(self) -> CacheManager:
-        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile."""
-        self._store.settle()
+        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile.
+
+        In a thread whose turn it is not, only to look at counters.
+        """
+        with self._turn.if_free() as is_ours:
+            if is_ours:
+                self._store.settle()
         return self._store.manager
 
     @property
@@ -140,6 +147,7 @@ class KeptBlocks:
         errors = self._store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
+    @in_turn
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
         """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
 
@@ -148,6 +156,7 @@ class KeptBlocks:
         """
         return self.manager.end_session(session_id, self._weights.scope(scope))
 
+    @in_turn
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were.
 
@@ -158,6 +167,7 @@ class KeptBlocks:
         self._weights.renew()
         return dropped
 
+    @in_turn
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write all that is cached into a directory, for `load`; return how many records that were.
 
@@ -171,6 +181,7 @@ class KeptBlocks:
         self._store.settle()
         return save_to(path, self._over_saved())
 
+    @in_turn
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
         """Bring a saved cache back, as far as there is room: what was used last stays.
 
@@ -183,6 +194,7 @@ class KeptBlocks:
         self._store.settle()
         return load_saved(path, self._over_saved())
 
+    @in_turn
     def close(self) -> None:
         """Write what is to be written to tiers, and close those that this cache has opened.
 
@@ -215,10 +227,12 @@ class KeptBlocks:
         """Return what each layer group has of the memory: blocks, their states and bytes."""
         return group_memory(self.layout, self.manager)
 
+    @in_turn
     def snapshot(self) -> dict[str, Any]:
         """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
         return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
 
+    @in_turn
     def rebalance(self) -> bool:
         """Move memory from layer groups with room to spare to those that lacked it; whether any was.
 

@@ -20,6 +20,7 @@ from quire.engines.hf.inputs import (
     read_prompts,
 )
 from quire.engines.hf.probe import probe_model
+from quire.engines.hf.turns import Turn, in_turn
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -73,19 +74,26 @@ class SlotSession:
     """
 
     def __init__(
-        self, slots: SlotCache, handle: SlotHandle, layers: list[SlotLayer], forward: Any
+        self,
+        slots: SlotCache,
+        handle: SlotHandle,
+        layers: list[SlotLayer],
+        forward: Callable[..., Any],
+        turn: Turn,
     ) -> None:
         self.handle = handle
         self.past = Cache(layers=list(layers))
         self._layers = layers
         self._slots = slots
         self._forward = forward
+        self._turn = turn
 
     @property
     def computed(self) -> int:
         """Tokens that need no compute any more."""
         return self.handle.computed
 
+    @in_turn
     def feed(self, ids: torch.Tensor) -> torch.Tensor:
         """Compute the next tokens `[1, n]` and return their logits `[1, n, vocab]`.
 
@@ -126,8 +134,9 @@ class SlotPrefixCache:
                 NaN would reach the output, as attention multiplies what is masked by 0
     forward     what `session` computes with, `torch.compile(model)` for instance; None: `model`
 
-    One request is one row: no batches, no beams. One thread uses a cache at a time. Raises
-    `ConfigError` for settings that cannot work and `UnsupportedModel` for other models.
+    One request is one row: no batches, no beams. One thread uses a cache at a time, and another is
+    refused with `CacheBusy`. Raises `ConfigError` for settings that cannot work and `UnsupportedModel`
+    for other models.
     """
 
     def __init__(
@@ -139,6 +148,7 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        self._turn = Turn()
         self.model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
@@ -158,6 +168,7 @@ class SlotPrefixCache:
         """Counters: hit rate, misses by reason, copies."""
         return self.slots.stats
 
+    @in_turn
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -205,7 +216,11 @@ class SlotPrefixCache:
         At the end of the block the slot is free, and what was fed stays findable. Raises as
         `generate`.
         """
-        with self._opened(self._prompts(input_ids, None, {}), scope) as session:
+        with (
+            self._turn,
+            self._opened(self._prompts(input_ids, None, {}), scope) as session,
+            self._turn.lending(),
+        ):
             yield session
 
     @contextmanager
@@ -215,7 +230,7 @@ class SlotPrefixCache:
             self.pool.copy(self.slots.take_copies())
             self.pool.forget(handle.slot, handle.num_cached)
             layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
-            yield SlotSession(self.slots, handle, layers, self._forward)
+            yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
         finally:
             self.slots.close(handle)
 
