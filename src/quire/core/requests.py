@@ -16,8 +16,9 @@ from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
+from quire.core.rows import Rows
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Rows, Sequence, media_numbers
+from quire.core.sequence import Sequence, media_numbers
 from quire.core.sparse import sparse_at
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.terms import Term, TokenRange, check_priority, terms_of

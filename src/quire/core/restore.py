@@ -224,7 +224,7 @@ class Restores(Requests):
         except OutOfBlocks:
             self._end_restore(seq, anchor)
             raise
-        rows.widen(end)
+        rows.widen(seq.row, end)
         start = seq.node.end
         blocks: dict[int, list[int]] = {}
         for group in rows.token_groups:
@@ -238,7 +238,7 @@ class Restores(Requests):
             tree.leave(seq.node, rows.states)
         for state in rows.states:
             (block,) = state.pool.allocate(1)
-            rows.slots(state.index, seq.row, 0, 1)[0] = block
+            rows.flat[state.index][seq.row] = block
             blocks[state.index] = [block] if brought.get(state.index) else []
         rows.capacity[seq.row] = end * self.block_size
         rows.version += 1
@@ -256,7 +256,7 @@ class Restores(Requests):
         if node.end > end:
             node = tree.split(node, end - node.start)
         seq.node = node
-        rows.widen(end + 1)
+        rows.widen(seq.row, end + 1)
         for each in node.path():
             tree.lock(each)
             for group in rows.token_groups:
@@ -275,11 +275,11 @@ class Restores(Requests):
         if seq.node.end < anchor.end:
             raise InvariantError(f"{anchor!r} left the tree while it was locked")
         for state in rows.states:
-            slot = rows.slots(state.index, row, 0, 1)
+            slot = rows.flat[state.index]
             if blocks[state.index] and state.snapshot(seq.node, seq.node.end) is None:
-                state.keep(seq.node, slot[0], passing=False)
-                slot[0] = GAP
-        if rows.states and any(rows.slots(s.index, row, 0, 1)[0] == GAP for s in rows.states):
+                state.keep(seq.node, slot[row], passing=False)
+                slot[row] = GAP
+        if rows.states and any(rows.flat[s.index][row] == GAP for s in rows.states):
             self.tree.stand(seq.node, rows.states)
         rows.version += 1
 
