@@ -31,7 +31,8 @@ from hypothesis.stateful import (
 from running import run_machine
 from small_rows import patched_rows, row_sizes
 
-from quire.core import NO_BLOCK, CacheManager
+from quire.core import CacheManager
+from quire.core.decode import NO_BLOCK
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
@@ -274,9 +275,16 @@ class HybridMachine(RuleBasedStateMachine):
         self.count()
 
     @precondition(has_suspended)
-    @rule(choice=index)
-    def resume(self, choice):
-        self.world.resume(self.pick(choice, [one for one in self.world.live if one.suspended]))
+    @rule(choice=index, num_new=st.none() | some)
+    def resume(self, choice, num_new):
+        suspended = [one for one in self.world.live if one.suspended]
+        self.world.resume(self.pick(choice, suspended), num_new)
+        self.count()
+
+    @rule(recipe=prompts(), num_new=st.none() | st.integers(1, 40))
+    def fits(self, recipe, num_new):
+        if len(self.world.live) < 5:
+            self.world.try_to_fit(*self.build(recipe), num_new)
         self.count()
 
     @rule(recipe=prompts(), ttl=st.none() | some, close=st.booleans())

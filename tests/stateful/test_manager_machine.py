@@ -21,7 +21,8 @@ from running import run_machine
 from small_rows import patched_rows, row_sizes
 from world import World
 
-from quire.core import NO_BLOCK, CacheManager, Hint, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core.decode import NO_BLOCK
 from quire.core.hints import NO_HINT
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError

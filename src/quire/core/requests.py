@@ -19,7 +19,6 @@ from quire.core.rollback import Rollback
 from quire.core.rows import Rows
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence, media_numbers
-from quire.core.sparse import sparse_at
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.terms import Term, TokenRange, check_priority, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -262,7 +261,7 @@ class Requests(BlockStore):
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
 
-        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the
+        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
         next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
         `ConfigError`, `SequenceError`.
         """
@@ -317,13 +316,26 @@ class Requests(BlockStore):
         """Seconds of the clock; without one, requests opened so far."""
         return self.tree.evictor.now() if self.clock is not None else self.counters.num_requests
 
+    def least(self, num_tokens: int) -> tuple[int, ...]:
+        """Return the blocks that each group must have at least for so many tokens."""
+        whole = -(-num_tokens // self.block_size)
+        needed = [whole] * len(self.groups)
+        for sparse in self.tree.sparse:
+            needed[sparse.index] = min(whole, sparse.least(whole))
+        return tuple(needed)
+
+    def stale_slots(self, seq: Sequence) -> list[tuple[int, int]]:
+        """Return which entries of its tables an open sequence must replace before it writes."""
+        return self._claims.stale_slots(seq)
+
     def _check_fits(self, num_tokens: int) -> None:
         whole = -(-num_tokens // self.block_size)
-        for group, pool in enumerate(self.groups):
-            if whole <= pool.num_blocks:
-                continue
-            sparse = sparse_at(self.tree.sparse, group)
-            needed = sparse.least(whole) if sparse else whole
+        for pool in self.groups:
+            if whole > pool.num_blocks:
+                break
+        else:
+            return
+        for pool, needed in zip(self.groups, self.least(num_tokens), strict=True):
             if needed > pool.num_blocks:
                 what = f"a prompt of {num_tokens} tokens is larger than the pool"
                 raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
