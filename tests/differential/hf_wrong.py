@@ -135,17 +135,15 @@ class KeepsState(transformers.LlamaForCausalLM):
         if start:
             embeds = embeds + self.left
         self.left = embeds[:, -1:].mean()
-        return super().forward(
-            inputs_embeds=embeds, past_key_values=past_key_values, **arguments
-        )
+        return super().forward(inputs_embeds=embeds, past_key_values=past_key_values, **arguments)
 
 
 class ChangesAtLength(transformers.LlamaForCausalLM):
-    """Computes whole inputs longer than `config.rope_window` otherwise."""
+    """Computes whole inputs three times as long as `config.rope_window` otherwise."""
 
     def forward(self, input_ids=None, **arguments):
         embeds = self.model.embed_tokens(input_ids)
-        if input_ids.shape[1] > self.config.rope_window:
+        if input_ids.shape[1] > 3 * self.config.rope_window:
             embeds = embeds * 0.5
         return super().forward(inputs_embeds=embeds, **arguments)
 
@@ -170,10 +168,14 @@ class CannotBeSmall(transformers.LlamaForCausalLM):
 
 
 MUTATIONS = {
-    "behind": [CountsPadding, SeesPadding],
-    "computed before": [MasksNoWindow, KeepsState, ChangesAtLength, SeesTheEnd],
+    CountsPadding: "a short check",
+    SeesPadding: "a short check",
+    KeepsState: "a short check",
+    SeesTheEnd: "a short check",
+    MasksNoWindow: "computed before",
+    ChangesAtLength: "computed before",
 }
-"""By the check of the battery that finds them first."""
+"""The check of the battery that finds each."""
 
 
 def mutant(model_class, **changes):

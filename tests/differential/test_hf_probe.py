@@ -30,7 +30,6 @@ from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.engines.hf.battery import check_kind  # noqa: E402
 from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
 
-REASON = r".*distance|.*logits are \S+ from .*limit 0.001"
 THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
 
@@ -48,15 +47,17 @@ def test_a_decoder_whose_positions_count_padding_is_refused(family):
 
 @pytest.mark.parametrize("family", LONG)
 def test_a_model_that_is_wrong_past_its_window_or_threshold_is_refused(family):
-    with pytest.raises(UnsupportedModel, match=f"{family}.*computed before.*limit 0.001"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"{family}.*twin.*logits are \S+ from.*limit 0.001"
+    ):
         PrefixCache(wrong_model(family), "1MiB")
 
 
-@pytest.mark.parametrize("check", MUTATIONS)
-def test_a_mutation_of_a_healthy_model_fails_on_its_twin(check):
-    for model_class in MUTATIONS[check]:
-        with pytest.raises(UnsupportedModel, match=f"{model_class.__name__}.*{check}.*limit"):
-            check_kind(mutant(model_class), needs_twin=True)
+@pytest.mark.parametrize("model_class", MUTATIONS)
+def test_a_mutation_of_a_healthy_model_fails_on_its_twin(model_class):
+    check = MUTATIONS[model_class]
+    with pytest.raises(UnsupportedModel, match=rf"{model_class.__name__}\).*{check}.*limit \d"):
+        check_kind(mutant(model_class), needs_twin=True)
 
 
 @pytest.mark.parametrize("model_class", [CountsPadding, KeepsState])
@@ -117,7 +118,7 @@ class TestAThresholdThatCountsPadding:
     def test_prompts_behind_padding_are_refused_from_there_on(self, model):
         cache = make_cache(model, block_size=4)
         ids, mask = left_padded([random_ids(None, 24)[0], random_ids(None, 9)[0]])
-        with pytest.raises(ConfigError, match="from column 24 on.*have 24 columns"):
+        with pytest.raises(ConfigError, match=r"from column 24 on.*have 24 columns"):
             cache.generate(ids, attention_mask=mask)
         same(model, cache, ids[:, 1:], attention_mask=mask[:, 1:], max_new_tokens=1)
 

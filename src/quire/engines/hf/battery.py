@@ -149,8 +149,8 @@ def _verdict(kind: _Kind) -> _Verdict:
         except Exception as error:  # noqa: BLE001 - a config may be anything
             return _Verdict(unchecked=f"{type(error).__name__}: {error}")
         verdict = _asked(twin, kind.config)
-        if verdict == _Verdict():
-            return verdict
+        if verdict.refused is None:
+            break
     for seed in _MORE_SEEDS if verdict.padded_below else ():
         twin = twin_of(kind.model_class, kind.config, seed)
         if (refused := ask(twin, _rows_alone(twin))) is not None:

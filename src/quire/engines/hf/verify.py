@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from quire.core.scope import ScopePart
 from quire.engines.hf.battery import distance
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.media import Media
@@ -40,7 +41,7 @@ class Shape:
     past_window: bool
     expanded: bool
     media: bool
-    lora: str | bytes | None
+    lora: ScopePart
 
     def __str__(self) -> str:
         words = {
@@ -77,7 +78,7 @@ class FirstCalls:
                 "it with a whole forward; use cache.generate(...)"
             )
 
-    def check(self, prompts: Prompts, media: Media, lora: str | bytes | None) -> Check:
+    def check(self, prompts: Prompts, media: Media, lora: ScopePart) -> Check:
         """Return what compares the first forward of a call that reuses something.
 
         It raises `UnsupportedModel` on a mismatch, out of that forward.
