@@ -108,10 +108,12 @@ class CountsPadding(transformers.LlamaForCausalLM):
 class SeesPadding(transformers.LlamaForCausalLM):
     """Looks at padding."""
 
-    def forward(self, input_ids=None, attention_mask=None, **arguments):
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **arguments):
         if attention_mask is not None:
             attention_mask = torch.ones_like(attention_mask)
-        return super().forward(input_ids, attention_mask=attention_mask, **arguments)
+        return super().forward(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids, **arguments
+        )
 
 
 class MasksNoWindow(transformers.MistralForCausalLM):
@@ -128,32 +130,38 @@ class KeepsState(transformers.LlamaForCausalLM):
 
     left = 0.0
 
-    def forward(self, input_ids=None, past_key_values=None, **arguments):
+    def forward(self, input_ids=None, past_key_values=None, position_ids=None, **arguments):
         start = past_key_values.get_seq_length() if past_key_values is not None else 0
         arguments.pop("inputs_embeds", None)
         embeds = self.model.embed_tokens(input_ids)
         if start:
             embeds = embeds + self.left
         self.left = embeds[:, -1:].mean()
-        return super().forward(inputs_embeds=embeds, past_key_values=past_key_values, **arguments)
+        return super().forward(
+            inputs_embeds=embeds,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+            **arguments,
+        )
 
 
 class ChangesAtLength(transformers.LlamaForCausalLM):
-    """Computes whole inputs three times as long as `config.rope_window` otherwise."""
+    """Computes whole inputs twice as long as `config.rope_window` otherwise."""
 
-    def forward(self, input_ids=None, **arguments):
+    def forward(self, input_ids=None, position_ids=None, **arguments):
         embeds = self.model.embed_tokens(input_ids)
-        if input_ids.shape[1] > 3 * self.config.rope_window:
+        if input_ids.shape[1] > 2 * self.config.rope_window:
             embeds = embeds * 0.5
-        return super().forward(inputs_embeds=embeds, **arguments)
+        return super().forward(inputs_embeds=embeds, position_ids=position_ids, **arguments)
 
 
 class SeesTheEnd(transformers.LlamaForCausalLM):
     """Shifts every token by the last one of the input."""
 
-    def forward(self, input_ids=None, **arguments):
+    def forward(self, input_ids=None, position_ids=None, **arguments):
         embeds = self.model.embed_tokens(input_ids)
-        return super().forward(inputs_embeds=embeds + embeds[:, -1:], **arguments)
+        embeds = embeds + embeds[:, -1:]
+        return super().forward(inputs_embeds=embeds, position_ids=position_ids, **arguments)
 
 
 class CannotBeSmall(transformers.LlamaForCausalLM):
