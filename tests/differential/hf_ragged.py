@@ -1,10 +1,10 @@
 """Ragged batches in every relation of padding, cached length, window and block, each compared."""
 
+import random
 from dataclasses import dataclass, field
 
 import torch
 from hf_help import VOCAB, check_stored, left_padded, make_cache, tiny_model
-from hypothesis import strategies as st
 
 _WINDOW = {
     "llama4_text": "attention_chunk_size",
@@ -48,53 +48,39 @@ class Batch:
         return [longest - len(row) for row in self.rows]
 
 
-@st.composite
-def batches(draw, window, block):
+def any_batch(rng, window, block):
     """Draw 1 to 4 rows in any order: lengths and cached ends lie about every border there is.
 
     A border of lengths is a multiple of window or block. A border of cached ends is that too, and
     in columns the begin and the cached end of the other rows, and where their windows begin.
     """
-    num_rows = draw(st.sampled_from([2, 3, 1, 4]))
-    near = st.sampled_from([-1, 0, 1])
-    border = st.sampled_from([0, block, 2 * block, window, 2 * window, 3 * window + block])
-    trunks = [_text(draw, seed, 4 * window + 2 * block + 8) for seed in (1, 2)]
+    borders = [0, block, 2 * block, window, 2 * window, 3 * window + block]
+    trunks = [_text(seed, 4 * window + 2 * block + 8) for seed in (1, 2)]
     rows = []
-    for index in range(num_rows):
-        length = draw(border) + draw(near) + draw(st.sampled_from([0, 1, 5]))
-        length = max(length, 1)
-        shared = draw(
-            st.sampled_from([0, block, window, length - 1, length]) | st.integers(0, length)
-        )
-        trunk, tail = draw(st.sampled_from(trunks)), _text(draw, 10 + index, length)
-        rows.append((trunk[:shared] + tail)[:length])
-    extra = draw(st.sampled_from([0, 0, 0, 1, window]))
+    for index in range(rng.choice([1, 2, 2, 3, 3, 4])):
+        length = max(rng.choice(borders) + rng.choice([-1, 0, 1]) + rng.choice([0, 1, 5]), 1)
+        shared = rng.choice([0, 0, block, window, length - 1, length, rng.randint(0, length)])
+        rows.append((rng.choice(trunks)[:shared] + _text(10 + index, length))[:length])
+    extra = rng.choice([0, 0, 0, 1, window])
     columns = max(map(len, rows)) + extra
-    ends = {0, columns}
+    ends = {0, columns} | {columns - len(row) for row in rows}
     cached = []
     for row in rows:
         pad = columns - len(row)
-        at = draw(st.sampled_from(sorted(ends))) + draw(
-            st.sampled_from([-window, -1, 0, 1, window])
-        )
-        end = draw(st.sampled_from([0, len(row), at - pad]) | border)
+        at = rng.choice(sorted(ends)) + rng.choice([-window, -block, -1, 0, 1, block, window])
+        end = rng.choice([0, len(row), at - pad, at - pad, rng.choice(borders)])
         end = max(min(end, len(row) + block), 0)
         cached.append(end)
-        ends |= {pad, pad + end // block * block}
-    return Batch(
-        rows,
-        cached,
-        extra,
-        draw(st.sampled_from(HOW)),
-        draw(st.sampled_from([1, block, window - 1, window + 1])),
-        draw(st.booleans()),
-        draw(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=3)),
-    )
+        ends.add(pad + end // block * block)
+    step = rng.choice([1, block, window - 1, window + 1])
+    by_session = rng.random() < 0.5
+    new = [rng.randint(3, VOCAB - 1) for _ in range(rng.randint(1, 3))]
+    return Batch(rows, cached, extra, rng.choice(HOW), step, by_session, new)
 
 
-def _text(draw, seed, num_tokens):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCAB, (num_tokens,), generator=generator).tolist()
+def _text(seed, num_tokens):
+    rng = random.Random(seed)
+    return [rng.randint(3, VOCAB - 1) for _ in range(num_tokens)]
 
 
 class Ragged:
@@ -124,12 +110,8 @@ class Ragged:
         """Compute a text of one row and compare the logits of its last token."""
         ids = torch.tensor([text])
         if by_session:
-            with self.cache.session(ids) as past, torch.no_grad():
-                start = past.get_seq_length()
-                positions = torch.arange(start, len(text))[None]
-                logits = self.model(
-                    ids[:, start:], past_key_values=past, position_ids=positions
-                ).logits[:, -1]
+            with self.cache.session(ids) as (model, past), torch.no_grad():
+                logits = model(ids[:, past.get_seq_length() :], past_key_values=past).logits[:, -1]
                 past.check()
         else:
             out = self.cache.generate(
@@ -171,8 +153,8 @@ class Ragged:
 
     def session(self, ids, mask, batch):
         """The model's own generate over a lent cache."""
-        with self.cache.session(ids, attention_mask=mask) as past:
-            out = self.model.generate(
+        with self.cache.session(ids, attention_mask=mask) as (model, past):
+            out = model.generate(
                 ids,
                 attention_mask=mask,
                 past_key_values=past,
@@ -187,10 +169,10 @@ class Ragged:
     def loop(self, ids, mask, batch):
         """A loop over a lent cache that feeds a few columns at a time."""
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        with self.cache.session(ids, attention_mask=mask) as past, torch.no_grad():
+        with self.cache.session(ids, attention_mask=mask) as (model, past), torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], batch.step):
                 stop = min(start + batch.step, ids.shape[1])
-                logits = self.model(
+                logits = model(
                     ids[:, start:stop],
                     attention_mask=mask[:, :stop],
                     position_ids=positions[:, start:stop],

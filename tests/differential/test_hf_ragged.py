@@ -1,14 +1,14 @@
 """Ragged batches: what they compute and what they leave is what each row alone computes."""
 
+import random
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from hf_help import random_ids  # noqa: E402
-from hf_ragged import Batch, Ragged, batches  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hf_ragged import Batch, Ragged, any_batch  # noqa: E402
 
 SAMPLED = [
     "mistral+window",
@@ -37,22 +37,24 @@ def test_a_row_whose_padding_reaches_beyond_what_another_has_cached(family, leng
     Ragged(family, 8, 4).run(Batch(rows, cached, how=how, new=[5]))
 
 
-def check(data, family):
-    window, block = data.draw(st.sampled_from([4, 8, 12])), data.draw(st.sampled_from([1, 3, 4, 8]))
-    ragged = Ragged(family, window, block)
-    ragged.run(data.draw(batches(window, block)))
+def check(family, seeds):
+    for seed in seeds:
+        rng = random.Random(f"{family} {seed}")
+        window, block = rng.choice([4, 8, 12]), rng.choice([1, 3, 4, 8])
+        batch = any_batch(rng, window, block)
+        try:
+            Ragged(family, window, block).run(batch)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: window {window}, block {block}, {batch}")
+            raise
 
 
 @pytest.mark.parametrize("family", SAMPLED)
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
-@given(data=st.data())
-def test_a_ragged_batch_computes_and_leaves_what_each_row_alone_does(family, data):
-    check(data, family)
+def test_a_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
+    check(family, range(10))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", [*SAMPLED, *REST])
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family, data):
-    check(data, family)
+def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
+    check(family, range(10, 200))
