@@ -1,14 +1,15 @@
 """What a cache of a transformers model keeps: pools on its device, and tiers below them."""
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Never, Self, cast
 
 import torch
 
-from quire.config import parse_bytes
+from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.fingerprint import Weights, whole_weights
@@ -23,6 +24,7 @@ from quire.engines.hf.memory import (
     split_layout,
     used_words,
 )
+from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from quire.tiers.stack.stack import TierStack
 
 
-class KeptBlocks:
+class KeptBlocks(ModelFace):
     """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
 
     def __init__(
@@ -58,7 +60,15 @@ class KeptBlocks:
         observer: Observer | None = None,
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            name = next(iter(unknown))
+            known = inspect.signature(type(self)).parameters
+            raise ConfigError(
+                f"{type(self).__name__} has no setting {name!r}{nearest(name, known)}"
+            )
+        check_model(model, type(self).__name__)
         self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         kinds, computed = probe_model(model, block_size)

@@ -15,10 +15,10 @@ from quire.engines.hf.inputs import (
     Plan,
     Prompts,
     Signatures,
-    inferred_pad_id,
     read_plan,
     read_prompts,
 )
+from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.turns import Turn, in_turn
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
@@ -116,7 +116,7 @@ class SlotSession:
         return output.logits
 
 
-class SlotPrefixCache:
+class SlotPrefixCache(ModelFace):
     """The KV of what a model has read before, in slots of fixed size.
 
         cache = SlotPrefixCache(model, num_slots=8, max_tokens=4096)
@@ -148,6 +148,7 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        check_model(model, type(self).__name__)
         self._turn = Turn()
         self.model = model
         self.slots = SlotCache(num_slots, max_tokens)
@@ -237,16 +238,7 @@ class SlotPrefixCache:
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
     ) -> Prompts:
-        if self.model.training:
-            raise ConfigError(
-                "the model is in training mode, where dropout changes K and V; call model.eval()"
-            )
-        prompts = read_prompts(
-            input_ids,
-            attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
-            inferred_pad_id(self.model, arguments),
-        )
+        prompts = read_prompts(self.model, input_ids, attention_mask, arguments)
         if len(prompts.tokens) != 1 or prompts.mask is not None:
             raise ConfigError(
                 f"{len(prompts.tokens)} rows, {int(prompts.pads.max())} columns of padding; a slot "
