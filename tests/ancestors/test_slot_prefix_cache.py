@@ -6,7 +6,7 @@ copies   KV goes from slot to slot over all layers
 eviction least recently used first, references counted, never more than there is room for
 """
 
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from ancestors_help import LAYOUT, kv_of, run, same, torch
@@ -121,12 +121,12 @@ def test_slots_are_occupied_freed_and_asked_in_constant_time():
         cache = SlotCache(num_slots, 4)
         best = 1.0
         for _ in range(50):
-            start = perf_counter()
+            start = thread_time()
             cache.close(cache.occupy(7))
             assert cache.is_free(7)
             assert cache.generation(7) == 0
             assert cache.num_free == num_slots
-            best = min(best, perf_counter() - start)
+            best = min(best, thread_time() - start)
         return best
 
     assert seconds(50_000) < 10 * seconds(20)

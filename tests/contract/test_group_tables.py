@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core import (
-    NO_BLOCK,
     ChunkedAttention,
     FullAttention,
     Recurrent,
     SlidingWindow,
 )
+from quire.core.decode import NO_BLOCK
 
 FULL = FullAttention()
 

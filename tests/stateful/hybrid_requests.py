@@ -24,6 +24,7 @@ class HybridRequests(HybridComparison):
         path = self.names.path(scope, tokens)
         hit = self.pure(manager.probe, tokens, scope)
         assert self.pure(manager.explain, tokens, scope).hit == hit
+        fit = self.pure(manager.fits, tokens, None, scope)
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens
@@ -42,7 +43,11 @@ class HybridRequests(HybridComparison):
         )
         if isinstance(seq, OutOfBlocks):
             assert self.is_too_long(len(tokens)), "the prompt would have fit"
+            assert not fit
+            assert fit.room == tuple(pool.num_blocks for pool in manager.groups)
             return None
+        assert seq.num_cached == fit.num_cached
+        assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
         live = HybridLive(seq, scope, (), tokens, tokens, tokens[:n], path[:n])
@@ -75,12 +80,15 @@ class HybridRequests(HybridComparison):
             self.must_raise(ConfigError, self.manager.reserve, seq, 0)
             return True
         wanted = max(seq.capacity, seq.computed + num_tokens)
+        fit = self.pure(self.manager.fits, seq, num_tokens)
         error = self.call(self.manager.reserve, seq, num_tokens, may_raise=OutOfBlocks)
         if isinstance(error, OutOfBlocks):
             self.check_exhausted(error)
+            assert not fit, f"it fits, it was said, with {fit}"
             assert error.needed <= -(-num_tokens // self.settings.block_size) + 1
             return False
         assert seq.capacity == wanted
+        assert fit, f"it does not fit, it was said, with {fit}"
         self.copies_taken = False
         self.after()
         return True

@@ -22,6 +22,20 @@ from quire.errors import (
 class HybridWorld(HybridHandles):
     """Each operation, with what it must return, raise and leave behind."""
 
+    def try_to_fit(self, tokens, scope, num_new):
+        """Ask whether a prompt and some room fit, then open it and reserve them: it says what happens."""
+        fit = self.pure(self.manager.fits, tokens, num_new, scope)
+        live = self.open(tokens, scope)
+        if live is None:
+            assert not fit
+            return
+        assert fit.num_cached == live.seq.computed
+        wanted = num_new or len(tokens) - fit.num_cached
+        assert self.reserve(live, wanted) == bool(fit), f"{fit} was said"
+        self.take_copies()
+        self.after()
+        self.close(live)
+
     # -- forks, rollback, preemption -------------------------------------------------------
 
     def fork(self, live):
@@ -111,9 +125,10 @@ class HybridWorld(HybridHandles):
         live.suspended, live.drafts = True, None
         self.after()
 
-    def resume(self, live):
-        """Resume on what is left of it."""
+    def resume(self, live, num_new):
+        """Resume on what is left of it, with room for some more tokens if they fit."""
         path = self.names.path(live.scope, live.known)
+        fit = self.pure(self.manager.fits, live.seq, num_new)
         missing = self.call(self.manager.resume, live.seq, may_raise=OutOfBlocks)
         if isinstance(missing, OutOfBlocks):
             self.check_exhausted(missing)
@@ -128,6 +143,10 @@ class HybridWorld(HybridHandles):
         live.tokens, live.path = live.known[:found], path[:found]
         self.copies_taken = False
         self.after()
+        wanted = num_new or len(live.known) - found
+        if wanted:
+            assert fit.num_cached == found
+            assert self.reserve(live, wanted) == bool(fit), f"{fit} was said"
 
     def close(self, live):
         """Close."""

@@ -8,6 +8,18 @@ import sys
 
 import pytest
 from hybrid_model import HybridSettings
+from hybrid_recipes import (
+    MAX_TOKENS,
+    SCOPES,
+    filler,
+    index,
+    layer_groups,
+    open_options,
+    prompts,
+    small,
+    some,
+    trees,
+)
 from hybrid_world import HybridWorld
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,18 +29,10 @@ from hypothesis.stateful import (
     rule,
 )
 from running import run_machine
+from small_rows import patched_rows, row_sizes
 
-from quire.core import (
-    NO_BLOCK,
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    Hint,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-    TokenRange,
-)
+from quire.core import CacheManager
+from quire.core.decode import NO_BLOCK
 from quire.core.policies import POLICIES
 from quire.errors import SequenceError
 
@@ -37,91 +41,10 @@ SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
 EXAMPLES, LONG = 100, 1000
 STEPS_PER_EXAMPLE = 40
 
-SCOPES = (None, Scope(salt="x"))
-MAX_TOKENS = 36
-
-index = st.integers(0, 7)
-symbol = st.integers(0, 1)
-runs = st.lists(st.tuples(symbol, st.integers(1, 12)), max_size=3)
-filler = st.lists(symbol, min_size=1, max_size=3)
-small = st.integers(0, 12)
-some = st.integers(1, 12)
-span = st.integers(1, 9)
-
-full = st.just(FullAttention())
-sliding = st.builds(SlidingWindow, span, interval=st.none() | span)
-sinks = st.builds(
-    lambda window, sinks, interval: SlidingWindow(window, min(window, sinks), interval),
-    span, st.integers(1, 4), st.none() | span,
-)  # fmt: skip
-chunked = st.builds(ChunkedAttention, span)
-recurrent = st.builds(Recurrent, st.none() | span)
-MIXES = [
-    (full, sliding),
-    (full, chunked),
-    (full, recurrent),
-    (sliding,),
-    (full, sinks),
-    (sliding, sliding),
-    (full, sliding, recurrent),
-    (recurrent,),
-    (chunked, sinks),
-    (recurrent, chunked, full),
-]
-
 ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint", "stop_storing")
 CHANGES = ("evict", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
 
 steps = 0
-
-
-@st.composite
-def layer_groups(draw):
-    """Groups of different kinds with pools so small that evictions happen all the time."""
-    groups = []
-    for kinds in draw(st.sampled_from(MIXES)):
-        kind = draw(kinds)
-        sizes = {Recurrent: (2, 7), FullAttention: (10, 36)}.get(type(kind), (6, 20))
-        groups.append((kind, draw(st.integers(*sizes))))
-    return tuple(groups)
-
-
-@st.composite
-def prompts(draw):
-    """A recipe: which earlier prompt, how much of it, what follows, and the scope."""
-    earlier = draw(st.sampled_from([None, *range(8)]))
-    return earlier, draw(st.integers(0, 40)), draw(runs), draw(st.sampled_from([0, 0, 0, 1]))
-
-
-@st.composite
-def open_options(draw):
-    """Priorities, retention and token ranges of a request."""
-    options = {}
-    if draw(st.integers(0, 3)) == 0:
-        options = {"priority": draw(st.integers(-1, 2)), "retain_s": draw(st.none() | some)}
-    if draw(st.integers(0, 3)) == 0:
-        bounds = sorted(draw(st.sets(st.integers(0, 30), min_size=2, max_size=5)))
-        options["ranges"] = [
-            TokenRange(
-                start,
-                stop,
-                priority=draw(st.none() | st.integers(-1, 2)),
-                retain_s=draw(st.none() | some),
-                store=draw(st.integers(0, 3)) > 0,
-            )
-            for start, stop in zip(bounds, [*bounds[1:-1], None], strict=False)
-        ]
-    if draw(st.integers(0, 3)) == 0:
-        reuse = draw(st.sampled_from(["unknown", "never", "session"]))
-        name = draw(st.sampled_from(["one", "two"]))
-        options["hint"] = Hint(reuse, ttl_s=draw(st.none() | some), session_id=name)
-    return options
-
-
-parents = st.lists(st.integers(0, 20), min_size=1, max_size=6).map(
-    lambda draws: [draw % (i + 1) - 1 for i, draw in enumerate(draws)]
-)
-trees = parents | st.integers(1, 5).map(lambda k: list(range(-1, k - 1)))
 
 
 class HybridMachine(RuleBasedStateMachine):
@@ -132,9 +55,11 @@ class HybridMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         policy=st.sampled_from(["lru", "lru", *sorted(POLICIES)]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+        rows=row_sizes,
     )
-    def start(self, groups, block_size, policy, flags):
+    def start(self, groups, block_size, policy, flags, rows):
         sub_block, events, debug, self.eager = flags
+        self.patch = patched_rows(rows)
         self.world = HybridWorld(
             HybridSettings(groups, block_size, policy, sub_block, events, debug)
         )
@@ -151,8 +76,12 @@ class HybridMachine(RuleBasedStateMachine):
 
     def teardown(self):
         failed = sys.exc_info()[0] is not None
-        if hasattr(self, "world") and not failed:
-            self.world.finish()
+        try:
+            if hasattr(self, "world") and not failed:
+                self.world.finish()
+        finally:
+            if hasattr(self, "patch"):
+                self.patch.stop()
 
     def pick(self, choice, among):
         return among[choice % len(among)]
@@ -346,9 +275,16 @@ class HybridMachine(RuleBasedStateMachine):
         self.count()
 
     @precondition(has_suspended)
-    @rule(choice=index)
-    def resume(self, choice):
-        self.world.resume(self.pick(choice, [one for one in self.world.live if one.suspended]))
+    @rule(choice=index, num_new=st.none() | some)
+    def resume(self, choice, num_new):
+        suspended = [one for one in self.world.live if one.suspended]
+        self.world.resume(self.pick(choice, suspended), num_new)
+        self.count()
+
+    @rule(recipe=prompts(), num_new=st.none() | st.integers(1, 40))
+    def fits(self, recipe, num_new):
+        if len(self.world.live) < 5:
+            self.world.try_to_fit(*self.build(recipe), num_new)
         self.count()
 
     @rule(recipe=prompts(), ttl=st.none() | some, close=st.booleans())

@@ -26,6 +26,7 @@ class World(Comparison):
         path = self.names.path(scope, tokens, media)
         hit = self.pure(manager.probe, tokens, scope, media)
         self.pure(manager.explain, tokens, scope, media)
+        fit = self.pure(manager.fits, tokens, None, scope, media=media)
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         if self.intact:
@@ -45,7 +46,10 @@ class World(Comparison):
         )
         if isinstance(seq, OutOfBlocks):
             assert -(-len(tokens) // size) > min(self.settings.pools), "the prompt would have fit"
+            assert not fit
             return None
+        assert seq.num_cached == fit.num_cached
+        assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         assert seq.prompt_len == len(tokens)
         n = seq.computed
@@ -72,7 +76,9 @@ class World(Comparison):
     def reserve(self, live, num_tokens):
         seq = live.seq
         wanted = max(seq.capacity, seq.computed + num_tokens)
+        fit = self.pure(self.manager.fits, seq, num_tokens)
         error = self.call(self.manager.reserve, seq, num_tokens, may_raise=OutOfBlocks)
+        assert bool(fit) == (error is None)
         if isinstance(error, OutOfBlocks):
             self.check_exhausted(error)
             blocks = -(-wanted // self.settings.block_size) - len(seq.block_ids())

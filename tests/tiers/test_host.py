@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -13,6 +12,7 @@ from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.format import PAGE_BYTES, new_buffer, record_bytes, verify
 from quire.tiers.host import Host
+from timing import cpu_s
 
 HIT, STORED, FULL, PRESENT = Outcome.HIT, Outcome.STORED, Outcome.FULL, Outcome.PRESENT
 SIZE = record_bytes(1000)
@@ -376,14 +376,6 @@ def test_a_copy_of_a_mebibyte_costs_what_memory_costs():
     buffers = buffers_like(records)
     target = np.zeros((16, 1 << 20), np.uint8)
 
-    def cost(call):
-        times = []
-        for _ in range(5):
-            began = time.process_time()
-            call()
-            times.append(time.process_time() - began)
-        return min(times)
-
     def plain():
         for row, record in zip(target, records, strict=True):
             row[:] = np.frombuffer(record, np.uint8)
@@ -391,7 +383,7 @@ def test_a_copy_of_a_mebibyte_costs_what_memory_costs():
 
     with Host("64MiB") as tier:
         tier.put(keys, records)
-        assert cost(lambda: tier.get(keys, buffers)) < 2 * cost(plain) + 0.002
+        assert cpu_s(lambda: tier.get(keys, buffers), 5) < 2 * cpu_s(plain, 5) + 0.002
 
 
 def test_check_finds_a_chunk_that_is_lost():

@@ -4,6 +4,7 @@ import pytest
 
 from quire.sim.replay import replay
 from quire.sim.trace import open_trace
+from timing import cpu_s
 from traces import AGENT, CONVERSATION, whole_path
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,5 @@ def test_knowing_the_last_use_makes_lru_the_optimum(conversation):
     assert round(100 * hit, 2) == 37.36
 
 
-def test_four_thousand_requests_a_second_and_three_seconds_a_policy(conversation):
-    result = replay(conversation, 18279)
-    assert result.seconds <= 3
-    assert result.num_requests / result.seconds >= 4000
+def test_a_replay_takes_a_few_dozen_times_what_going_through_the_requests_does(conversation):
+    assert cpu_s(lambda: replay(conversation, 18279)) < 50 * cpu_s(lambda: list(conversation))

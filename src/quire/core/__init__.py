@@ -2,10 +2,11 @@
 
 from quire.core.budget import GroupSize, split_budget
 from quire.core.copies import BlockCopy
-from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch
+from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from quire.core.evictions import NamedBlock
+from quire.core.fits import Fit
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -27,7 +28,6 @@ from quire.core.stats import Stats
 from quire.core.terms import TokenRange
 
 __all__ = [
-    "NO_BLOCK",
     "AllBlocksCleared",
     "BlockCopy",
     "BlockRemoved",
@@ -39,6 +39,7 @@ __all__ = [
     "Entry",
     "Event",
     "Explanation",
+    "Fit",
     "FullAttention",
     "GroupSize",
     "Hint",

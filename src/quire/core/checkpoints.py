@@ -5,7 +5,8 @@ from __future__ import annotations
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy, CopyPlan
 from quire.core.room import Room
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.errors import CheckpointError
 
 
@@ -49,9 +50,7 @@ class Checkpoints:
         computed, size = seq.computed, self._rows.block_size
         if not self._rows.states:
             raise CheckpointError("no layer group is recurrent; there is no state to keep")
-        slots = [
-            self._rows.flat[state.index][seq.row * self._rows.width] for state in self._rows.states
-        ]
+        slots = [self._rows.flat[state.index][seq.row] for state in self._rows.states]
         if computed % size or not computed or GAP in slots:
             msg = (
                 f"checkpoint at {computed} computed tokens; a state can be kept where a block of "
@@ -71,7 +70,7 @@ class Checkpoints:
                 self._room.evict_sparse(state, 1)
             block = state.pool.allocate(1)[0]
             state.keep(seq.node, block, passing=passing)
-            working = rows.flat[state.index][seq.row * rows.width]
+            working = rows.flat[state.index][seq.row]
             self.copies.plan(BlockCopy(state.index, working, block, 1))
         return True
 

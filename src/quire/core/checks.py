@@ -21,6 +21,9 @@ def check(manager: CacheManager) -> None:
     _check_locks(manager)
     _check_policies(manager)
     _check_sequences(manager)
+    _check_media(manager)
+    wrong = manager.rows.check()
+    _require(not wrong, f"rows: {wrong}")
     for group in range(len(manager.groups)):
         _check_owners(manager, group)
 
@@ -135,6 +138,9 @@ def _check_sequences(manager: CacheManager) -> None:
         _require(seq.row not in used and seq.row not in rows.unused, "a row with two owners")
         used.add(seq.row)
         lengths = (seq.published, seq.computed, seq.capacity)
+        _require(seq.num_blocks <= rows.ends[seq.row], "a table is longer than its extent")
+        first = rows.ends[seq.row] - rows.sizes[seq.row]
+        _require(first <= seq.unfilled, "a table has no place for its head")
         _require(list(lengths) == sorted(lengths), f"published <= computed <= capacity: {lengths}")
         private = len(seq.private_key) // manager.tree.block_bytes
         _require(seq.node.end + private == seq.computed // size, "a full block is not published")
@@ -151,6 +157,18 @@ def _check_sequences(manager: CacheManager) -> None:
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
 
 
+def _check_media(manager: CacheManager) -> None:
+    uses: Counter[int] = Counter()
+    for node in manager.tree.nodes():
+        counts = manager.media.counts(node.key)
+        _require(node.has_media or not counts, "a node with media that does not know of them")
+        uses.update(counts)
+    for seq in manager.sequences.values():
+        uses.update(seq.media)
+    wrong = manager.media.check(dict(uses))
+    _require(not wrong, wrong)
+
+
 def _check_owners(manager: CacheManager, group: int) -> None:
     """Free + active + cached == num_blocks, and every block has the holders that are counted."""
     pool, rows, tree = manager.groups[group], manager.rows, manager.tree
@@ -160,9 +178,10 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     private: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open":
-            start = seq.node.end if group in rows.token_groups else 0
-            stop = seq.num_blocks if group in rows.token_groups else 1
-            private.update(b for b in rows.slots(group, seq.row, start, stop) if b != GAP)
+            own = rows.entry(group, seq.row, 0)
+            if group in rows.token_groups:
+                own = rows.slots(group, seq.row, seq.node.end, seq.num_blocks)
+            private.update(block for block in own if block != GAP)
     owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]
     _require(not twice, f"blocks {twice[:8]} of group {group} have two owners")

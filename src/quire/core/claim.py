@@ -10,7 +10,8 @@ from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy, CopyPlan
 from quire.core.lookup import Found
 from quire.core.radix import PrefixTree
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import InvariantError
 
@@ -37,7 +38,7 @@ class Claims:
         groups = rows.token_groups
         sources = [found.edge.blocks[g][found.index] for g in groups] if found.edge else []
         num_cached = match.num_bytes // TOKEN_BYTES
-        rows.widen(num_cached // rows.block_size + 1)
+        rows.widen(row, num_cached // rows.block_size + 1)
         node = seq.node = tree.cut(match)
         since, number = node.used, seq.number
         if not since and node.parent is not None:
@@ -99,7 +100,7 @@ class Claims:
         for group, _ in stale:
             needed[group] += 1
         self._make_room(needed)
-        rows.widen(held + num_new)
+        rows.widen(row, held + num_new)
         for group, slot in stale:
             self._renew(seq, group, slot)
         if num_new:
@@ -124,7 +125,7 @@ class Claims:
                 if shared and rows.slots(group, seq.row, tail, tail + 1)[0] in shared:
                     stale.append((group, tail))
         for state in rows.states:
-            block = rows.flat[state.index][seq.row * rows.width]
+            block = rows.flat[state.index][seq.row]
             if block < 0 or block in state.pool.shared:
                 stale.append((state.index, 0))
         return stale
@@ -140,27 +141,28 @@ class Claims:
             for state in rows.states:
                 needed[state.index] = 1
             self._make_room(needed)
-        row = rows.take()
-        twin = msgspec.structs.replace(seq, row=row, drafts=(), visit=None, unfilled=seq.node.end)
+        row, first = rows.take(), seq.node.end
+        twin = msgspec.structs.replace(seq, row=row, drafts=(), visit=None, unfilled=first)
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
+        rows.place(row, first, num_shared)
         for group in rows.token_groups:
-            slots = rows.slots(group, row, seq.node.end, num_shared)
-            slots[:] = rows.slots(group, seq.row, seq.node.end, num_shared)
-            for block in slots:
+            blocks = rows.slots(group, seq.row, first, num_shared)
+            rows.slots(group, row, first, num_shared)[:] = blocks
+            for block in blocks:
                 if block != GAP:
                     tree.pools[group].share(block)
             if writing and in_tail:
                 self._renew(twin, group, tail)
         for state in rows.states:
-            block = rows.flat[state.index][seq.row * rows.width]
+            block = rows.flat[state.index][seq.row]
             if block != GAP:
-                rows.flat[state.index][row * rows.width] = block
+                rows.flat[state.index][row] = block
                 state.pool.share(block)
                 if writing:
                     self._renew(twin, state.index, 0)
         if in_tail:
-            rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
+            rows.copy_tail(seq.row, row, in_tail)
         node = twin.node
         while node.parent is not None:
             tree.lock(node)
@@ -172,7 +174,7 @@ class Claims:
     def _renew(self, seq: Sequence, group: int, slot: int) -> None:
         """Replace a block of the table that others read too, or a missing state, by a copy."""
         rows, pool = self._rows, self._tree.pools[group]
-        entry = rows.slots(group, seq.row, slot, slot + 1)
+        entry = rows.entry(group, seq.row, slot)
         source, entry[0] = entry[0], pool.allocate(1)[0]
         num_tokens = rows.computed[seq.row] % rows.block_size if group in rows.token_groups else 1
         if source != GAP:

@@ -10,7 +10,8 @@ import numpy as np
 from quire.core.blocks import BlockPool
 from quire.core.claim import Claims, MakeRoom
 from quire.core.publish import Publisher
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, TokenIds, check_sign, key_of
 from quire.errors import CommitError, SequenceError, TokensError
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     IndexArray = npt.NDArray[np.intp]
+
+BLOCKS_AHEAD = 32
+"""So many more blocks fit into the extent of every sequence of a batch when one was full."""
 
 NO_BLOCK = -(2**31)
 """Stands in tables where there is no block: no id, and no index that NumPy or torch would take, as -1 is."""
@@ -57,14 +61,14 @@ class DecodeBatch:
     `at_edge`     indices of the sequences whose blocks are all full
     `room`        tokens that every one of them has reserved, or MIXED
     `shares`      whether one of them must copy its last block before it writes
-    `max_blocks`  an upper bound of the blocks that one of them holds
+    `blocks_left` blocks that fit into the extent of every one of them beside those it has
     """
 
     __slots__ = (
         "all_rows",
         "at_edge",
+        "blocks_left",
         "epoch",
-        "max_blocks",
         "next_slot",
         "next_token",
         "owner",
@@ -91,7 +95,7 @@ class DecodeBatch:
         self.next_token: IndexArray = self.tail_end
         self.next_slot: IndexArray = self.tail_end
         self.at_edge: IndexArray = self.tail_end
-        self.max_blocks = 0
+        self.blocks_left = 0
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -151,13 +155,9 @@ class DecodeSteps:
                 if self._pools[group].num_free < num_new:
                     needed = [num_new * (g in rows.token_groups) for g in range(len(self._pools))]
                     self._make_room(needed)
-            batch.max_blocks += 1
-            if batch.max_blocks > rows.width:
-                self._look(batch)  # the bound drifts upwards: count anew
-                needed = batch.max_blocks + 1
-                rows.widen(needed)
-                self._look(batch)
-                batch.max_blocks = needed
+            if not batch.blocks_left:
+                self._lengthen(batch)
+            batch.blocks_left -= 1
             slots = batch.next_slot[starved]
             for group in rows.token_groups:
                 rows.flat_tables[group][slots] = self._pools[group].allocate(num_new)
@@ -219,12 +219,21 @@ class DecodeSteps:
         batch.next_token = batch.tail_end - rows.block_size + in_tail
         batch.at_edge = (in_tail == 0).nonzero()[0]
         num_blocks = -(-capacity // rows.block_size)
-        batch.next_slot = batch.row_ids.astype(np.intp) * rows.width + num_blocks
-        batch.max_blocks = int(num_blocks.max()) if len(num_blocks) else 0
+        batch.next_slot = rows.offset_array[batch.all_rows] + num_blocks.astype(np.intp)
+        left = rows.ends_array[batch.all_rows] - num_blocks
+        batch.blocks_left = int(left.min()) if len(left) else 0
         any_stale = bool(rows.states) or any(pool.shared for pool in self._pools)
         batch.shares = any_stale and any(map(self._claims.stale_slots, batch.seqs))
         batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
         batch.version = rows.version
+
+    def _lengthen(self, batch: DecodeBatch) -> None:
+        """Have room for many blocks in the extent of every sequence, so that it is not asked at each step."""
+        rows = self._rows
+        for seq in batch.seqs:
+            row = seq.row
+            rows.widen(row, -(-rows.capacity[row] // rows.block_size) + BLOCKS_AHEAD)
+        self._look(batch)
 
     def _refuse_prefill(self, seq: Sequence) -> NoReturn:
         msg = (
@@ -244,7 +253,7 @@ class DecodeSteps:
                 for group in rows.token_groups:
                     needed[group] += 1
             for group, slot in self._claims.stale_slots(seq):
-                block = rows.slots(group, seq.row, slot, slot + 1)[0]
+                block = rows.entry(group, seq.row, slot)[0]
                 left = holders[group].get(block, 0)
                 if left != 1:  # the last holder writes in place
                     holders[group][block] = max(left - 1, 0)
@@ -273,10 +282,9 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     lengths = rows.capacity_array[row_ids]
     num_blocks = -(-lengths // size)
     if group not in rows.token_groups:
-        num_blocks = (rows.tables[group][row_ids, 0] >= 0).astype(INT32)
-    width = int(num_blocks.max()) if len(num_blocks) else 0
-    padded = rows.tables[group][row_ids, :width]
-    held = np.arange(width, dtype=INT32) < num_blocks[:, None]
+        num_blocks = (rows.flat_tables[group][row_ids] >= 0).astype(INT32)
+    padded = rows.gather(group, row_ids, num_blocks)
+    held = np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]
     for window in rows.windows:
         if window.index == group:
             for row, seq in enumerate(seqs):

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Items
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.errors import DraftError
 
 

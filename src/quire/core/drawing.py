@@ -176,7 +176,7 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
         "priority": seq.priority,
         "tables": [
             seq.block_ids(group).tolist() if seq.state == "open" else []
-            for group in range(len(seq.rows.tables))
+            for group in range(len(seq.rows.flat))
         ],
         "private": array_of(seq.private_key).tolist(),
         "drafts": [seq.drafted_at, *seq.drafts],

@@ -8,10 +8,12 @@ from typing import Any
 
 from quire.core.drafts import TokenMove, check_parents, check_path, check_settled, moves
 from quire.core.eviction import Clock
+from quire.core.fits import Fit, fit_prompt, fit_sequence
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.memory import Usage, compact, resize, usage
 from quire.core.policies import PolicyFactory
 from quire.core.restore import Restores
+from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.store import Settings
 from quire.core.terms import Term, nothing_more
@@ -74,6 +76,29 @@ class CacheManager(Restores):
                 observer=observer,
             )
         )
+
+    def fits(
+        self,
+        request: TokenIds | Sequence,
+        num_new: int | None = None,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+    ) -> Fit:
+        """Return whether a request would get its blocks now; true if so. Changes nothing, counts nothing.
+
+        Of a prompt: whether `open` and then `reserve` of `num_new` tokens would find room; of a sequence, whether
+        `reserve` would, after `resume` where it is suspended. None: all tokens that are known and not computed.
+        What is cached counts, what can be evicted, and what pins and running sequences hold. Raises
+        `SequenceError`, `ConfigError` and what `probe` raises.
+        """
+        if num_new is not None:
+            check_count("num_new", num_new)
+        if isinstance(request, Sequence):
+            self._check_known(request)
+            return fit_sequence(self, request, num_new)
+        key, root = self._read(key_of(request), scope, media)
+        return fit_prompt(self, root, key, num_new)
 
     def stop_storing(self, seq: Sequence) -> None:
         """Publish nothing of this sequence from its next block on (a part not to be reused).

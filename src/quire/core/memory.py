@@ -166,8 +166,7 @@ def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     for seq in manager.sequences.values():
         if seq.state != "open":
             continue
-        num_entries = seq.num_blocks if group in rows.token_groups else 1
-        table = rows.tables[group][seq.row, :num_entries]
+        table = rows.table(group, seq.row, seq.num_blocks if group in rows.token_groups else 1)
         stale = table >= len(renamed)  # behind a window, from before the pool shrank
         table[stale] = GAP
         table[:] = names[table]

@@ -143,6 +143,13 @@ class PinBoard:
             self._tree.unlock(node)
             node = node.parent  # after: the policy may have cut the node
 
+    def expired(self) -> list[Pin]:
+        """Return the pins whose time to live has run out and that hold their paths still."""
+        if not self._deadlines or self._clock is None:
+            return []
+        now = self._clock()
+        return [pin for pin in self.held.values() if pin.deadline and pin.deadline <= now]
+
     def release_expired(self) -> None:
         """Let go of every pin whose time to live has run out."""
         while self._deadlines and self._clock is not None:

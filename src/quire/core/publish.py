@@ -11,7 +11,8 @@ from quire.core.checkpoints import Checkpoints
 from quire.core.events import EventLog
 from quire.core.node import NO_CHILDREN, Node
 from quire.core.radix import PrefixTree
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.core.stats import Counters
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
 from quire.errors import CommitError, CopyError
@@ -131,6 +132,8 @@ class Publisher:
         self._tree.leave(parent, rows.windows)
         for window in rows.windows:
             window.find_gaps(node)
+        if seq.media:
+            self._tree.count_media(node, key)
         if self._events is not None:
             self._events.stored(node, seq.scope, left)
         if lost is not None:
@@ -176,7 +179,9 @@ class Publisher:
             tree.stand(new, rows.windows)
             tree.leave(node, rows.windows)
             node = new
-        node.writer = seq if seq.terms is None else None
+        if seq.media:
+            tree.count_media(node, key)
+        node.writer = seq if seq.terms is None and not seq.media else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
@@ -230,7 +235,7 @@ class Publisher:
     def publish_last_blocks(self, seqs: Items[Sequence]) -> None:
         """Publish the block that each of these sequences has just filled."""
         rows, tails, size = self._rows, self._rows.tail_bytes, self._tree.block_bytes
-        width, windows, states = rows.width, rows.windows, rows.states
+        offset, windows, states = rows.offset, rows.windows, rows.states
         first, *others = rows.token_groups or (0,)
         table = rows.flat[first]
         beside = bool(others or windows or states)
@@ -246,7 +251,7 @@ class Publisher:
                 continue
             node_key, blocks, end = node.key, node.blocks, node.end
             node_key += key  # from here: `PrefixTree.extend` by one block, unrolled
-            at = row * width + end
+            at = offset[row] + end
             blocks[first].append(table[at])
             node.end = end + 1
             extended += 1
@@ -287,9 +292,7 @@ class Publisher:
         computed = self._rows.computed[seq.row]
         tail, in_tail = divmod(computed, self._rows.block_size)
         for state in self._rows.states:
-            self._refuse_pending(
-                state.index, self._rows.flat[state.index][seq.row * self._rows.width]
-            )
+            self._refuse_pending(state.index, self._rows.flat[state.index][seq.row])
         for group in self._rows.token_groups:
             if in_tail:
                 self._refuse_pending(group, self._rows.slots(group, seq.row, tail, tail + 1)[0])

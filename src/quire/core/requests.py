@@ -16,16 +16,13 @@ from quire.core.node import Node
 from quire.core.policies import Visit
 from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
+from quire.core.rows import Rows
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Rows, Sequence, media_numbers
-from quire.core.sparse import sparse_at
+from quire.core.sequence import Sequence
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.terms import Term, TokenRange, check_priority, terms_of
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import TOKEN_BYTES, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError
-
-MAX_MEDIA = 4096
-"""Beyond so many media contents, those that no block holds any more are forgotten."""
 
 
 class Requests(BlockStore):
@@ -44,7 +41,6 @@ class Requests(BlockStore):
         self._claims = Claims(tree, rows, self.copies, self._make_room)
         self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
         self._observer = settings.observer
-        self._max_media = MAX_MEDIA
 
     def open(
         self,
@@ -81,7 +77,7 @@ class Requests(BlockStore):
         found = self.lookup.find(root, key, num_tokens - 1)
         raw_prompt = b""
         if media:
-            key = self._store_media(tokens, media)
+            key = self.media.encode(key_of(tokens), media)
             raw_prompt = key_of(tokens).tobytes()
         else:
             check_sign(key[found.match.num_bytes :])
@@ -96,7 +92,9 @@ class Requests(BlockStore):
         seq = Sequence(
             self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for, number
         )
-        seq.raw_prompt = raw_prompt
+        if media:
+            seq.raw_prompt = raw_prompt
+            seq.media = self.media.hold(key)
         seq.terms = terms
         if hint is not NO_HINT:
             self.sessions.hinted = True
@@ -180,6 +178,7 @@ class Requests(BlockStore):
         self._check_open(seq)
         check_settled(self.rows, seq, "fork")
         twin = self._claims.fork(seq)
+        self.media.hold_again(twin.media)
         self._adopt(twin)
         return twin
 
@@ -234,6 +233,7 @@ class Requests(BlockStore):
         if seq.session is not None:
             self.sessions.closed(seq, last.path())
         seq.state = "closed"
+        self.media.release(seq.media)
         seq.root.locks -= 1
         del self.sequences[id(seq)]
 
@@ -261,7 +261,7 @@ class Requests(BlockStore):
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
 
-        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the
+        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
         next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
         `ConfigError`, `SequenceError`.
         """
@@ -290,13 +290,6 @@ class Requests(BlockStore):
     def _make_room(self, needed: list[int]) -> None:
         self.room.make(needed, self.pins.release_expired)
 
-    def _store_media(self, tokens: TokenIds, media: Items[MediaItem]) -> Key:
-        """Encode a prompt's media, forgetting contents that no block holds any more."""
-        if len(self.media) >= self._max_media:
-            self.media.keep(media_numbers(self.tree, self.sequences.values()))
-            self._max_media = max(MAX_MEDIA, 2 * len(self.media))
-        return self.media.encode(key_of(tokens), media)
-
     def _left_by(self, seq: Sequence) -> Node:
         """Return the deepest node that is left of what a suspended sequence stored."""
         if seq.hint is NO_HINT:
@@ -316,13 +309,26 @@ class Requests(BlockStore):
         """Seconds of the clock; without one, requests opened so far."""
         return self.tree.evictor.now() if self.clock is not None else self.counters.num_requests
 
+    def least(self, num_tokens: int) -> tuple[int, ...]:
+        """Return the blocks that each group must have at least for so many tokens."""
+        whole = -(-num_tokens // self.block_size)
+        needed = [whole] * len(self.groups)
+        for sparse in self.tree.sparse:
+            needed[sparse.index] = min(whole, sparse.least(whole))
+        return tuple(needed)
+
+    def stale_slots(self, seq: Sequence) -> list[tuple[int, int]]:
+        """Return which entries of its tables an open sequence must replace before it writes."""
+        return self._claims.stale_slots(seq)
+
     def _check_fits(self, num_tokens: int) -> None:
         whole = -(-num_tokens // self.block_size)
-        for group, pool in enumerate(self.groups):
-            if whole <= pool.num_blocks:
-                continue
-            sparse = sparse_at(self.tree.sparse, group)
-            needed = sparse.least(whole) if sparse else whole
+        for pool in self.groups:
+            if whole > pool.num_blocks:
+                break
+        else:
+            return
+        for pool, needed in zip(self.groups, self.least(num_tokens), strict=True):
             if needed > pool.num_blocks:
                 what = f"a prompt of {num_tokens} tokens is larger than the pool"
                 raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

@@ -163,7 +163,7 @@ class Restores(Requests):
                 what = f"restoring {end} blocks leaves room for {available} blocks"
                 raise pool.shortage(what, wanted, "restore less, or close sequences")
         if media:
-            key = self._store_media(tokens, media)[:num_bytes]
+            key = self.media.encode(key_of(tokens), media)[:num_bytes]
         else:
             check_sign(key[match.num_bytes :])
         return self._begin(match, key, scope, accepted, (needed, brought))
@@ -215,6 +215,8 @@ class Restores(Requests):
         self._lock_path(anchor)
         end = len(key) // tree.block_bytes
         seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, end * self.block_size)
+        if len(self.media):
+            seq.media = self.media.hold(key)
         self._stand_at(seq, anchor, accepted)
         seq.priority = min(anchor.priority, 0) if anchor.parent is not None else 0
         self._adopt(seq)
@@ -224,7 +226,7 @@ class Restores(Requests):
         except OutOfBlocks:
             self._end_restore(seq, anchor)
             raise
-        rows.widen(end)
+        rows.widen(seq.row, end)
         start = seq.node.end
         blocks: dict[int, list[int]] = {}
         for group in rows.token_groups:
@@ -238,7 +240,7 @@ class Restores(Requests):
             tree.leave(seq.node, rows.states)
         for state in rows.states:
             (block,) = state.pool.allocate(1)
-            rows.slots(state.index, seq.row, 0, 1)[0] = block
+            rows.flat[state.index][seq.row] = block
             blocks[state.index] = [block] if brought.get(state.index) else []
         rows.capacity[seq.row] = end * self.block_size
         rows.version += 1
@@ -256,7 +258,7 @@ class Restores(Requests):
         if node.end > end:
             node = tree.split(node, end - node.start)
         seq.node = node
-        rows.widen(end + 1)
+        rows.widen(seq.row, end + 1)
         for each in node.path():
             tree.lock(each)
             for group in rows.token_groups:
@@ -275,11 +277,11 @@ class Restores(Requests):
         if seq.node.end < anchor.end:
             raise InvariantError(f"{anchor!r} left the tree while it was locked")
         for state in rows.states:
-            slot = rows.slots(state.index, row, 0, 1)
+            slot = rows.flat[state.index]
             if blocks[state.index] and state.snapshot(seq.node, seq.node.end) is None:
-                state.keep(seq.node, slot[0], passing=False)
-                slot[0] = GAP
-        if rows.states and any(rows.slots(s.index, row, 0, 1)[0] == GAP for s in rows.states):
+                state.keep(seq.node, slot[row], passing=False)
+                slot[row] = GAP
+        if rows.states and any(rows.flat[s.index][row] == GAP for s in rows.states):
             self.tree.stand(seq.node, rows.states)
         rows.version += 1
 
@@ -297,6 +299,7 @@ class Restores(Requests):
         self._rollback.let_go(seq, now)
         self._unlock_path(anchor)
         seq.state = "closed"
+        self.media.release(seq.media)
         seq.root.locks -= 1
         del self.sequences[id(seq)]
 

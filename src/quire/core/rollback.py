@@ -10,7 +10,8 @@ from quire.core.blocks import GAP
 from quire.core.events import EventLog
 from quire.core.node import Node
 from quire.core.radix import PrefixTree
-from quire.core.sequence import Rows, Sequence
+from quire.core.rows import Rows
+from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES
 from quire.errors import TruncateError
 
@@ -196,7 +197,7 @@ class Rollback:
     def _free_states(self, seq: Sequence) -> None:
         """Give up the states that a sequence works on."""
         for state in self._rows.states:
-            slot = self._rows.slots(state.index, seq.row, 0, 1)
+            slot = self._rows.entry(state.index, seq.row, 0)
             state.pool.free(self._unshared(state.index, slot))
             slot[0] = GAP
 

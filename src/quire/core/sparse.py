@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -66,6 +66,24 @@ class WindowPart(Part, gc=False, eq=False):
     below: dict[int, int] | None = None
     need: int = FAR
     swept: int = 0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Who would stand where: some are `gone` from the ends of nodes, and one more stands at `end` in `node`.
+
+    `gone`, `unlocked`  by node, how many fewer stand at its end, and how many fewer lock it
+    """
+
+    gone: Mapping[Node, int]
+    unlocked: Mapping[Node, int]
+    node: Node | None = None
+    end: int = 0
+
+    def path(self) -> list[Node]:
+        """Return the nodes that this touches, children before their parents."""
+        ends = [*self.gone] if self.node is None else [*self.gone, self.node]
+        touched = dict.fromkeys(each for node in ends for each in node.path())
+        return sorted(touched, key=lambda node: -node.end)
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -138,6 +156,10 @@ class SparseGroup(ABC):
     @abstractmethod
     def unguard(self, node: Node) -> None:
         """Take one protection of the end of this node away."""
+
+    @abstractmethod
+    def would_guard(self, standing: Standing) -> int:
+        """Return how many more blocks would be guarded, below 0 for fewer. Changes nothing."""
 
     def touched(self, node: Node) -> None:
         """A request found this node."""

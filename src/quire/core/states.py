@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.core.sparse import Part, Site, SparseGroup
+from quire.core.sparse import Part, Site, SparseGroup, Standing
 from quire.core.tokens import IntArray
 
 if TYPE_CHECKING:
@@ -123,6 +123,16 @@ class StateGroup(SparseGroup):
         self._recount(node, part)
         if part.num_held:
             self._file(node, part)
+
+    def would_guard(self, standing: Standing) -> int:
+        more = 0
+        for node in standing.path():
+            part = self._part(node)
+            guarded = part.guards > standing.gone.get(node, 0) and node.end in part.snapshots
+            more += int(guarded) - part.guarded
+            if node is standing.node and standing.end in part.snapshots:
+                more += not (guarded and standing.end == node.end)
+        return more
 
     # -- eviction --------------------------------------------------------------------------
 

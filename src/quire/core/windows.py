@@ -5,58 +5,21 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from math import lcm
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.core.blocks import GAP, without_gaps
-from quire.core.groups import ChunkedAttention, SlidingWindow
-from quire.core.sparse import FAR, Part, Site, SparseGroup, WindowPart
+from quire.core.guards import WindowGuards
+from quire.core.sparse import FAR, Part, WindowPart
 from quire.core.tokens import INT32, IntArray
 
 if TYPE_CHECKING:
     from quire.core.node import Node
 
 
-INTERVAL_WINDOWS = 4
-"""Without an interval of its own, a window is kept at every multiple of so many windows."""
-
-
-class WindowGroup(SparseGroup):
-    """A sliding-window or chunked group. Positions here are counted in blocks from the root.
-
-    `first(end)` is the first block that a hit at `end` needs; it never falls as `end` rises.
-    A node protects the blocks from the first one that is needed by those who stand at its end
-    or at a node below it, and sinks while it is referenced.
-    """
-
-    def __init__(self, site: Site, kind: SlidingWindow | ChunkedAttention, block_size: int) -> None:
-        super().__init__(site)
-        self._size = block_size
-        self._sliding = isinstance(kind, SlidingWindow)
-        self._quick = isinstance(kind, SlidingWindow) and not kind.sinks
-        if isinstance(kind, SlidingWindow):
-            self._span = kind.window
-            self._interval = kind.interval or INTERVAL_WINDOWS * kind.window
-            self.num_sinks = -(-kind.sinks // block_size)
-        else:
-            self._span = kind.chunk
-            self._interval = 0
-            self.num_sinks = 0
-        self.width = -(-self._span // block_size)
-        self._period = lcm(self._span, block_size) // block_size
-
-    def first(self, end: int) -> int:
-        """Return the first block that a hit at this boundary needs, sinks apart."""
-        return self.first_of(end * self._size)
-
-    def first_of(self, num_tokens: int) -> int:
-        """Return the first block that the next token after so many needs, sinks apart."""
-        if self._sliding:
-            before = num_tokens - self._span
-            return before // self._size if before > 0 else 0
-        return num_tokens // self._span * self._span // self._size
+class WindowGroup(WindowGuards):
+    """A sliding-window or chunked group: what a hit needs of it, and what it loses first."""
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -208,44 +171,6 @@ class WindowGroup(SparseGroup):
         if not part.num_held:
             self._unfile(node, part)
 
-    def guard(self, node: Node) -> None:
-        self._part(node).guards += 1
-        self._tell(node)
-
-    def unguard(self, node: Node) -> None:
-        self._part(node).guards -= 1
-        self._tell(node)
-
-    def _tell(self, node: Node) -> None:
-        """Find out anew what is needed of a node, and tell the nodes above as far as it matters."""
-        while True:
-            part = self._part(node)
-            before = part.need
-            part.need = need = self._needed(part, node.end)
-            if before != need:
-                self._recount(node, part)
-                if part.num_held and (need == FAR or part.rank is None):
-                    self._list(node, part)
-                    self._file(node, part)
-            start = node.start
-            if before == need or (before >= start and need >= start):
-                return
-            assert node.parent is not None
-            node = node.parent
-            below = self._part(node).below or {}
-            if before < start:
-                below[before] -= 1
-                if not below[before]:
-                    del below[before]
-            if need < start:
-                below[need] = below.get(need, 0) + 1
-            self._part(node).below = below
-
-    def recount(self, node: Node) -> None:
-        """The node's first reference came, or its last one went: sinks change sides."""
-        if self.num_sinks > node.start:
-            self._recount(node, self._part(node))
-
     def merge(self, node: Node, own: memoryview[int]) -> None:
         """Replace a sequence's blocks of this run by the tree's, giving its own where gaps are."""
         part = self._part(node)
@@ -363,30 +288,8 @@ class WindowGroup(SparseGroup):
             self.pool.num_cached -= len(run)
         return len(run)
 
-    def _recount(self, node: Node, part: WindowPart, end: int | None = None) -> None:
-        """Count the protected blocks of a node that ends at `end`; the rest is cached."""
-        start = node.start
-        end = node.end if end is None else end
-        first = min(max(self._needed(part, end), start), end)
-        guarded = end - first
-        if guarded and part.num_held < end - start:
-            ids = node.blocks[self.index][first - start : end - start]
-            guarded -= ids.count(GAP)
-        if self.num_sinks > start and node.locks:
-            guarded += max(min(self.num_sinks, first) - start, 0)
-        self.pool.num_cached += part.guarded - guarded
-        part.guarded = guarded
-
     def _sinks_in(self, node: Node) -> int:
         return max(min(self.num_sinks, node.end) - node.start, 0)
-
-    def _needed(self, part: WindowPart, end: int) -> int:
-        """Return the first block that is needed of a node that ends at `end`, FAR if none is."""
-        need = self.first(end) if part.guards else FAR
-        return min(need, *part.below) if part.below else need
-
-    def _part(self, node: Node) -> WindowPart:
-        return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it
 
     def _array(self, node: Node) -> IntArray:
         """Return a copy of a node's blocks: an array that is viewed cannot grow."""

@@ -233,27 +233,20 @@ class Replica:
 
     def _give_blocks(self, request: Request) -> bool:
         """Reference what is cached and reserve the rest of a prompt, if there is room for it."""
-        manager, pool = self.manager, self._pool
-        size = self.limits.block_size
+        manager, size = self.manager, self.limits.block_size
         request.target = request.trace.prompt_tokens + request.generated
         wanted = -(-request.target // size)
         spare = self.limits.reserve if self.running else 0
         seq = request.seq
+        fit = manager.fits(request.key if seq is None else seq)
+        missing = wanted - fit.num_cached
+        if missing + spare > fit.room[0]:
+            return False
         if seq is None:
-            found = manager.probe(request.key).num_blocks
-            if wanted - found + spare > pool.num_available:
-                return False
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
             Sizes(request.target, request.trace.output_tokens, size).tell(seq)
         else:
             manager.resume(seq)
-        missing = wanted - seq.computed
-        if missing + spare > pool.num_available:
-            if request.seq is None:
-                manager.close(seq)
-            else:
-                manager.suspend(seq)
-            return False
         if missing:
             manager.reserve(seq, missing)
         request.num_blocks = wanted
