@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from quire import demo_model
 from quire.tensors import KVLayout, KVPool, scatter
 from quire.tensors.records import BlockCodec
 from quire.tiers.format import new_buffer
@@ -24,7 +25,7 @@ LAYOUTS = {
     "16 KiB": KVLayout(4, 2, 32, 32, torch.float16, 16),
 }
 KINDS = (None, "fp8", "int8", "int4")
-MODEL = Path(__file__).parents[1] / "src" / "quire" / "assets" / "quire-tiny"
+MODEL = demo_model()
 
 
 def median_s(call, rounds=9):

@@ -4,15 +4,13 @@ python examples/hf_chat.py [MODEL FOLDER OR HUB ID]
 """
 
 import sys
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import quire
-from quire import PrefixCache
+from quire import PrefixCache, demo_model
 
-TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
+TINY = demo_model()
 QUESTIONS = ("What is a list?", "How does it differ from a tuple?", "When is it copied?")
 
 

@@ -3,15 +3,12 @@
 python examples/parallel_samples.py
 """
 
-from pathlib import Path
-
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import quire
-from quire import PrefixCache, Scope
+from quire import PrefixCache, Scope, demo_model
 
-TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
+TINY = demo_model()
 
 tokenizer = AutoTokenizer.from_pretrained(TINY)
 model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

@@ -6,16 +6,13 @@ an engine's own. `forward=torch.compile(model)` would compile one decode step fo
 python examples/slots.py
 """
 
-from pathlib import Path
-
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import quire
-from quire import SlotPrefixCache
+from quire import SlotPrefixCache, demo_model
 from quire.engines.hf import SlotSession
 
-TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
+TINY = demo_model()
 
 tokenizer = AutoTokenizer.from_pretrained(TINY)
 model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()

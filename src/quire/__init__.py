@@ -4,6 +4,7 @@
 `PrefixCache`    a transformers model that never computes the same prefix twice
 `KVLayout`, `KVPool`   the tensors behind block ids (torch)
 `SlotCache`, `SlotPool`, `SlotPrefixCache`   the same three for contiguous caches: a slot per request
+`demo_model`     where the small model is that comes with quire
 
 Importing `quire` imports nothing else; each name is loaded when it is first used.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from quire._version import __version__
 
 if TYPE_CHECKING:
+    from quire.assets import demo_model
     from quire.core import (
         BlockCopy,
         CacheManager,
@@ -69,7 +71,10 @@ _HOME = {
     "TokenMove": "quire.core",
     "TokenRange": "quire.core",
     "block_hashes": "quire.core",
+    "demo_model": "quire.assets",
 }
+
+_EXTRA = {"quire.engines.hf": "hf", "quire.tensors": "torch"}
 
 __all__ = [
     "BlockCopy",
@@ -100,6 +105,7 @@ __all__ = [
     "TokenRange",
     "__version__",
     "block_hashes",
+    "demo_model",
 ]
 
 
@@ -110,10 +116,12 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "transformers": "hf", "safetensors": "hf"}.get(error.name or "")
-        if extra is None:
+        extra = _EXTRA.get(_HOME[name])
+        if extra is None or (error.name or "").partition(".")[0] == "quire":
             raise
-        msg = f"quire.{name} needs {error.name}; install it with: pip install 'quire-kv[{extra}]'"
+        from quire.extras import lacking  # noqa: PLC0415 - `import quire` imports nothing else
+
+        msg = lacking(f"quire.{name}", str(error.name), extra)
         raise ModuleNotFoundError(msg, name=error.name) from error
 
 

@@ -105,7 +105,7 @@ def test_media_must_be_a_list_so_that_it_is_read_twice():
 
 
 def test_media_contents_that_no_block_holds_are_forgotten(monkeypatch):
-    monkeypatch.setattr("quire.core.requests.MAX_MEDIA", 4)
+    monkeypatch.setattr("quire.core.media.MAX_MEDIA", 4)
     manager = CacheManager(8, 4)
     for number in range(50):
         serve(manager, [7] * 8, media=[MediaItem(bytes([number] * 32), 0, 8)])

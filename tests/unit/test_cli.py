@@ -14,6 +14,7 @@ from quire.cli.app import app
 from quire.cli.output import milliseconds, times
 from quire.cli.talks import MAX_TURNS, QUESTIONS, system_text
 from quire.core import CacheManager
+from quire.extras import EXTRAS
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_help_imports_neither_numpy_nor_torch():
 def test_doctor_prints_json_only(run):
     found = json.loads(run("doctor", "--json").stdout)
     assert found["quire"] == __version__
-    assert set(found["extras"]) == {"cli", "torch", "hf", "tiers", "redis", "objects", "mooncake"}
+    assert set(found["extras"]) == set(EXTRAS)
     assert found["cpu_cores"] >= 1
     assert found["packages"]["numpy"]
 

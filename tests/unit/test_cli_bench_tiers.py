@@ -123,7 +123,7 @@ def test_a_tier_that_is_not_there_has_a_reason_instead_of_figures(monkeypatch, t
 
 
 def test_the_command_prints_json_with_the_promised_keys_or_a_table(tmp_path):
-    words = ["bench", "tiers", "--tier", "host,files", "--block", "16KiB", "--bytes", "4MiB"]
+    words = ["bench", "tiers", "--kinds", "host,files", "--block-bytes", "16KiB", "--bytes", "4MiB"]
     words += ["--quick", "--path", str(tmp_path)]
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert [row["tier"] for row in found] == ["host", "files"]
@@ -179,8 +179,8 @@ def _tiny_model(monkeypatch):
 
 @pytest.mark.usefixtures("_tiny_model")
 def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(tmp_path):
-    words = ["bench", "tiers", "--model", "--tier", "host,far", "--quick", "--json"]
-    words += ["--path", str(tmp_path), "--plot", str(tmp_path / "crossover.svg")]
+    words = ["bench", "tiers", "--first-tokens", "--kinds", "host,far", "--quick", "--json"]
+    words += ["--path", str(tmp_path), "--report", str(tmp_path / "crossover.svg")]
     found = json.loads(CliRunner().invoke(app, words).stdout)
     assert [(row["tier"], row["prefix"]) for row in found[:-1]] == [
         ("host", 32),
@@ -200,5 +200,5 @@ def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(t
 
 
 def test_a_picture_of_what_is_not_measured_is_refused(tmp_path):
-    result = CliRunner().invoke(app, ["bench", "tiers", "--plot", str(tmp_path / "x.svg")])
+    result = CliRunner().invoke(app, ["bench", "tiers", "--report", str(tmp_path / "x.svg")])
     assert isinstance(result.exception, ConfigError) or result.exit_code != 0

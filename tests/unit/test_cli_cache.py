@@ -134,9 +134,9 @@ def test_inspect_says_what_it_cannot_know_without_names(run, place):
 
 
 def test_inspect_draws_the_tier_into_a_file(run, place, tmp_path):
-    assert run("inspect", place, "--svg", tmp_path / "tier.svg").exit_code == 0
+    assert run("inspect", place, "--report", tmp_path / "tier.svg").exit_code == 0
     assert (tmp_path / "tier.svg").read_text().startswith("<svg")
-    result = run("inspect", place, "--svg", tmp_path / "no" / "tier.svg")
+    result = run("inspect", place, "--report", tmp_path / "no" / "tier.svg")
     assert (result.exit_code, "cannot write" in result.stderr) == (2, True)
 
 
@@ -358,7 +358,7 @@ def test_a_missing_package_is_said_with_how_to_get_it(run, files, monkeypatch, w
     monkeypatch.setitem(sys.modules, "xxhash", None)
     result = run(*words, files)
     assert result.exit_code == 2
-    assert "pip install 'quire-kv[tiers]'" in result.stderr
+    assert "pip install 'quire-kv[cli]'" in result.stderr
 
 
 def test_a_directory_in_use_is_not_changed(run, tmp_path):

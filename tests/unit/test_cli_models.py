@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from quire.bench.hf_models import QUIRE_TINY
+from quire import demo_model
 from quire.cli import comparison, demo
 from quire.cli.app import app
 from quire.cli.chat import prompt_ids, timed
@@ -20,7 +20,7 @@ from quire.engines.hf import PrefixCache
 from quire.errors import TokensError
 
 SMALL_DEMO = (
-    "--conversations", 2, "--turns", 2, "--system-tokens", 300, "--new-tokens", 6, "--capacity", "8MiB",
+    "--num-conversations", 2, "--num-turns", 2, "--system-tokens", 300, "--max-new-tokens", 6, "--kv-memory", "8MiB",
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(path)
-    AutoTokenizer.from_pretrained(QUIRE_TINY).save_pretrained(path)
+    AutoTokenizer.from_pretrained(demo_model()).save_pretrained(path)
     return path
 
 
@@ -66,7 +66,7 @@ def run():
 def compared(folder):
     """A demo of two calls and the sample."""
     model, tokenizer = load(str(folder))
-    size = comparison.Size(conversations=2, turns=1, system_tokens=300, new_tokens=4)
+    size = comparison.Size(num_conversations=2, num_turns=1, system_tokens=300, max_new_tokens=4)
     pair = comparison.Pair(model, tokenizer, PrefixCache(model, "8MiB"), size)
     return comparison.compare(pair, size, lambda _what: None, setup_s=0.0)
 
@@ -178,15 +178,15 @@ def test_generate_samples_the_same_text_for_the_same_seed(run, folder):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("generate", "--capacity", "12 parsecs", "hi"), "'parsecs'"),
-        (("demo", "--capacity", "12 parsecs"), "'parsecs'"),
+        (("generate", "--kv-memory", "12 parsecs", "hi"), "'parsecs'"),
+        (("demo", "--kv-memory", "12 parsecs"), "'parsecs'"),
         (("generate", ""), "the prompt is empty"),
         (("generate", "hi", "--file", "x.txt"), "once"),
         (("generate", "--file", "no/such.txt"), "cannot read 'no/such.txt'"),
         (("generate", "--system", "@no/such.txt", "hi"), "cannot read 'no/such.txt'"),
         (("generate", "--model", "./no-such-model", "hi"), "no folder './no-such-model'"),
         (("demo", "--model", "/no/such/model"), "no folder '/no/such/model'"),
-        (("demo", "--conversations", 99), "--conversations is 99"),
+        (("demo", "--num-conversations", 99), "--num-conversations is 99"),
         (("demo", "--dtype", "float33"), "'float33'"),
         (("bench", "hf", "--rows", "no_such"), "no_such"),
     ],
@@ -222,7 +222,7 @@ def test_a_model_that_the_hub_does_not_give_is_one_line(run, monkeypatch):
 
 
 def test_a_pool_that_is_too_small_is_bad_input(run, folder):
-    result = run("generate", "--model", folder, "--capacity", "100B", "hi")
+    result = run("generate", "--model", folder, "--kv-memory", "100B", "hi")
     assert result.exit_code == 2
     assert "100" in result.stderr
 

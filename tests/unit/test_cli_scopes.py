@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from quire.bench.hf_models import QUIRE_TINY  # noqa: E402
+from quire import demo_model  # noqa: E402
 from quire.cli.app import app  # noqa: E402
 
 VOCAB = 264
@@ -49,7 +49,7 @@ def text_model(tmp_path_factory):
     path = tmp_path_factory.mktemp("text")
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)).save_pretrained(path)
-    transformers.AutoTokenizer.from_pretrained(QUIRE_TINY).save_pretrained(path)
+    transformers.AutoTokenizer.from_pretrained(demo_model()).save_pretrained(path)
     return path
 
 
@@ -58,7 +58,7 @@ def vision_model(tmp_path_factory):
     """A random LLaVA with a processor, saved as any vision model is."""
     pytest.importorskip("PIL")
     path = tmp_path_factory.mktemp("vision")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(QUIRE_TINY)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model())
     tokenizer.add_tokens([IMAGE], special_tokens=True)
     tower = {
         "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,

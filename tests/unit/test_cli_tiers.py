@@ -29,8 +29,8 @@ def test_a_second_run_finds_on_disk_what_the_first_one_computed(run, tmp_path):
         f'[[tiers]]\nkind = "disk"\npath = "{tmp_path / "kv"}"\ncapacity = "64MiB"\n'
         "[stack]\ngate = false\n"
     )
-    first = generated(run, "--tiers", file)
-    again = generated(run, "--tiers", file, "--tier", "host:8MiB")
+    first = generated(run, "--tier-file", file)
+    again = generated(run, "--tier-file", file, "--tier", "host:8MiB")
     assert first["tier_tokens"] == {}
     assert again["tier_tokens"]["disk"] >= 100
     assert again["text"] == first["text"]
@@ -41,7 +41,7 @@ def test_a_second_run_finds_on_disk_what_the_first_one_computed(run, tmp_path):
     [
         (("--tier", "host:1XB"), "XB"),
         (("--tier", "cloud:there"), "cloud"),
-        (("--tiers", "nowhere.toml"), "nowhere.toml"),
+        (("--tier-file", "nowhere.toml"), "nowhere.toml"),
     ],
 )
 def test_tiers_that_cannot_be_are_refused_before_anything_is_loaded(run, words, says):
@@ -62,5 +62,5 @@ def test_tiers_that_cannot_be_are_refused_before_anything_is_loaded(run, words, 
 def test_a_file_that_says_something_else_is_refused(run, tmp_path, text):
     file = tmp_path / "tiers.toml"
     file.write_text(text)
-    result = run("generate", "--tiers", file, "hello")
+    result = run("generate", "--tier-file", file, "hello")
     assert result.exit_code

@@ -55,8 +55,9 @@ def test_listed_capacities_are_in_json_however_few_points(run, exact):
     assert listed <= {capacity for capacity, _ in document["lru"]}
 
 
-def test_csv_has_a_row_per_capacity(run, exact):
-    rows = list(csv.DictReader(io.StringIO(run("--csv").stdout)))
+def test_csv_has_a_row_per_capacity(run, exact, tmp_path):
+    assert "optimum" in run("--csv", str(tmp_path / "curve.csv")).stdout
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "curve.csv").read_text())))
     assert [int(row["capacity_blocks"]) for row in rows] == sorted(
         {int(row["capacity_blocks"]) for row in rows}
     )
@@ -66,7 +67,7 @@ def test_csv_has_a_row_per_capacity(run, exact):
 
 
 def test_tiers_say_where_tokens_are_found(run, exact):
-    words = ("--tiers", "10%,5", "--json")
+    words = ("--hierarchy", "10%,5", "--json")
     tiers = json.loads(run(*words).stdout)["tiers"]
     first = exact.num_unique // 10
     assert [(tier["tier"], tier["capacity_blocks"]) for tier in tiers] == [
@@ -77,7 +78,7 @@ def test_tiers_say_where_tokens_are_found(run, exact):
 
 
 def test_people_get_a_picture_a_table_and_the_knee(run, exact):
-    shown = run("--tiers", "10%,100%").stdout
+    shown = run("--hierarchy", "10%,100%").stdout
     assert "90% of the ceiling" in shown
     assert f"{exact.lru.capacity_for(0.9):,} blocks" in shown
     assert "device" in shown
@@ -102,10 +103,10 @@ def test_requests_that_warm_up_are_not_counted(run, exact):
     ("words", "says"),
     [
         (("--at", "many"), "'many'"),
-        (("--tiers", "-5"), "'-5'"),
-        (("--tiers", "5;6"), "'5;6'"),
+        (("--hierarchy", "-5"), "'-5'"),
+        (("--hierarchy", "5;6"), "'5;6'"),
         (("--count-from", "100%"), "60 requests"),
-        (("--json", "--csv"), "choose one"),
+        (("--csv", "/nowhere/curve.csv"), "there is no folder '/nowhere'"),
     ],
 )
 def test_bad_arguments_are_one_line(run, words, says):

@@ -1,10 +1,10 @@
 """Models as numbers: bytes of K and V, parameters, and configs that users bring."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from quire import demo_model
 from quire.errors import ConfigError
 from quire.sim.hardware import (
     Accelerator,
@@ -19,7 +19,7 @@ from quire.sim.hardware import (
 from quire.sim.hardware.models import hub_name
 from quire.sim.hardware.tiers import parse_tiers
 
-TINY = Path("src/quire/assets/quire-tiny")
+TINY = demo_model()
 
 KV_PER_TOKEN = {
     "llama-3.1-8b": 131_072,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from quire import demo_model
 from quire.cli.app import app
 from quire.cli.plan import parse_tokens, short_tokens
 from quire.errors import ConfigError
@@ -65,7 +66,7 @@ def test_smaller_numbers_make_room(run):
 
 
 def test_a_config_of_ones_own_is_planned_for(run):
-    made = run("--model", "src/quire/assets/quire-tiny/config.json", "--gpu", "cpu", "--json")
+    made = run("--model", str(demo_model() / "config.json"), "--gpu", "cpu", "--json")
     assert json.loads(made.stdout)["params"] == 3_756_800
 
 
@@ -78,7 +79,7 @@ def test_measured_steps_set_the_rates(run):
 @pytest.mark.parametrize("ending", ["html", "svg"])
 def test_the_picture_is_written_as_one_file(run, tmp_path, ending):
     file = tmp_path / f"plan.{ending}"
-    assert run("--model", "qwen3-8b", "--gpu", "h100", "--save", file).exit_code == 0
+    assert run("--model", "qwen3-8b", "--gpu", "h100", "--report", file).exit_code == 0
     assert f"<{ending}" in file.read_text("utf-8")
 
 
@@ -94,7 +95,7 @@ def test_the_picture_is_written_as_one_file(run, tmp_path, ending):
         (("--model", "qwen3-8b", "--gpu", "h100", "--tiers", "host"), "is not a tier"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--dtype", "fp3"), "number format"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--trace", "none.jsonl"), "none.jsonl"),
-        (("--model", "qwen3-8b", "--gpu", "h100", "--save", "plan.pdf"), ".html or .svg"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--report", "plan.pdf"), ".html or .svg"),
         (("--model", "none/config.json", "--gpu", "h100"), "cannot read"),
     ],
 )

@@ -390,7 +390,16 @@ def test_generate_and_demo_record_what_they_ask(tmp_path):
     assert "name a new file" in again.output
     assert "--hint is never or session" in invoke(app, ["generate", "a", "--hint", "x"]).output
     demo = tmp_path / "demo.jsonl.gz"
-    small = ["--conversations", "2", "--turns", "1", "--system-tokens", "100", "--new-tokens", "2"]
+    small = [
+        "--num-conversations",
+        "2",
+        "--num-turns",
+        "1",
+        "--system-tokens",
+        "100",
+        "--max-new-tokens",
+        "2",
+    ]
     result = invoke(app, ["demo", *small, "--threads", "1", "--record", str(demo), "--json"])
     assert result.exit_code == 0, result.output
     assert len(rows(demo)) == 4  # two turns, one prompt for the samples, and what warms up

@@ -61,7 +61,7 @@ def rows_of(done):
 def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(run, path):
     trace = open_trace(path, block_size=16)
     curve = optimum_curve(trace)
-    rows = rows_of(run("--capacity", "20", "--capacity", "50%", "--policy", "fifo,lru", "--json"))
+    rows = rows_of(run("--capacity", "20", "--capacity", "50%", "--policies", "fifo,lru", "--json"))
     unique = json.loads(run("--json").stdout)["num_unique"]
     assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [
         (20, "fifo"), (20, "lru"), (unique // 2, "fifo"), (unique // 2, "lru"),
@@ -89,8 +89,8 @@ def test_without_options_it_shows_five_capacities_and_the_policies_worth_a_look(
 
 
 def test_the_table_names_the_figures_and_the_command(run):
-    done = run("--capacity", "20,30", "--policy", "lru,optimum")
-    row, *_ = rows_of(run("--capacity", "20", "--policy", "lru", "--json"))
+    done = run("--capacity", "20,30", "--policies", "lru,optimum")
+    row, *_ = rows_of(run("--capacity", "20", "--policies", "lru", "--json"))
     assert done.exit_code == 0
     assert f"{100 * row['token_hit']:.2f} %" in done.stdout
     assert f"{row['evictions']:,}" in done.stdout
@@ -106,7 +106,7 @@ def test_csv_has_the_rows_of_json(run, tmp_path):
 
 
 def test_bytes_become_blocks_of_the_model_rounded_down(run):
-    done = run("--capacity", "100MiB", "--model", "llama-3.1-8b", "--policy", "lru", "--json")
+    done = run("--capacity", "100MiB", "--model", "llama-3.1-8b", "--policies", "lru", "--json")
     (row,) = rows_of(done)
     assert row["capacity_blocks"] == (100 << 20) // (16 * 131_072)
 
@@ -122,13 +122,13 @@ def test_with_a_model_rows_say_what_prefill_is_saved(run):
 
 
 def test_a_capacity_beyond_the_trace_is_reported_as_asked_for(run):
-    (row,) = rows_of(run("--capacity", "2000000000", "--policy", "lru", "--json"))
+    (row,) = rows_of(run("--capacity", "2000000000", "--policies", "lru", "--json"))
     assert (row["capacity_blocks"], row["evictions"]) == (2_000_000_000, 0)
 
 
 def test_concurrent_rows_say_how_long_requests_waited(run):
     lru, optimum = rows_of(
-        run("--concurrent", "--decode-rate", "1", "--capacity", "30", "--policy", "lru,optimum",
+        run("--concurrent", "--decode-rate", "1", "--capacity", "30", "--policies", "lru,optimum",
             "--json")
     )  # fmt: skip
     assert lru["mean_wait_s"] > 0
@@ -137,7 +137,7 @@ def test_concurrent_rows_say_how_long_requests_waited(run):
 
 
 def test_hints_reach_the_replay(run, path):
-    (row,) = rows_of(run("--hints", "last-use", "--capacity", "12", "--policy", "lru", "--json"))
+    (row,) = rows_of(run("--hints", "last-use", "--capacity", "12", "--policies", "lru", "--json"))
     result = replay(open_trace(path, block_size=16), 12, hints="last-use")
     assert row["token_hit"] == result.token_hit
 
@@ -157,8 +157,8 @@ def test_hints_reach_the_replay(run, path):
         (["--capacity", "1KiB", "--model", "llama-3.1-8b"], "16 tokens of llama-3.1-8b take 2.0 MiB"),
         (["--model", "lama-3.1-8b"], "did you mean"),
         (["--gpu", "h100"], "--gpu h100 says nothing without --model"),
-        (["--policy", "lruu"], "did you mean 'lru'"),
-        (["--policy", ","], "--policy names no policy"),
+        (["--policies", "lruu"], "did you mean 'lru'"),
+        (["--policies", ","], "--policies names no policy"),
         (["--hints", "sessions-end"], "did you mean 'session-end'"),
         (["--executor", "threads"], "unknown executor 'threads'"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),

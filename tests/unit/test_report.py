@@ -8,7 +8,10 @@ import pytest
 from replay_help import random_chains, trace_of
 from typer.testing import CliRunner
 
+import quire
 from quire.cli.app import app
+from quire.core.policies import POLICIES
+from quire.sim.report.figures import colour_of
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -69,7 +72,7 @@ def trace_file(folder, name="trace.jsonl"):
 
 def report(folder, *words, name="trace.jsonl"):
     path, out = trace_file(folder, name), folder / "report.html"
-    words = ["replay", str(path), "--block-size", "16", "--jobs", "1", "--html", str(out), *words]
+    words = ["replay", str(path), "--block-size", "16", "--jobs", "1", "--report", str(out), *words]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     return out.read_text("utf-8")
@@ -77,7 +80,7 @@ def report(folder, *words, name="trace.jsonl"):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    words = ["--capacity", "10,30%", "--policy", "lru,fifo,optimum", "--model", "llama-3.1-8b"]
+    words = ["--capacity", "10,30%", "--policies", "lru,fifo,optimum", "--model", "llama-3.1-8b"]
     return report(tmp_path_factory.mktemp("report"), *words)
 
 
@@ -110,23 +113,60 @@ def test_figures_take_their_colours_from_the_page_for_light_and_dark(text):
     assert text.count("var(--series-0)") > 5
 
 
-def test_under_every_figure_stands_the_command_that_makes_it_again(text, page, tmp_path):
+def test_under_every_figure_stands_the_command_that_makes_it_again(
+    text, page, tmp_path, monkeypatch
+):
     assert len(page.code) == len(FIGURES) + 2
     for line in page.code:
         assert line.startswith("quire replay ")
-        assert "--policy lru,fifo,optimum --block-size 16 --model llama-3.1-8b" in line
-        assert "--html" in line
-    again = tmp_path / "again.html"
+        assert "--policies lru,fifo,optimum --block-size 16 --model llama-3.1-8b" in line
+        assert "--report" in line
+    trace_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
     words = [*page.code[0].split()[1:], "--jobs", "1"]
-    at = words.index("--html") + 1
-    first, words[at] = words[at], str(again)
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert again.read_text("utf-8").replace(str(again), first) == text
+    assert (tmp_path / "report.html").read_text("utf-8") == text
+
+
+def test_no_folder_of_this_machine_is_in_the_page(tmp_path):
+    (tmp_path / "model").mkdir()
+    config = tmp_path / "model" / "config.json"
+    config.write_text((quire.demo_model() / "config.json").read_text())
+    text = report(tmp_path, "--capacity", "10", "--model", str(config), "--gpu", "cpu")
+    assert str(tmp_path) not in text
+    assert str(tmp_path.parent) not in text
+    assert "quire replay trace.jsonl " in text
+
+
+def test_a_colour_means_one_thing(text):
+    """Policies, what became of tokens, and what is of no policy have colours of their own."""
+    meant = {}
+    for colour, label in re.findall(
+        r'<li><i style="background: var\((--[\w-]+)\)"></i>([^<]+)', text
+    ):
+        assert meant.setdefault(colour, label) == label
+    assert meant["--series-0"] == "lru"
+    assert meant["--fate-0"] == "found"
+    for policies in (["fifo", "lru", "arc"], ["lru"], ["fifo"], ["optimum", "lfu"], [*POLICIES]):
+        used = [colour_of(name, policies) for name in dict.fromkeys([*policies, "lru", "optimum"])]
+        assert len(used) == len(set(used))
+    for figure in ("distances", "reuse-times"):
+        drawn = text.partition(f'class="wide" role="img" aria-labelledby="{figure}-title"')[2]
+        drawn = drawn.partition("</svg>")[0]
+        assert "var(--plain)" in drawn
+        assert "var(--series-" not in drawn
+
+
+def test_a_phone_shows_every_column_of_every_table(text):
+    assert "overflow-x" not in text
+    assert not re.findall(r"\.(?:bar|best|left)[^{]*{ display: none", text)
+    cells = re.findall(r"<td[^>]*>", text)
+    assert all("data-head" in cell or 'class="bar"' in cell for cell in cells)
 
 
 def test_the_rows_are_those_of_the_command_line(page, tmp_path):
     words = ["replay", str(trace_file(tmp_path)), "--block-size", "16", "--capacity", "10,30%"]
-    words += ["--policy", "lru,fifo,optimum", "--jobs", "1", "--json"]
+    words += ["--policies", "lru,fifo,optimum", "--jobs", "1", "--json"]
     for row in json.loads(CliRunner().invoke(app, words).stdout)["rows"]:
         assert f"{100 * row['token_hit']:.2f}\N{NO-BREAK SPACE}%" in page.text
         assert f"{row['evictions']:,}" in page.text
@@ -146,8 +186,8 @@ def test_a_hostile_name_of_a_trace_is_text_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--policy", "optimum", "--capacity", "1"],
-        ["--policy", "fifo", "--capacity", "1000000", "--concurrent", "--hints", "last-use"],
+        ["--policies", "optimum", "--capacity", "1"],
+        ["--policies", "fifo", "--capacity", "1000000", "--concurrent", "--hints", "last-use"],
     ],
 )
 def test_any_choice_of_rows_makes_a_page(tmp_path, words):
@@ -159,14 +199,22 @@ def test_a_trace_in_which_nothing_comes_back_makes_a_page(tmp_path):
     path.write_text(
         '{"timestamp": 0, "input_length": 32, "output_length": 1, "hash_ids": [0, 1]}\n'
     )
-    words = ["replay", str(path), "--block-size", "16", "--capacity", "1", "--html", str(out)]
+    words = ["replay", str(path), "--block-size", "16", "--capacity", "1", "--report", str(out)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "Nothing was found." in Page(out.read_text("utf-8")).text
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    words = ["replay", str(trace_file(tmp_path)), "--block-size", "16", "--capacity", "9", "--html"]
+    words = [
+        "replay",
+        str(trace_file(tmp_path)),
+        "--block-size",
+        "16",
+        "--capacity",
+        "9",
+        "--report",
+    ]
     done = CliRunner().invoke(app, [*words, "/nowhere/report.html"])
     assert done.exit_code == 2
     assert "cannot write '/nowhere/report.html'" in done.stderr

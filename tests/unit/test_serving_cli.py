@@ -65,7 +65,7 @@ def test_the_table_shows_times_throughput_and_queues(run):
 
 
 def test_an_overloaded_service_says_so(run):
-    result = run("--model", "llama-3.1-70b", "--gpus", 2, "--speed", 100)
+    result = run("--model", "llama-3.1-70b", "--num-gpus", 2, "--speed", 100)
     assert "overloaded: " in result.stdout
     assert "replicas" in result.stdout
 

@@ -47,7 +47,7 @@ def test_info_counts_what_the_rows_say(run, tmp_path):
         row([0, 1, 4, 5], rest=8, at=90_000, session_id="a"),
     ]
     path = write(tmp_path / "t", rows)
-    found = json.loads(run("info", path, "--json", "--block-size", 16).stdout)
+    found = json.loads(run("info", path, "--json", "--trace-block-size", 16).stdout)
     assert (found["rows"], found["requests"], found["without_prompt"]) == (4, 3, 1)
     assert (found["span_s"], found["sessions"], found["violations"]) == (90.0, 2, 0)
     assert (found["prompt_tokens"], found["output_tokens"]) == (64 + 56 + 56, 3)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +11,7 @@ from quire.cli.app import app
 from quire.errors import ConfigError, TraceError
 from quire.sim.trace import Report, chunks, open_trace, save_trace
 
-TINY = Path(quire.__file__).parent / "assets" / "quire-tiny"
+TINY = quire.demo_model()
 
 CHAT = [("human", "x" * 90), ("gpt", "y" * 50), ("human", "z"), ("gpt", "w" * 20)]
 

@@ -276,7 +276,7 @@ def test_a_block_size_that_rows_leave_open_is_asked_for(tmp_path):
         tmp_path / "t",
         [{"timestamp": 0, "input_length": 100, "output_length": 1, "hash_runs": [[0, 1]]}],
     )
-    with pytest.raises(ConfigError, match="--block-size"):
+    with pytest.raises(ConfigError, match="--trace-block-size"):
         open_trace(path)
     assert open_trace(path, block_size=64).block_size == 64
 

@@ -191,7 +191,7 @@ def test_what_cannot_be_is_refused(case):
 def test_trace_make_writes_a_file_and_says_what_is_in_it(tmp_path):
     run = CliRunner().invoke
     target = tmp_path / "made.jsonl.gz"
-    words = ["trace", "make", "mix", str(target), "--requests", "100", "--seed", "3"]
+    words = ["trace", "make", "mix", str(target), "--num-requests", "100", "--seed", "3"]
     shown = json.loads(run(app, [*words, "--set", "chat.turns=8", "--json"]).stdout)
     assert (shown["requests"], shown["seed"], shown["block_size"]) == (100, 3, 16)
     assert shown["parts"]["chat"]["turns"] == 8

@@ -1,19 +1,17 @@
 """The models that the transformers rows are measured on."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-QUIRE_TINY = Path(__file__).parents[1] / "assets" / "quire-tiny"
-"""The trained byte-level model that comes with the package: an ordinary transformers folder."""
+from quire.assets import demo_model
 
 
 def quire_tiny() -> Any:
     """Load quire-tiny in float32, in eval mode, on the CPU."""
     models: Any = AutoModelForCausalLM
-    return models.from_pretrained(QUIRE_TINY, dtype=torch.float32).eval()
+    return models.from_pretrained(demo_model(), dtype=torch.float32).eval()
 
 
 def random_llama(hidden: int, layers: int) -> Any:

@@ -1,4 +1,4 @@
-"""LMCache's storages beside ours: rows of `quire bench tiers --peers`."""
+"""LMCache's storages beside ours: rows of `quire bench tiers --with-peers`."""
 
 from __future__ import annotations
 

@@ -7,14 +7,10 @@ from typing import Any
 
 from quire.bench.tier_measure import Row
 from quire.errors import ConfigError
+from quire.extras import lacking
 
 COLOURS = ("#3b6fb6", "#c8553d", "#3d8f5f", "#8a5fb0", "#b8892d")
 INK = "#333333"
-
-
-def check_installed() -> None:
-    """Raise `ConfigError` where matplotlib is not installed."""
-    _pyplot()
 
 
 def crossover(rows: list[Row]) -> str:
@@ -73,7 +69,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ConfigError("a picture needs matplotlib: pip install 'quire-kv[report]'") from error
+        raise ConfigError(lacking("a picture", "matplotlib", "report")) from error
     mpl.use("svg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - behind the choice of what draws
 

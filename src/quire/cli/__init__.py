@@ -1,6 +1,7 @@
 """The command line: `quire`.
 
-app            the commands, and what happens to their errors
+app            the commands
+failures       what becomes of errors: a line, a document, an exit code
 demo           conversations with and without quire
 generate       text from a model, with the cache at work
 doctor         what is installed, and what is missing
@@ -19,18 +20,33 @@ output         consoles, numbers and bars
 """
 
 import io
+import os
 import sys
+
+from quire.cli import failures
 
 
 def main() -> None:
     """Run the command line that `sys.argv` holds."""
+    as_json = "--json" in failures.options_of(sys.argv[1:])
     try:
+        _open_streams()
         from quire.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name not in {"typer", "rich"}:
+
+        app(prog_name="quire")
+    except (KeyboardInterrupt, ModuleNotFoundError) as error:
+        if "--debug" in failures.options_of(sys.argv[1:]):
             raise
-        sys.exit(f"quire: the command line needs {error.name}: pip install 'quire-kv[cli]'")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        message, code = failures.explained(error)
+        failures.report(type(error).__name__, message, code, as_json=as_json)
+        sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Make both streams take any text, and none where the shell has closed one."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model says what an ASCII terminal cannot
-    app(prog_name="quire")

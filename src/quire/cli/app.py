@@ -13,6 +13,7 @@ from quire.cli import (
     curve,
     demo,
     doctor,
+    failures,
     generate,
     inspection,
     plan,
@@ -20,32 +21,54 @@ from quire.cli import (
     simulate,
     trace,
 )
-from quire.cli.output import stderr
-from quire.errors import QuireError
-
-EXIT_BAD_INPUT = 2
 
 
 class Commands(TyperGroup):
-    """The group of all commands: a `QuireError` becomes one line and exit code 2.
+    """The group of all commands: an error becomes one line, a document with `--json`, a code.
 
     `--debug` may stand anywhere before `--`, since it is what one appends to a line that failed.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        if "--debug" in args[:end]:
-            args = ["--debug", *(arg for arg in args[:end] if arg != "--debug"), *args[end:]]
+        options = failures.options_of(args)
+        if "--debug" in options:
+            args = ["--debug", *(arg for arg in options if arg != "--debug"), *args[len(options) :]]
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def main(self, *given: Any, **others: Any) -> Any:
+        args = given[0] if given else others.pop("args", None)
+        words = list(sys.argv[1:] if args is None else args)
+        options = failures.options_of(words)
         try:
-            return super().invoke(ctx)
-        except QuireError as error:
-            if ctx.params.get("debug"):
+            code = super().main(words, *given[1:], **others | {"standalone_mode": False})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = failures.READER_GONE
+        except (Exception, KeyboardInterrupt) as error:
+            if "--debug" in options:
                 raise
-            stderr().print(f"error: {error}", style="red", markup=False, highlight=False)
-            raise typer.Exit(EXIT_BAD_INPUT) from None
+            code = _told(error, as_json="--json" in options)
+        if code == failures.INTERRUPTED:
+            _told(KeyboardInterrupt(), as_json="--json" in options)
+        failures.close_quietly()
+        sys.exit(code or 0)
+
+
+def _told(error: BaseException, *, as_json: bool) -> int:
+    """Tell a person, and a program, of an error; return the exit code."""
+    said: Any = error  # typer's own errors: an unknown option, a value that is none
+    if not hasattr(said, "format_message"):
+        kind = type(error).__name__
+        message, code = failures.explained(error)
+        failures.report(kind, message, code, as_json=as_json)
+        return code
+    if as_json:
+        failures.report("UsageError", said.format_message(), said.exit_code, as_json=True)
+        return said.exit_code
+    from typer import rich_utils
+
+    rich_utils.rich_format_error(said)
+    return said.exit_code
 
 
 def _version(wanted: bool) -> None:

@@ -8,8 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.cli.bench_tiers import tiers
+from quire.cli.downloads import allow_download
 from quire.cli.models import check_installed, hush
-from quire.cli.output import plain_table, print_json, progress, stdout, times
+from quire.cli.options import AsJson, Quick, Rows, Yes
+from quire.cli.output import print_json, progress, stdout, times
+from quire.cli.tables import plain_table
 from quire.errors import ConfigError
 
 Row = dict[str, float | str]
@@ -22,10 +25,6 @@ QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_
 app = typer.Typer(no_args_is_help=True)
 app.command("tiers")(tiers)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
-Rows = Annotated[str | None, typer.Option(help="Only these rows, separated by commas.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows and repetitions.")]
-
 
 @app.callback()
 def bench() -> None:
@@ -37,7 +36,7 @@ def bench() -> None:
       quire bench core --rows match_8k,decode_256
       quire bench hf --quick
       quire bench peers --json
-      quire bench tiers --tier disk
+      quire bench tiers --kinds disk
     """
 
 
@@ -46,7 +45,7 @@ def core(
     *,
     rows: Rows = None,
     quick: Quick = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time the control plane: match, insert, allocate, evict, decode, serve.
 
@@ -70,7 +69,7 @@ def core(
 
 
 @app.command("hf")
-def hf(*, rows: Rows = None, quick: Quick = False, as_json: Json = False) -> None:
+def hf(*, rows: Rows = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Time transformers: plain, with a cache kept by hand, and with quire.
 
     Time to the first new token and decode rate, over prefixes of 512 to 4,096
@@ -98,13 +97,14 @@ def peers(
     peer: Annotated[
         str | None, typer.Option(help="Only these peers, separated by commas: sglang-rust, ...")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One round instead of three.")] = False,
-    as_json: Json = False,
+    quick: Quick = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time the core beside the caches of SGLang and vLLM, on the same workloads.
 
     The peers run in an environment of their own, .venv-peers, made on the first
-    call (2.4 GB; minutes). quire and peers take turns; CPU time, medians.
+    call (2.4 GB; minutes), after asking. quire and peers take turns; CPU time, medians.
 
     [bold]Example[/bold]
 
@@ -119,6 +119,7 @@ def peers(
         raise ConfigError(
             f"no peers named {', '.join(unknown)}; there are {', '.join(run.ADAPTERS)}"
         )
+    allow_download({run.ADAPTERS[name].peer for name in chosen or run.ADAPTERS}, yes=yes)
     wanted = _names(rows)
     with progress("starting") as say:
         found: dict[str, list[Row]] = _measured(

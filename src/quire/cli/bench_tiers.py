@@ -7,10 +7,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from quire.cli.downloads import allow_download
+from quire.cli.files import check_writable, write_text
 from quire.cli.models import check_installed, hush
-from quire.cli.output import plain_table, print_json, progress, stdout
+from quire.cli.options import AsJson, Quick, ReportTo, Yes
+from quire.cli.output import print_json, progress, stdout
+from quire.cli.tables import plain_table
 from quire.config import parse_bytes
 from quire.errors import ConfigError
+from quire.extras import require
 
 if TYPE_CHECKING:
     from quire.bench.tier_measure import Row
@@ -22,10 +27,12 @@ SLOWER = 1.1
 
 def tiers(
     *,
-    tier: Annotated[
+    kinds: Annotated[
         str | None, typer.Option(help="Only these tiers, separated by commas: host, disk, ...")
     ] = None,
-    block: Annotated[str, typer.Option(help="Block sizes, separated by commas.")] = DEFAULT_BLOCKS,
+    block_bytes: Annotated[
+        str, typer.Option(help="Sizes of blocks, separated by commas.")
+    ] = DEFAULT_BLOCKS,
     path: Annotated[
         Path | None,
         typer.Option(help="A directory on the disk to measure.", show_default="temporary files'"),
@@ -33,52 +40,53 @@ def tiers(
     num_bytes: Annotated[
         str, typer.Option("--bytes", help="The most that is on that disk at any time.")
     ] = "1GiB",
-    quick: Annotated[bool, typer.Option("--quick", help="Three rounds each.")] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="LMCache's storages beside ours, in .venv-peers.")
+    quick: Quick = False,
+    with_peers: Annotated[
+        bool, typer.Option("--with-peers", help="LMCache's storages beside ours, in .venv-peers.")
     ] = False,
-    model: Annotated[
-        bool, typer.Option("--model", help="First tokens from tiers, against computing.")
+    first_tokens: Annotated[
+        bool, typer.Option("--first-tokens", help="First tokens from tiers, against computing.")
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="With --model: draw them into an SVG file.", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    report: ReportTo = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time tiers: put, get and lookups, beside the raw file, socket or store.
 
     Wall time, medians of rounds in turn, MB/s of payload; checksums are always on. Redis and
-    the S3 server are started here, on loopback. About a minute; with --peers four.
+    the S3 server are started here, on loopback. About a minute; with --with-peers four.
 
-    With --model: the time to the first token on quire-tiny by length of the prefix, computed, from
+    With --first-tokens: the time to the first token on quire-tiny by length of the prefix, computed, from
     the tier, and as the cost gate decides; and what tiers cost prompts that never come back.
 
     [bold]Examples[/bold]
 
       quire bench tiers
-      quire bench tiers --tier disk --path /mnt/nvme --block 1MiB,4MiB
-      quire bench tiers --tier disk,redis --peers --json
-      quire bench tiers --model --plot crossover.svg
+      quire bench tiers --kinds disk --path /mnt/nvme --block-bytes 1MiB,4MiB
+      quire bench tiers --kinds disk,redis --with-peers --json
+      quire bench tiers --first-tokens --report crossover.svg
     """
-    names = tuple(name.strip() for name in tier.split(",")) if tier else None
-    if model:
-        _first_tokens(names, path, plot, quick=quick, as_json=as_json)
+    names = tuple(name.strip() for name in kinds.split(",")) if kinds else None
+    check_writable(report, ".svg")
+    if first_tokens:
+        _first_tokens(names, path, report, quick=quick, as_json=as_json)
         return
-    if plot is not None:
-        raise ConfigError("--plot draws what --model measures; give both")
+    if report is not None:
+        raise ConfigError("--report draws what --first-tokens measures; give both")
+    if with_peers:
+        allow_download({"lmcache"}, yes=yes)
     from quire.bench.tier_peers import Peers
     from quire.bench.tier_rows import TierBench, rows
 
     bench = TierBench(
         names=names,
-        block_bytes=tuple(parse_bytes(size.strip()) for size in block.split(",")),
+        block_bytes=tuple(parse_bytes(size.strip()) for size in block_bytes.split(",")),
         path=path,
         num_bytes=parse_bytes(num_bytes),
         rounds=3 if quick else 9,
     )
     with progress("starting") as say:
-        others = Peers(path, say) if peers else None
+        others = Peers(path, say) if with_peers else None
         measured = rows(bench, say, others)
     if as_json:
         print_json(measured)
@@ -89,24 +97,21 @@ def tiers(
 def _first_tokens(
     names: tuple[str, ...] | None,
     path: Path | None,
-    plot: Path | None,
+    report: Path | None,
     *,
     quick: bool,
     as_json: bool,
 ) -> None:
     check_installed()
+    if report is not None:
+        require("report", "a picture")
     from quire.bench import tier_plot, tier_ttft
 
     hush()
-    if plot is not None:
-        tier_plot.check_installed()
     with progress("starting") as say:
         measured = tier_ttft.rows(names, say, path=path, quick=quick)
-    if plot is not None:
-        try:
-            plot.write_text(tier_plot.crossover(measured), "utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {str(plot)!r}: {error.strerror}") from error
+    if report is not None:
+        write_text(report, tier_plot.crossover(measured))
     if as_json:
         print_json(measured)
     else:

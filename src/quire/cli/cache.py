@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.output import plain_table, print_json, stderr, stdout
+from quire.cli.files import check_writable
+from quire.cli.options import AsJson
+from quire.cli.output import print_json, stderr, stdout
+from quire.cli.tables import plain_table
 from quire.cli.tier_check import read_all, show_verified, steps
 from quire.cli.tier_place import check_installed, kind_of, path_of, reading, shown, writing
 from quire.config import format_bytes, parse_bytes
@@ -36,7 +39,6 @@ Prefix = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 
 @app.callback()
@@ -212,6 +214,7 @@ def export_(
 
     if file.exists() and not force:
         raise ConfigError(f"{str(file)!r} is there already; take another name, or --force")
+    check_writable(file)
     with reading(place) as held, steps("reading") as advance:
         keys = around(held.names, scope, prefix)
 

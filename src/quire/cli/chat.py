@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import ConfigError, TokensError
+from quire.extras import lacking
 
 Messages = list[dict[str, Any]]
 
@@ -34,7 +35,7 @@ def read_image(path: Path) -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise ConfigError("reading images needs Pillow: pip install pillow") from error
+        raise ConfigError(lacking("reading images", "PIL", "images")) from error
     try:
         with Image.open(path.expanduser()) as image:
             return image.convert("RGB")

@@ -19,19 +19,19 @@ NUM_SAMPLES = 4
 class Size(NamedTuple):
     """How much the demo does. Raises `ConfigError` through `check`."""
 
-    conversations: int = 5
-    turns: int = 3
+    num_conversations: int = 5
+    num_turns: int = 3
     system_tokens: int = 3000
-    new_tokens: int = 32
+    max_new_tokens: int = 64
     seed: int = 0
 
     def check(self) -> None:
         """Raise `ConfigError` unless the numbers are within the demo's text."""
         limits = {
-            "conversations": MAX_CONVERSATIONS,
-            "turns": MAX_TURNS,
+            "num_conversations": MAX_CONVERSATIONS,
+            "num_turns": MAX_TURNS,
             "system_tokens": 100_000,
-            "new_tokens": 1000,
+            "max_new_tokens": 1000,
         }
         for name, limit in limits.items():
             value = getattr(self, name)
@@ -146,11 +146,11 @@ class Pair:
         )
         self._talks = {
             label: ([message("system", self.system)], [message("system", self.system)])
-            for label in labels(size.conversations)
+            for label in labels(size.num_conversations)
         }
         pad = model.generation_config.pad_token_id
         self._arguments = {
-            "max_new_tokens": size.new_tokens,
+            "max_new_tokens": size.max_new_tokens,
             "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
         }
 
@@ -240,8 +240,8 @@ def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) 
     started = time.perf_counter()
     pair.warm_up()
     turns: list[Call] = []
-    for turn in range(1, size.turns + 1):
-        for label in labels(size.conversations):
+    for turn in range(1, size.num_turns + 1):
+        for label in labels(size.num_conversations):
             say(f"conversation {label}, turn {turn}: without quire, then with it")
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")

@@ -1,7 +1,7 @@
 """`quire curve`: what every size of a cache would find of a trace."""
 
 import csv
-import sys
+import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.output import (
-    is_utf8,
-    plain_table,
-    print_json,
-    progress,
-    stdout,
-)
+from quire.cli.files import check_writable, write_text
+from quire.cli.options import AsJson, CsvTo, MaybeBlockSize
+from quire.cli.output import is_utf8, print_json, progress, stdout
+from quire.cli.tables import plain_table
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,20 +33,18 @@ def curve(
     at: Annotated[
         str, typer.Option(help="More capacities to list: blocks, or % of the different blocks.")
     ] = "",
-    tiers: Annotated[
-        str, typer.Option(help="Capacities of an exclusive hierarchy, the fastest tier first.")
+    hierarchy: Annotated[
+        str, typer.Option(help="Capacities of exclusive tiers, the fastest first, by commas.")
     ] = "",
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
-    ] = None,
+    block_size: MaybeBlockSize = None,
     count_from: Annotated[
         str, typer.Option(help="Requests that only warm the cache up: a number, or %.")
     ] = "0",
     points: Annotated[
         int, typer.Option(min=2, help="About so many points of each curve in --json and --csv.")
     ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the curves as JSON.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the curves as CSV.")] = False,
+    as_json: AsJson = False,
+    csv_file: CsvTo = None,
 ) -> None:
     """The hit ratio of a trace for every capacity, under LRU and at best.
 
@@ -59,20 +54,19 @@ def curve(
     [bold]Examples[/bold]
 
       quire curve trace.jsonl.gz
-      quire curve trace.jsonl.gz --tiers 10%,100%
+      quire curve trace.jsonl.gz --hierarchy 10%,100%
       quire curve trace.jsonl.gz --json --points 200 --at 4096,8192
-      quire curve trace.jsonl.gz --count-from 50% --csv > curve.csv
+      quire curve trace.jsonl.gz --count-from 50% --csv curve.csv
     """
-    if as_json and as_csv:
-        raise ConfigError("--json and --csv exclude each other; choose one")
+    check_writable(csv_file)
     both = _read(trace, block_size, count_from)
     listed = [both.num_unique * share // 100 for share in SHARES]
     listed += capacities(at, both.num_unique, "--at")
-    sizes = capacities(tiers, both.num_unique, "--tiers")
+    sizes = capacities(hierarchy, both.num_unique, "--hierarchy")
+    if csv_file is not None:
+        write_text(csv_file, csv_of(both, points, listed))
     if as_json:
         print_json(document(both, points, listed, sizes) | {"trace": str(trace)})
-    elif as_csv:
-        write_csv(both, points, listed)
     else:
         _show(both, sorted(set(listed)), sizes, str(trace))
 
@@ -106,15 +100,17 @@ def document(both: "Curves", points: int, listed: list[int], sizes: list[int]) -
     return result
 
 
-def write_csv(both: "Curves", points: int, listed: list[int]) -> None:
-    """Print a row per capacity: blocks, token hit of LRU and of the optimum."""
+def csv_of(both: "Curves", points: int, listed: list[int]) -> str:
+    """Return a row per capacity: blocks, token hit of LRU and of the optimum."""
     chosen: set[int] = set()
     for each in (both.lru, both.optimum):
         chosen.update(each.thinned(points, listed).capacities.tolist())
-    rows = csv.writer(sys.stdout, lineterminator="\n")
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("capacity_blocks", "lru", "optimum"))
     for capacity in sorted(chosen):
         rows.writerow((capacity, both.lru.at(capacity), both.optimum.at(capacity)))
+    return text.getvalue()
 
 
 def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":

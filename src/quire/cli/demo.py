@@ -2,7 +2,6 @@
 
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,13 +9,22 @@ from rich.console import Console
 from rich.text import Text
 
 from quire.cli.comparison import NUM_SAMPLES, Call, Comparison, Pair, Size, compare, settle_threads
+from quire.cli.files import check_new, check_writable
 from quire.cli.models import TINY, load
-from quire.cli.output import (
+from quire.cli.options import (
+    KV_MEMORY,
+    AsJson,
+    BlockSize,
+    Dtype,
+    MaxNewTokens,
+    Model,
     RecordTo,
-    facts_table,
+    SaveTo,
+    Seed,
+)
+from quire.cli.output import (
     is_utf8,
     milliseconds,
-    plain_table,
     pool_bar,
     pool_counts,
     print_json,
@@ -27,6 +35,8 @@ from quire.cli.output import (
     stdout,
     times,
 )
+from quire.cli.tables import facts_table, plain_table
+from quire.cli.talks import SAMPLED_QUESTION
 from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 
@@ -38,36 +48,27 @@ CAPTION = "without, with quire: milliseconds to the first new token"
 
 def demo(
     *,
-    model: Annotated[
-        str, typer.Option(help="A local folder or a hub id.", show_default="the packaged one")
-    ] = TINY,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
-    capacity: Annotated[
+    model: Model = TINY,
+    as_json: AsJson = False,
+    kv_memory: Annotated[
         str | None,
-        typer.Option(
-            help="Memory for cached K and V.", show_default="64MiB, or 1GiB with a model of yours"
-        ),
+        typer.Option(help=KV_MEMORY, show_default="64MiB, or 1GiB with a model of yours"),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    block_size: BlockSize = 16,
     tier: TierLines = None,
-    tiers: TierFile = None,
-    seed: Annotated[int, typer.Option(help="Seed of the four samples.")] = 0,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
-    ] = None,
+    tier_file: TierFile = None,
+    seed: Seed = 0,
+    save: SaveTo = None,
     record: RecordTo = None,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16 or auto; equality is float32's.")
-    ] = "float32",
+    dtype: Dtype = "float32",
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads.", show_default="what is fastest without quire"),
     ] = None,
-    conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
-    turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
+    num_conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
+    num_turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
-    new_tokens: Annotated[int, typer.Option(help="Length of a reply.")] = 32,
+    max_new_tokens: MaxNewTokens = 64,
 ) -> None:
     """Several conversations under one long system prompt, with quire and without.
 
@@ -82,16 +83,18 @@ def demo(
       quire demo
       quire demo --json
       quire demo --save run.json && quire inspect run.json
-      quire demo --model ./my-model --capacity 2GiB
+      quire demo --model ./my-model --kv-memory 2GiB
       quire demo --record talks.jsonl && quire replay talks.jsonl
     """
-    size = Size(conversations, turns, system_tokens, new_tokens, seed)
+    size = Size(num_conversations, num_turns, system_tokens, max_new_tokens, seed)
     size.check()
-    capacity = capacity or ("64MiB" if model == TINY else "1GiB")
+    capacity = kv_memory or ("64MiB" if model == TINY else "1GiB")
     parse_bytes(capacity)
+    check_writable(save)
+    check_new(record)
     with (
-        opened(tier, tiers) as stack,
-        progress(f"loading {model}", total=conversations * turns + 1) as say,
+        opened(tier, tier_file) as stack,
+        progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
     ):
         started = time.perf_counter()
         loaded, tokenizer = load(model, dtype, threads)
@@ -157,9 +160,14 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     console.print(table)
     console.print(facts_table(_facts(found, utf8=is_utf8(console))))
     console.print()
-    asked = max(found.turns, key=lambda call: (call.conversation == "A", call.turn))
-    console.print(Text.assemble(("asked  ", "bold"), asked.question))
-    console.print(Text.assemble(("reply  ", "bold"), (f"{asked.replies[0].strip()} ...", "italic")))
+    console.print(Text("conversation A", "bold"))
+    for call in found.turns:
+        if call.conversation == "A":
+            said = [f"- {call.question}\n", ("  " + " ".join(call.replies[0].split()), "italic")]
+            console.print(Text.assemble(*said))
+    console.print(Text(SAMPLED_QUESTION + " (four samples)", "bold"))
+    for reply in found.sample.replies:
+        console.print(Text.assemble("- ", (" ".join(reply.split()), "italic")))
     console.print()
 
 

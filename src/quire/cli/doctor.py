@@ -6,55 +6,33 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
-import typer
 from rich.text import Text
 
 from quire._version import __version__
-from quire.cli.output import facts_table, plain_table, print_json, progress, stdout
+from quire.cli.options import AsJson
+from quire.cli.output import print_json, progress, stdout
+from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes
+from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, Extra, install
 
-DISTRIBUTION = "quire-kv"
-MOONCAKE = "mooncake-transfer-engine-non-cuda"
-MODULES = {MOONCAKE: "mooncake"}
-"""What a package is imported as, where that is another name."""
+BASE = ("numpy", "msgspec")
+"""What is always there."""
 
-PACKAGES = (
-    "numpy",
-    "msgspec",
-    "typer",
-    "rich",
-    "torch",
-    "transformers",
-    "safetensors",
-    "xxhash",
-    "redis",
-    "obstore",
-    MOONCAKE,
+PACKAGES = tuple(
+    dict.fromkeys(
+        (
+            *BASE,
+            *(DISTRIBUTIONS.get(name, name) for extra in EXTRAS.values() for name in extra.modules),
+        )
+    )
 )
-
-
-class Extra(NamedTuple):
-    """An optional part: what it needs, and what it is for."""
-
-    packages: tuple[str, ...]
-    purpose: str
-
-
-EXTRAS = {
-    "cli": Extra(("typer", "rich"), "this command line"),
-    "torch": Extra(("torch",), "block pools in tensors"),
-    "hf": Extra(("torch", "transformers", "safetensors"), "PrefixCache, demo, generate"),
-    "tiers": Extra(("xxhash",), "KV in host memory, on disk, in shared files"),
-    "redis": Extra(("xxhash", "redis"), "KV in Redis and Valkey"),
-    "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
-    "mooncake": Extra(("xxhash", MOONCAKE), "KV in a Mooncake store"),
-}
+IMPORTED_AS: dict[str, str] = {package: module for module, package in DISTRIBUTIONS.items()}
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What is installed, what each extra would add, and what the machine has.
 
@@ -75,14 +53,14 @@ def doctor(
     console.print(facts_table(_facts(found)))
     console.print()
     table = plain_table()
-    for name in ("extra", "gives", "needs", ""):
+    for name in ("extra", "gives", ""):
         table.add_column(name)
     for name, extra in found["extras"].items():
         missing = extra["missing"]
         state = (
             Text(f"missing: {', '.join(missing)}", "yellow") if missing else Text("there", "green")
         )
-        table.add_row(name, extra["purpose"], ", ".join(extra["packages"]), state)
+        table.add_row(name, extra["purpose"], state)
     console.print(table)
     lacking = [extra for extra in found["extras"].values() if extra["missing"]]
     for extra in lacking:
@@ -94,10 +72,10 @@ def examine() -> dict[str, Any]:
     versions = {name: _version(name) for name in PACKAGES}
     extras = {
         name: {
-            "packages": list(extra.packages),
-            "missing": [package for package in extra.packages if versions[package] is None],
+            "packages": _packages(extra),
+            "missing": [package for package in _packages(extra) if versions[package] is None],
             "purpose": extra.purpose,
-            "install": f"pip install '{DISTRIBUTION}[{name}]'",
+            "install": install(name),
         }
         for name, extra in EXTRAS.items()
     }
@@ -113,9 +91,13 @@ def examine() -> dict[str, Any]:
     } | _devices()
 
 
+def _packages(extra: Extra) -> list[str]:
+    return [DISTRIBUTIONS.get(name, name) for name in extra.modules]
+
+
 def _version(package: str) -> str | None:
     try:
-        module = MODULES.get(package, package)
+        module = IMPORTED_AS.get(package, package)
         return version(package) if importlib.util.find_spec(module) else None
     except PackageNotFoundError:
         return None
@@ -175,8 +157,14 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("quire", found["quire"]),
         ("python", f"{found['python']} ({found['platform']}), {sys.executable}"),
     ]
-    for name, number in found["packages"].items():
-        facts.append((name, number if number is not None else Text("not installed", "yellow")))
+    for package, number in found["packages"].items():
+        name: str = IMPORTED_AS.get(package) or package
+        facts.append(
+            (
+                name,
+                number if number is not None else Text("not installed", "yellow"),
+            )
+        )
     facts += [("CPU", f"{found['cpu_cores']} cores"), ("memory", ", ".join(sizes) or "unknown")]
     if found["torch_error"]:
         facts.append(("torch", Text(f"does not load: {found['torch_error']}", "red")))

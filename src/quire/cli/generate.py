@@ -19,9 +19,20 @@ from quire.cli.chat import (
     reply_text,
     timed,
 )
+from quire.cli.files import check_new, check_writable, read_text
 from quire.cli.models import TINY, load
-from quire.cli.output import (
+from quire.cli.options import (
+    AsJson,
+    BlockSize,
+    Dtype,
+    KvMemory,
+    MaxNewTokens,
+    Model,
     RecordTo,
+    SaveTo,
+    Seed,
+)
+from quire.cli.output import (
     milliseconds,
     print_json,
     progress,
@@ -46,12 +57,10 @@ def generate(
         Path | None, typer.Option(help="A conversation: a question per line, or a JSON list.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System text, or @FILE.")] = None,
-    model: Annotated[
-        str, typer.Option(help="A local folder or a hub id.", show_default="the packaged one")
-    ] = TINY,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a reply.")] = 128,
+    model: Model = TINY,
+    max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed, for a temperature above 0.")] = 0,
+    seed: Seed = 0,
     salt: Annotated[
         str | None, typer.Option(help="Share the cache only with calls of the same salt.")
     ] = None,
@@ -64,10 +73,7 @@ def generate(
             help="An image for the first question; may be given again.", show_default=False
         ),
     ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write the cache's final state for [bold]quire inspect[/bold]."),
-    ] = None,
+    save: SaveTo = None,
     record: RecordTo = None,
     hint: Annotated[
         str | None,
@@ -77,12 +83,12 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    capacity: Annotated[str, typer.Option(help="Memory for cached K and V.")] = "256MiB",
+    kv_memory: KvMemory = "256MiB",
     tier: TierLines = None,
-    tiers: TierFile = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    tier_file: TierFile = None,
+    block_size: BlockSize = 16,
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
 ) -> None:
     """Generate text, and say what was reused.
 
@@ -105,17 +111,19 @@ def generate(
     """
     questions = _questions(prompt, file, turns)
     talk: Messages = [message("system", _system(system))] if system is not None else []
-    parse_bytes(capacity)
+    parse_bytes(kv_memory)
+    check_writable(save)
+    check_new(record)
     foreseen = _hint(hint)
     images = [read_image(path) for path in image or ()]
     with ExitStack() as opening, progress(f"loading {model}"):
-        stack = opening.enter_context(opened(tier, tiers))
+        stack = opening.enter_context(opened(tier, tier_file))
         loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
+        cache = PrefixCache(loaded, kv_memory, block_size, observer=recorder, tiers=stack)
         opening.callback(cache.close)
         until_the_end = opening.pop_all()
     arguments = _sampling(temperature) | {
@@ -220,7 +228,7 @@ def _questions(prompt: str | None, file: Path | None, turns: Path | None) -> lis
     if turns is not None:
         questions = _read_turns(turns)
     elif file is not None:
-        questions = [_read(file).strip()]
+        questions = [read_text(file).strip()]
     elif prompt is not None:
         questions = [prompt]
     elif sys.stdin.isatty():
@@ -233,7 +241,7 @@ def _questions(prompt: str | None, file: Path | None, turns: Path | None) -> lis
 
 
 def _read_turns(path: Path) -> list[str]:
-    text = _read(path)
+    text = read_text(path)
     if not text.lstrip().startswith("["):
         return [line for line in text.splitlines() if line.strip()]
     try:
@@ -246,13 +254,4 @@ def _read_turns(path: Path) -> list[str]:
 
 
 def _system(text: str) -> str:
-    return _read(Path(text[1:])) if text.startswith("@") else text
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.expanduser().read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{str(path)!r} is not UTF-8 text: {error.reason}") from error
+    return read_text(Path(text[1:])) if text.startswith("@") else text

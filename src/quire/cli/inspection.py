@@ -5,28 +5,21 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 from rich.tree import Tree
 
-from quire.cli.output import (
-    ACTIVE,
-    CACHED,
-    facts_table,
-    is_utf8,
-    plain_table,
-    pool_bar,
-    pool_counts,
-    print_json,
-    stdout,
-)
+from quire.cli.files import check_writable, read_text, write_text
+from quire.cli.options import AsJson, ReportTo
+from quire.cli.output import ACTIVE, CACHED, is_utf8, pool_bar, pool_counts, print_json, stdout
+from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes
 from quire.errors import ConfigError
 
 PARTS = frozenset({"block_size", "policy", "groups", "roots", "sequences", "stats"})
 
-HEAD_TOKENS = 48
-"""So many tokens of an edge are shown as text."""
+HEAD_TOKENS, HEAD_IDS = 48, 8
+"""So many tokens of an edge are shown as text, or as ids."""
 
 MISSES = {
     "last_token": "the last token of each prompt is always computed",
@@ -48,11 +41,8 @@ def inspect(
     top: Annotated[
         int, typer.Option(help="Of a tier: so many prefixes of each scope.", min=0)
     ] = 12,
-    svg: Annotated[
-        Path | None,
-        typer.Option("--svg", help="Of a tier: draw it into this file, too.", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    report: ReportTo = None,
+    as_json: AsJson = False,
 ) -> None:
     """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
 
@@ -68,11 +58,13 @@ def inspect(
       quire inspect
       quire demo --save run.json && quire inspect run.json
       quire inspect run.json --json
-      quire inspect /var/cache/quire --svg tier.svg
+      quire inspect /var/cache/quire --report tier.svg
     """
     if file is not None and file.expanduser().is_dir():
-        _inspect_tier(file.expanduser(), top=top, svg=svg, as_json=as_json)
+        _inspect_tier(file.expanduser(), top=top, report=report, as_json=as_json)
         return
+    if report is not None:
+        raise ConfigError("--report draws the directory of a tier; a snapshot is shown here only")
     state = demonstration() if file is None else read(file)
     if as_json:
         print_json(state)
@@ -90,23 +82,24 @@ def inspect(
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
 
 
-def _inspect_tier(path: Path, *, top: int, svg: Path | None, as_json: bool) -> None:
+def _inspect_tier(path: Path, *, top: int, report: Path | None, as_json: bool) -> None:
     from quire.cli import tier_picture
 
+    check_writable(report, ".svg")
     picture = tier_picture.surveyed(path)
+    if report is not None:
+        write_text(report, tier_picture.as_svg(picture, top=top))
     if as_json:
         print_json(tier_picture.as_data(picture))
     else:
-        tier_picture.draw(picture, top=top, svg=svg)
+        tier_picture.draw(stdout(), picture, top=top)
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a snapshot. Raises `ConfigError` for a file that is none."""
     try:
-        state: Any = json.loads(path.expanduser().read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
+        state: Any = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(_not_a_snapshot(path, str(error))) from error
     missing = PARTS.difference(cast("dict[str, Any]", state) if isinstance(state, dict) else ())
     if missing:
@@ -197,19 +190,35 @@ def _grow(tree: Tree, nodes: list[dict[str, Any]], state: dict[str, Any], *, tex
             label.append(f"  priority {node['priority']}", "magenta")
         for note in held_notes(node, state):
             label.append(f"  {note}", "yellow")
-        label.append("  " + _head(node["tokens"], text=text), "dim")
-        label.no_wrap, label.overflow = True, "ellipsis"
-        _grow(tree.add(label), node["children"], state, text=text)
+        _grow(
+            tree.add(_Label(label, node["tokens"], text=text)), node["children"], state, text=text
+        )
 
 
-def _head(tokens: list[int], *, text: bool) -> str:
-    """The beginning of an edge, as text or as token ids."""
-    if not text:
-        more = ", ..." if len(tokens) > 8 else ""
-        return f"[{', '.join(map(str, tokens[:8]))}{more}]"
-    head = bytes(token for token in tokens[:HEAD_TOKENS] if 0 <= token < 256)
-    more = "..." if len(tokens) > HEAD_TOKENS else ""
-    return json.dumps(head.decode("utf-8", "replace"), ensure_ascii=False) + more
+class _Label:
+    """What is known of an edge, whole, and as much of its beginning as the line has room for."""
+
+    def __init__(self, facts: Text, tokens: list[int], *, text: bool) -> None:
+        self._facts, self._tokens, self._text = facts, tokens, text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        head = _head(self._tokens, options.max_width - self._facts.cell_len - 2, text=self._text)
+        yield Text.assemble(self._facts, ("  " + head if head else "", "dim"))
+
+
+def _head(tokens: list[int], room: int, *, text: bool) -> str:
+    """The beginning of an edge in so many columns, as text or as token ids; whole ids, or none."""
+    if text:
+        head = bytes(token for token in tokens[:HEAD_TOKENS] if 0 <= token < 256)
+        said = json.dumps(head.decode("utf-8", "replace"), ensure_ascii=False)
+        said += "..." if len(tokens) > HEAD_TOKENS else ""
+        return said if len(said) <= room else said[: room - 1] + "…" if room > 1 else ""
+    for count in range(min(HEAD_IDS, len(tokens)), 0, -1):
+        more = ", ..." if len(tokens) > count else ""
+        said = f"[{', '.join(map(str, tokens[:count]))}{more}]"
+        if len(said) <= room:
+            return said
+    return ""
 
 
 def _sequences(state: dict[str, Any]) -> Any:

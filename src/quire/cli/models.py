@@ -1,11 +1,12 @@
 """Models and tokenizers, from a folder or the hub."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
+from quire.assets import demo_model
 from quire.errors import ConfigError
+from quire.extras import require
 
 TINY = "quire-tiny"
 HUB_TIMEOUT_S = 5
@@ -62,13 +63,8 @@ def load(
 
 
 def check_installed() -> None:
-    """Raise `ConfigError` unless torch and transformers are there."""
-    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ConfigError(
-            f"running a model needs {' and '.join(missing)}: pip install 'quire-kv[hf]' "
-            "(quire doctor shows what is there)"
-        )
+    """Raise `ConfigError` unless all is there that a model needs."""
+    require("demo", "running a model")
 
 
 def _check_adapter(folder: Path) -> None:
@@ -77,8 +73,7 @@ def _check_adapter(folder: Path) -> None:
             f"{str(folder)!r} has no adapter_config.json; pass the folder that save_pretrained of "
             "a PEFT adapter wrote"
         )
-    if not importlib.util.find_spec("peft"):
-        raise ConfigError("an adapter needs peft: pip install peft")
+    require("lora", "an adapter")
 
 
 def hush() -> None:
@@ -94,14 +89,7 @@ def hush() -> None:
 def _source(name: str) -> str | Path:
     """Where to load `name` from: a folder that exists, or a hub id."""
     if name == TINY:
-        from quire.bench.hf_models import QUIRE_TINY
-
-        if not (QUIRE_TINY / "config.json").is_file():
-            raise ConfigError(
-                f"the packaged model is missing in {QUIRE_TINY}; reinstall quire-kv, or pass "
-                "--model FOLDER"
-            )
-        return QUIRE_TINY
+        return demo_model()
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -6,18 +6,15 @@ Results go to standard output, everything else (progress, errors) to standard er
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from quire.errors import ConfigError
+from quire.cli.files import write_text
 
 if TYPE_CHECKING:
     from quire.observe import Recorder
@@ -26,25 +23,21 @@ BAR_WIDTH = 40
 ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
 
 
-RecordTo = Annotated[
-    Path | None,
-    typer.Option(
-        "--record",
-        help="Write the requests, without their content, as a trace for "
-        "[bold]quire replay[/bold]: a new file.",
-        show_default=False,
-    ),
-]
+class _Console(Console):
+    """A console that raises `BrokenPipeError` where its reader is gone, as other streams do."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def stdout() -> Console:
     """Return a console for results."""
-    return Console(highlight=False)
+    return _Console(highlight=False)
 
 
 def stderr() -> Console:
     """Return a console for progress and errors; long lines are left to the terminal."""
-    return Console(stderr=True, soft_wrap=True)
+    return _Console(stderr=True, soft_wrap=True)
 
 
 def print_json(document: object) -> None:
@@ -54,10 +47,7 @@ def print_json(document: object) -> None:
 
 def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:
     """Write a manager's snapshot for `quire inspect`. Raises `ConfigError`."""
-    try:
-        path.write_text(json.dumps(snapshot | {"text_is_bytes": text_is_bytes}), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    write_text(path, json.dumps(snapshot | {"text_is_bytes": text_is_bytes}))
 
 
 def recording(path: Path | None, block_size: int) -> "Recorder | None":
@@ -96,21 +86,6 @@ def progress(what: str, total: int | None = None) -> Generator[Callable[[str], N
             begun += 1
 
         yield begin
-
-
-def plain_table(**options: Any) -> Table:
-    """Return a table with one line under its head and no frame."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", **options)
-
-
-def facts_table(facts: Iterable[tuple[str, Any]]) -> Table:
-    """Return names and values in two columns."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in facts:
-        table.add_row(name, value)
-    return table
 
 
 def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:

@@ -8,19 +8,30 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
+from quire.cli.files import check_writable, write_text
+from quire.cli.options import (
+    AsJson,
+    Below,
+    BlockSize,
+    Gpu,
+    MaybeDtype,
+    Mfu,
+    Model,
+    NumGpus,
+    ReportTo,
+)
 from quire.cli.output import (
     ACTIVE,
     BAR_WIDTH,
     CACHED,
     FREE,
-    facts_table,
     is_utf8,
     milliseconds,
-    plain_table,
     print_json,
     progress,
     stdout,
 )
+from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
@@ -34,32 +45,19 @@ HIT_WIDTH = 20
 
 def plan(
     *,
-    model: Annotated[
-        str,
-        typer.Option(help="A published model, or the path of a config.json.", show_default=False),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(help="h100, mi300x, cpu, ...; or a .json file of yours.", show_default=False),
-    ],
-    num_gpus: Annotated[int, typer.Option(help="Tensor-parallel devices.", min=1)] = 1,
+    model: Model,
+    gpu: Gpu,
+    num_gpus: NumGpus = 1,
     context: Annotated[str, typer.Option(help="Tokens of a user's sequence.")] = "8k",
-    tiers: Annotated[
-        str | None,
-        typer.Option(help="Memory below: name=size@speed[@latency], by comma.", show_default=False),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace: what memory is worth on it.", show_default=False)
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Format of the weights: fp8, int4, ...", show_default=False)
-    ] = None,
+    tiers: Below = "",
+    trace: Annotated[Path | None, typer.Option(help="A trace file.", show_default=False)] = None,
+    dtype: MaybeDtype = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Format of K and V: fp8, ...", show_default=False)
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.", min=1)] = 16,
+    block_size: BlockSize = 16,
     new_tokens: Annotated[str, typer.Option(help="Tokens a turn adds to a cached prefix.")] = "256",
-    mfu: Annotated[float, typer.Option(help="Share of the peak FLOP/s that prefills reach.")] = 0.5,
+    mfu: Mfu = 0.5,
     measured: Annotated[
         str | None,
         typer.Option(
@@ -74,10 +72,8 @@ def plan(
         str | None,
         typer.Option(help="Room for activations, all devices; else estimated.", show_default=False),
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the picture as .html or .svg.", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    report: ReportTo = None,
+    as_json: AsJson = False,
 ) -> None:
     """What fits, for how many users, and what more memory would buy.
 
@@ -103,8 +99,7 @@ def plan(
     from quire.sim.plan import plan as make_plan
     from quire.sim.trace import open_trace
 
-    if save is not None and save.suffix not in {".html", ".svg"}:
-        raise ConfigError(f"cannot write {str(save)!r}: the picture is an .html or .svg file")
+    check_writable(report, ".html", ".svg")
     placement = Placement(
         model=model_named(model).stored_as(dtype, kv_dtype),
         accelerator=accelerator_named(gpu),
@@ -120,17 +115,17 @@ def plan(
         made = make_plan(
             placement,
             parse_tokens(context),
-            parse_tiers(tiers or ""),
+            parse_tiers(tiers),
             trace=None if trace is None else open_trace(trace),
             new_tokens=parse_tokens(new_tokens),
             roofline=roofline,
         )
+    if report is not None:
+        write_text(report, report_of(made, report.suffix))
     if as_json:
         print_json(msgspec.to_builtins(made))
     else:
         stdout().print(picture(made, utf8=is_utf8(stdout())))
-    if save is not None:
-        write_picture(made, save)
 
 
 def parse_tokens(text: str) -> int:
@@ -154,18 +149,14 @@ def picture(made: "Plan", *, utf8: bool = True) -> Group:
     return Group(*parts)
 
 
-def write_picture(made: "Plan", path: Path) -> None:
-    """Write a plan's picture as one HTML or SVG file. Raises `ConfigError`."""
+def report_of(made: "Plan", ending: str) -> str:
+    """Return a plan's picture as a page (".html") or as ".svg"."""
     import io
 
     console = Console(record=True, width=110, file=io.StringIO(), highlight=False)
     console.print(picture(made))
     title = f"{made.model} on {made.num_gpus} x {made.accelerator}"
-    drawn = console.export_html() if path.suffix == ".html" else console.export_svg(title=title)
-    try:
-        path.write_text(drawn, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    return console.export_html() if ending == ".html" else console.export_svg(title=title)
 
 
 def short_tokens(tokens: int) -> str:

@@ -1,18 +1,20 @@
 """`quire replay`: a trace through the real cache, by capacity and policy."""
 
 import csv
+import io
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quire.cli.output import print_json, progress, stdout
+from quire.cli.files import check_writable, write_text
+from quire.cli.options import AsJson, CsvTo, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
+from quire.cli.output import print_json, progress, stderr, stdout
 from quire.cli.replay_inputs import (
     DEFAULT_CAPACITIES,
     Asked,
     capacities_in_blocks,
-    check_folder,
     default_capacities,
     load_model,
     opened,
@@ -20,7 +22,7 @@ from quire.cli.replay_inputs import (
     service_of,
 )
 from quire.cli.replay_table import show
-from quire.errors import ConfigError
+from quire.extras import require
 
 DEFAULT_GPU = "h100"
 
@@ -35,26 +37,19 @@ def replay(
             show_default=" ".join(DEFAULT_CAPACITIES),
         ),
     ] = None,
-    policy: Annotated[
+    policies: Annotated[
         str | None,
         typer.Option(help="Policies, separated by commas.", show_default="lru,learned,optimum"),
     ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
-    ] = None,
+    block_size: MaybeBlockSize = None,
     hints: Annotated[
         str,
         typer.Option(
             help="What callers foresee: none, recorded, never, no-store, session-end, last-use."
         ),
     ] = "none",
-    model: Annotated[
-        str | None,
-        typer.Option(help="What is saved: a known model, or a folder with its config.json."),
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Its accelerator.", show_default=DEFAULT_GPU)
-    ] = None,
+    model: MaybeModel = None,
+    gpu: MaybeGpu = None,
     concurrent: Annotated[
         bool, typer.Option("--concurrent", help="Let requests overlap, and wait for room.")
     ] = False,
@@ -70,13 +65,9 @@ def replay(
         int | None, typer.Option(min=1, help="Replays at a time.", show_default="CPU cores")
     ] = None,
     executor: Annotated[str, typer.Option(help="Where they run: process or ray.")] = "process",
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write the rows to this file as CSV.")
-    ] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write a report with figures to this file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    csv_file: CsvTo = None,
+    report: ReportTo = None,
+    as_json: AsJson = False,
 ) -> None:
     """The hit ratio of a trace on the real cache, by capacity and policy.
 
@@ -86,21 +77,23 @@ def replay(
     [bold]Examples[/bold]
 
       quire replay trace.jsonl.gz
-      quire replay trace.jsonl.gz --capacity 10% --capacity 18279 --policy lru,fifo
+      quire replay trace.jsonl.gz --capacity 10% --capacity 18279 --policies lru,fifo
       quire replay trace.jsonl.gz --capacity 64GiB --model llama-3.1-8b --gpu h100
-      quire replay trace.jsonl.gz --capacity 5% --policy lru --hints session-end
+      quire replay trace.jsonl.gz --capacity 5% --policies lru --hints session-end
       quire replay trace.jsonl.gz --concurrent --model llama-3.1-8b --gpu h100
-      quire replay trace.jsonl.gz --html report.html
+      quire replay trace.jsonl.gz --report report.html
       quire replay trace.jsonl.gz --json --csv rows.csv
     """
     from quire.cli.replay_run import Replays
     from quire.sim.executors import executor_named
     from quire.sim.foresight import check_kind
 
-    for path in (csv_file, html_file):
-        check_folder(path)
+    check_writable(csv_file)
+    check_writable(report, ".html")
+    if report is not None:
+        require("report", "a report")
     check_kind(hints)
-    policies = policies_of(policy)
+    chosen = policies_of(policies)
     where = executor_named(executor, jobs or os.cpu_count() or 1)
     roofline = load_model(model, gpu, DEFAULT_GPU)
     service = service_of((prefill_rate, decode_rate), roofline, concurrent=concurrent)
@@ -109,7 +102,7 @@ def replay(
         trace,
         {
             "--capacity": capacity,
-            "--policy": policy,
+            "--policies": policies,
             "--block-size": block_size,
             "--hints": hints if hints != "none" else None,
             "--model": model,
@@ -117,6 +110,7 @@ def replay(
             "--concurrent": concurrent,
             "--prefill-rate": prefill_rate,
             "--decode-rate": decode_rate,
+            "--report": None if report is None else str(report),
         },
     )
     with progress(f"reading {trace.name}") as say:
@@ -129,31 +123,30 @@ def replay(
         source.block_size,
         roofline.model if roofline else None,
     )
-    document = replays.document(blocks, policies)
+    document = replays.document(blocks, chosen)
     if csv_file is not None:
-        write_csv(csv_file, document["rows"])
-    if html_file is not None:
-        from quire.cli.replay_report import write_report
+        write_text(csv_file, csv_of(document["rows"]))
+    if report is not None:
+        from quire.cli.replay_report import report_of
 
-        write_report(html_file, replays, document, asked)
+        write_text(report, report_of(replays, document, asked))
+        stderr().print(f"report written to {report}", markup=False, highlight=False)
     if as_json:
         print_json(document)
     else:
         show(stdout(), document, asked.command())
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as CSV; the miss reasons are columns of their own. Raises `ConfigError`."""
+def csv_of(rows: list[dict[str, Any]]) -> str:
+    """Return rows as CSV; the miss reasons are columns of their own."""
     flat = [
         {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
         | {f"missed_{reason}": tokens for reason, tokens in row["missed"].items()}
         for row in rows
     ]
     columns = list(dict.fromkeys(key for row in flat for key in row))
-    try:
-        with path.expanduser().open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(flat)
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()

@@ -42,16 +42,18 @@ class Asked(NamedTuple):
                     words += option, str(each)
         return shlex.join(words)
 
+    def without_folders(self) -> "Asked":
+        """Return the same with files by their names alone: for what is shown to others."""
+        options = dict(self.options)
+        for name in ("--model", "--gpu", "--report"):
+            if options.get(name) and "/" in str(options[name]):
+                options[name] = Path(str(options[name])).name
+        return Asked(Path(self.trace.name), options)
+
 
 def names(text: str) -> list[str]:
     """Return what stands between the commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def check_folder(path: Path | None) -> None:
-    """Raise `ConfigError` where a file cannot be written because its folder is not there."""
-    if path is not None and not path.expanduser().parent.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 def opened(path: Path, block_size: int | None) -> "Trace":
@@ -72,7 +74,7 @@ def policies_of(text: str | None) -> list[str]:
         return ["lru", *(["learned"] if "learned" in POLICIES else []), OPTIMUM]
     found = list(dict.fromkeys(names(text)))
     if not found:
-        raise ConfigError(f"--policy names no policy, got {text!r}; for example lru,optimum")
+        raise ConfigError(f"--policies names no policy, got {text!r}; for example lru,optimum")
     for name in found:
         check_policy(name)
     return found
@@ -84,11 +86,9 @@ def load_model(model: str | None, gpu: str | None, default_gpu: str) -> "Rooflin
         if gpu is not None:
             raise ConfigError(f"--gpu {gpu} says nothing without --model; add it, or leave it out")
         return None
-    from quire.sim.hardware import ModelFacts, Roofline, accelerator_named, model_named
+    from quire.sim.hardware import Roofline, accelerator_named, model_named
 
-    path = Path(model).expanduser()
-    facts = ModelFacts.from_config(path) if path.exists() else model_named(model)
-    return Roofline(facts, accelerator_named(gpu or default_gpu))
+    return Roofline(model_named(model), accelerator_named(gpu or default_gpu))
 
 
 def service_of(

@@ -1,18 +1,15 @@
-"""`quire replay --html`: the rows again as a page, with a closer look at one capacity."""
+"""`quire replay --report`: the rows again as a page, with a closer look at one capacity."""
 
-from pathlib import Path
 from typing import Any
 
-from quire.cli.output import stderr
 from quire.cli.replay_inputs import Asked
 from quire.cli.replay_run import Replays
-from quire.errors import ConfigError
 from quire.sim.report import Focus, Report, focus_capacity, focus_measures, html, over_time_measure
 from quire.sim.sweep import pairs_of
 
 
-def write_report(path: Path, replays: Replays, document: dict[str, Any], asked: Asked) -> None:
-    """Write a report of the rows to a file. Raises `ConfigError`."""
+def report_of(replays: Replays, document: dict[str, Any], asked: Asked) -> str:
+    """Return a report of the rows as a page. Raises `ConfigError`."""
     rows = document["rows"]
     capacity = focus_capacity([row["capacity_blocks"] for row in rows], replays.curves.num_unique)
     policies = list(dict.fromkeys(row["policy"] for row in rows))
@@ -31,17 +28,13 @@ def write_report(path: Path, replays: Replays, document: dict[str, Any], asked: 
         new_blocks=closer.measured["new_blocks"],
     )
     facts = {key: value for key, value in document.items() if key != "rows"}
-    report = Report(
+    asked = asked.without_folders()
+    page = Report(
         facts=facts,
         rows=rows,
         curves=replays.curves,
         focus=focus,
-        command=asked.command(html=str(path)),
-        focus_command=asked.command(capacity=capacity, html=str(path)),
+        command=asked.command(),
+        focus_command=asked.command(capacity=capacity),
     )
-    page = html(report)
-    try:
-        path.expanduser().write_text(page, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
-    stderr().print(f"report written to {path}", markup=False, highlight=False)
+    return html(page)

@@ -7,22 +7,18 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from quire.cli.output import plain_table
+from quire.cli.tables import plain_table
 from quire.config import format_bytes
 
 Row: TypeAlias = dict[str, Any]
 
-WIDE = 108
-"""Columns of a terminal from which on everything is shown."""
-
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its head, what of a row it shows, and how much it matters (0: most)."""
+    """A column: its head, and what of a row it shows."""
 
     head: str
     cell: Callable[[Row], str]
-    rank: int = 0
     style: str = ""
 
 
@@ -37,7 +33,7 @@ def show(console: Console, document: dict[str, Any], command: str) -> None:
             f"tokens; at most {document['ceiling']:.2%} can be found",
         )
     )
-    columns = _columns(document["rows"], console.width)
+    columns = _columns(document["rows"])
     console.print(_table(document["rows"], columns))
     for line in _notes(document, [column.head for column in columns]):
         console.print(Text(f"  {line}", "bright_black"))
@@ -45,11 +41,11 @@ def show(console: Console, document: dict[str, Any], command: str) -> None:
 
 
 def _table(rows: list[Row], columns: list[Column]) -> Any:
-    table = plain_table()
+    table = plain_table(num_keys=3)
     for column in columns:
         left = column.head == "policy"
         justify = "left" if left else "right"
-        table.add_column(column.head, justify=justify, style=column.style, no_wrap=True)
+        table.add_column(column.head, justify=justify, style=column.style, no_wrap=left)
     last = None
     for row in rows:
         capacity = row["capacity_blocks"]
@@ -63,15 +59,14 @@ def _table(rows: list[Row], columns: list[Column]) -> Any:
     return table
 
 
-def _columns(rows: list[Row], width: int) -> list[Column]:
-    """Return the columns that rows fill and a terminal of this width can show."""
+def _columns(rows: list[Row]) -> list[Column]:
+    """Return the columns that rows fill."""
     more: list[Column] = []
     if "saved_prefill_s" in rows[0]:
         more.append(Column("saved prefill", lambda row: f"{row['saved_prefill_s']:,.0f} s"))
     if any("mean_wait_s" in row for row in rows):
         more.append(Column("mean wait", _wait))
-    limit = 2 if width >= WIDE else 0 if more else 1
-    return [column for column in (*COLUMNS[:-1], *more, COLUMNS[-1]) if column.rank <= limit]
+    return [*COLUMNS[:-1], *more, COLUMNS[-1]]
 
 
 def _missed(*reasons: str) -> Callable[[Row], str]:
@@ -97,14 +92,15 @@ COLUMNS = (
     Column("of all", lambda row: f"{100 * row['share']:.3g} %" if row["share"] else ""),
     Column("policy", lambda row: row["policy"]),
     Column("token hit", lambda row: f"{100 * row['token_hit']:.2f} %"),
-    Column("of best", _of_best, 1),
-    Column("block hit", lambda row: f"{100 * row['block_hit']:.2f} %", 2),
+    Column("of best", _of_best),
     Column("evicted", lambda row: f"{row['evictions']:,}"),
-    Column("cold", _missed("cold"), 2, "bright_black"),
-    Column("gone", _missed("evicted"), 1, "bright_black"),
-    Column("other", _missed("oversized", "partial_block"), 2, "bright_black"),
-    Column("CPU s", lambda row: f"{row['seconds']:.2f}", 1, "bright_black"),
+    Column("gone", _missed("evicted"), "bright_black"),
+    Column("block hit", lambda row: f"{100 * row['block_hit']:.2f} %"),
+    Column("cold", _missed("cold"), "bright_black"),
+    Column("other", _missed("oversized", "partial_block"), "bright_black"),
+    Column("CPU s", lambda row: f"{row['seconds']:.2f}", "bright_black"),
 )
+"""Those that matter most stand first: in a narrow terminal the others are below."""
 
 
 def _is_best(row: Row, rows: list[Row]) -> bool:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from quire.cli.output import BAR_WIDTH, facts_table, milliseconds, plain_table
+from quire.cli.output import BAR_WIDTH, milliseconds
+from quire.cli.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
     from quire.sim.serving import ServingResult
@@ -63,29 +64,31 @@ def facts(result: "ServingResult") -> Any:
     return facts_table(found)
 
 
-def histogram(result: "ServingResult", *, utf8: bool) -> Text:
-    """Draw how times to the first token are spread."""
+def histogram(result: "ServingResult", *, width: int, utf8: bool) -> Text:
+    """Draw how times to the first token are spread, in `width` columns."""
     counts, edges = result.ttft_histogram.counts, result.ttft_histogram.edges
     most = max(counts)
+    room = max(1, min(BAR_WIDTH, width - 22 - len(f"{most:,}")))
     text = Text("\ntime to the first token\n", no_wrap=True)
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        width = -(-BAR_WIDTH * count // most)
+        filled = -(-room * count // most)
         text.append(f"{duration(low):>9} - {duration(high):<9}", "bright_black")
-        text.append(("█" if utf8 else "#") * width, FIRST)
+        text.append(("█" if utf8 else "#") * filled, FIRST)
         text.append(f" {count:,}\n")
     return text
 
 
-def queues(result: "ServingResult", *, utf8: bool) -> Text:
-    """Draw how many requests wait and run, over time."""
+def queues(result: "ServingResult", *, width: int, utf8: bool) -> Text:
+    """Draw how many requests wait and run, over time, in `width` columns."""
     line = result.timeline
+    room = max(1, width - 20)
     text = Text(f"requests over {result.makespan_s:,.0f} s, and the most\n", no_wrap=True)
     for name, counts, style in (
         ("waiting", line.waiting, WAITING),
         ("running", line.running, RUNNING),
     ):
         text.append(f"{name:>9} ", "bright_black")
-        text.append(_sparks(counts, HEIGHTS if utf8 else ASCII_HEIGHTS), style)
+        text.append(_sparks(_fewer(counts, room), HEIGHTS if utf8 else ASCII_HEIGHTS), style)
         text.append(f" {max(counts, default=0):,.3g}\n")
     return text
 
@@ -93,6 +96,12 @@ def queues(result: "ServingResult", *, utf8: bool) -> Text:
 def duration(seconds: float) -> str:
     """Return a duration in ms, or from one second on in s."""
     return f"{milliseconds(seconds)} ms" if seconds < 1 else f"{seconds:,.4g} s"
+
+
+def _fewer(counts: list[float], room: int) -> list[float]:
+    """Return the most of each of `room` stretches at most."""
+    each = -(-len(counts) // room)
+    return [max(counts[start : start + each]) for start in range(0, len(counts), each or 1)]
 
 
 def _sparks(counts: list[float], heights: str) -> str:

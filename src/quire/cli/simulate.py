@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.options import (
+    AsJson,
+    Below,
+    Gpu,
+    MaybeBlockSize,
+    MaybeKvMemory,
+    Mfu,
+    Model,
+    NumGpus,
+    Seed,
+)
 from quire.cli.output import is_utf8, print_json, progress, stderr, stdout
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.sim.hardware import ModelFacts, Roofline
+    from quire.sim.hardware import Roofline
     from quire.sim.serving import Cluster, Objective, Served, ServingResult, Workload
     from quire.sim.trace import TraceRequest
 
@@ -21,11 +32,9 @@ SHOWN_STEPS = 100
 def simulate(
     *,
     trace: Annotated[Path, typer.Option(help="A trace file.", show_default=False)],
-    model: Annotated[
-        str, typer.Option(help="A known model, or a folder or file with its config.json.")
-    ] = "llama-3.1-8b",
-    gpu: Annotated[str, typer.Option(help="A known accelerator.")] = "h100",
-    gpus: Annotated[int, typer.Option(help="Accelerators per replica, tensor parallel.")] = 1,
+    model: Model = "llama-3.1-8b",
+    gpu: Gpu = "h100",
+    num_gpus: NumGpus = 1,
     replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix.")] = "prefix",
     load_limit: Annotated[
@@ -36,32 +45,26 @@ def simulate(
         str, typer.Option(help="trace, poisson:RATE, closed:USERS or closed:USERS:THINK_SECONDS.")
     ] = "trace",
     speed: Annotated[float, typer.Option(help="Play the trace's times so much faster.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of arrivals that are drawn at random.")] = 0,
+    seed: Seed = 0,
     duration: Annotated[
         float | None, typer.Option(help="Nothing arrives after so many seconds.")
     ] = None,
     num_requests: Annotated[
-        int | None, typer.Option(min=0, help="Only the first requests of the trace.")
+        int | None, typer.Option(min=0, help="How many requests.", show_default="all of the trace")
     ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block, a multiple of the trace's.")
-    ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for K and V per replica, instead of what fits.")
-    ] = None,
-    tiers: Annotated[
-        str, typer.Option(help="Below each replica: host=64GiB@50GB/s,disk=1TB@6GB/s")
-    ] = "",
+    block_size: MaybeBlockSize = None,
+    kv_memory: MaybeKvMemory = None,
+    tiers: Below = "",
     max_step_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
     max_sequences: Annotated[int, typer.Option(help="Requests that a replica runs at once.")] = 256,
-    mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that is reached.")] = 0.5,
+    mfu: Mfu = 0.5,
     slo_ttft: Annotated[
         float | None, typer.Option(help="Seconds to the first token that are still good.")
     ] = None,
     slo_tpot: Annotated[
         float | None, typer.Option(help="Seconds per further token that are still good.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Times to tokens, throughput and hit rate of a service under a trace.
 
@@ -71,12 +74,12 @@ def simulate(
     [bold]Examples[/bold]
 
       quire simulate --trace trace.jsonl.gz --replicas 4
-      quire simulate --trace trace.jsonl.gz --model qwen3-32b --gpu h200 --gpus 2
+      quire simulate --trace trace.jsonl.gz --model qwen3-32b --gpu h200 --num-gpus 2
       quire simulate --trace trace.jsonl.gz --arrivals poisson:3 --slo-ttft 2
       quire simulate --trace trace.jsonl.gz --arrivals closed:64:10 --duration 600
       quire simulate --trace trace.jsonl.gz --tiers host=256GiB@50GB/s --json
     """
-    from quire.sim.hardware import Roofline, accelerator_named
+    from quire.sim.hardware import Roofline, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers
     from quire.sim.serving import (
         Cluster,
@@ -90,8 +93,8 @@ def simulate(
     )
     from quire.sim.trace import open_trace, with_block_size
 
-    facts = _model(model)
-    roofline = Roofline(facts, accelerator_named(gpu), gpus, mfu=mfu)
+    facts = model_named(model)
+    roofline = Roofline(facts, accelerator_named(gpu), num_gpus, mfu=mfu)
     chosen = router_named(router, load_limit=load_limit)
     arriving = parse_arrivals(arrivals, speed=speed, seed=seed)
     if speed != 1 and arrivals != "trace":
@@ -124,7 +127,7 @@ def simulate(
         "trace": str(trace),
         "model": facts.name,
         "gpu": roofline.accelerator.name,
-        "gpus": gpus,
+        "num_gpus": num_gpus,
         "router": router,
         "policy": policy,
         "arrivals": str(arriving),
@@ -137,13 +140,6 @@ def simulate(
             stderr().print(result.overloaded, style="yellow", markup=False, highlight=False)
         return
     _show(settings, result, roofline)
-
-
-def _model(name: str) -> "ModelFacts":
-    from quire.sim.hardware import ModelFacts, model_named
-
-    path = Path(name).expanduser()
-    return ModelFacts.from_config(path) if path.exists() else model_named(name)
 
 
 def _head(trace: Any, num_requests: int | None) -> "list[TraceRequest]":
@@ -175,7 +171,9 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
 
     console = stdout()
     kv = settings["num_blocks"] * settings["block_size"]
-    devices = f"{result.num_replicas} x " + (f"{settings['gpus']} x " * (settings["gpus"] > 1))
+    devices = f"{result.num_replicas} x " + (
+        f"{settings['num_gpus']} x " * (settings["num_gpus"] > 1)
+    )
     console.print(
         f"\n[bold]{settings['model']}[/bold] on {devices}{settings['gpu']}, KV for {kv:,} tokens "
         f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}; "
@@ -187,7 +185,7 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
         return
     console.print(serving_picture.durations(result))
     console.print(serving_picture.facts(result))
-    console.print(serving_picture.histogram(result, utf8=is_utf8(console)))
-    console.print(serving_picture.queues(result, utf8=is_utf8(console)))
+    console.print(serving_picture.histogram(result, width=console.width, utf8=is_utf8(console)))
+    console.print(serving_picture.queues(result, width=console.width, utf8=is_utf8(console)))
     if result.overloaded:
         console.print(f"[yellow]{result.overloaded}[/yellow]\n")

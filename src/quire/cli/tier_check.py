@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from quire.cli.output import facts_table, plain_table, progress, stdout
+from quire.cli.output import progress, stdout
+from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """What a tier holds, drawn: namespaces, prefixes by scope, and how hot they are."""
 
+import io
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quire.cli.output import facts_table, is_utf8, plain_table, progress, stdout
+from quire.cli.output import is_utf8, progress
+from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import check_installed, kind_of, reading
 from quire.config import format_bytes
 
@@ -26,6 +28,9 @@ STRIP = 20
 LEVELS = " ▁▂▃▄▅▆▇█"
 ASCII_LEVELS = " .:-=+*#@"
 STYLES = ("red", "red", "yellow", "yellow", "yellow", "cyan", "cyan", "blue", "blue", "blue")
+
+SVG_WIDTH = 100
+"""Characters of a line of the picture in a file."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +70,12 @@ def as_data(picture: Picture) -> dict[str, Any]:
     }
 
 
-def draw(picture: Picture, *, top: int, svg: Path | None) -> None:
-    """Print a survey, with the `top` largest prefixes; and as a picture into a file, if given."""
-    console = stdout()
-    if svg is not None:
-        console = Console(highlight=False, record=True, width=max(console.width, 100))
-    _draw(console, picture, top)
-    if svg is not None:
-        from quire.errors import ConfigError
-
-        try:
-            console.save_svg(str(svg), title=f"quire inspect {picture.path}")
-        except OSError as error:
-            raise ConfigError(f"cannot write {str(svg)!r}: {error.strerror}") from error
+def as_svg(picture: Picture, *, top: int) -> str:
+    """Return a survey drawn as SVG, with the `top` largest prefixes; the tier is named by its folder alone."""
+    console = Console(highlight=False, record=True, width=SVG_WIDTH, file=io.StringIO())
+    name = picture.path.resolve().name
+    draw(console, picture, top=top, name=name)
+    return console.export_svg(title=f"quire inspect {name}")
 
 
 def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
@@ -92,12 +90,13 @@ def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
     )
 
 
-def _draw(console: Console, picture: Picture, top: int) -> None:
+def draw(console: Console, picture: Picture, *, top: int, name: str | None = None) -> None:
+    """Print a survey, with the `top` largest prefixes."""
     utf8 = is_utf8(console)
     path, found = picture.path, picture.found
     total = found.total
     facts = [
-        ("tier", f"{path} ({kind_of(path)})"),
+        ("tier", f"{name or path} ({kind_of(path)})"),
         ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
         (
             "sizes",
@@ -163,7 +162,7 @@ def _namespace(row: "NamespaceRow") -> Text:
 
 def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
     table = plain_table()
-    table.add_column("scope and prefix", no_wrap=True, overflow="ellipsis")
+    table.add_column("scope and prefix", overflow="fold")
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("records", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)

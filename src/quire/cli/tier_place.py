@@ -4,11 +4,11 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
+from quire.extras import require
 
 if TYPE_CHECKING:
     from quire.tiers.base import Tier
@@ -47,8 +47,7 @@ def kind_of(path: Path) -> str | None:
 
 def check_installed() -> None:
     """Raise `ConfigError` where the package that every tier needs is missing."""
-    if find_spec("xxhash") is None:
-        raise ConfigError("tiers need xxhash: pip install 'quire-kv[tiers]'")
+    require("cli", "looking into a tier")
 
 
 @contextmanager

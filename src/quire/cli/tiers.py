@@ -1,4 +1,4 @@
-"""Tiers on the command line: `--tier`, again for each, and `--tiers FILE` for a TOML file."""
+"""Tiers on the command line: `--tier`, again for each, and `--tier-file FILE` for a TOML file."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import typer
 
 from quire.config import read_toml
 from quire.errors import ConfigError
+from quire.extras import lacking
 
 TierLines = Annotated[
     list[str] | None,
@@ -22,7 +23,7 @@ TierLines = Annotated[
 TierFile = Annotated[
     Path | None,
     typer.Option(
-        "--tiers",
+        "--tier-file",
         help="The same as a TOML file: \\[\\[tiers]] tables, and their settings in \\[stack].",
         show_default=False,
     ),
@@ -46,7 +47,7 @@ def opened(lines: Sequence[str] | None, file: Path | None) -> Generator[Any]:
     try:
         from quire.engines.tiered.opening import open_stack
     except ModuleNotFoundError as error:
-        raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
+        raise ConfigError(lacking("a tier", str(error.name), "demo")) from error
     with open_stack(specs, settings) as stack:
         yield stack
 

@@ -9,16 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from quire.cli.output import (
-    BAR_WIDTH,
-    CACHED,
-    facts_table,
-    is_utf8,
-    plain_table,
-    print_json,
-    progress,
-    stdout,
-)
+from quire.cli.files import check_writable
+from quire.cli.options import AsJson, Seed
+from quire.cli.output import BAR_WIDTH, CACHED, is_utf8, print_json, progress, stdout
+from quire.cli.tables import facts_table, plain_table
 from quire.cli.trace_make import make
 
 if TYPE_CHECKING:
@@ -26,6 +20,8 @@ if TYPE_CHECKING:
 
     from quire.sim.trace import Format, ReportingTrace
     from quire.sim.trace.facts import Distances, TraceFacts
+BESIDE_BAR = 18
+"""Columns that a table takes beside its first column and its bars."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -38,11 +34,11 @@ FormatName = Annotated[
         show_default=False,
     ),
 ]
-BlockSize = Annotated[
+FileBlockSize = Annotated[
     int | None,
     typer.Option(
-        "--block-size",
-        help="Tokens per block, where the file does not say it and its rows leave it open.",
+        "--trace-block-size",
+        help="Tokens per block of the file, where the file does not say it and its rows leave it open.",
         show_default=False,
     ),
 ]
@@ -54,8 +50,6 @@ TokenizerPath = Annotated[
         show_default="every byte is a token",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the times that conversations are given.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 
 @app.callback()
@@ -69,7 +63,7 @@ def traces() -> None:
 
       quire trace info conversation.jsonl.gz
       quire trace convert conversation.jsonl.gz conversation.quire.jsonl.gz
-      quire trace make chat chats.jsonl.gz --requests 10000 --seed 1
+      quire trace make chat chats.jsonl.gz --num-requests 10000 --seed 1
     """
 
 
@@ -77,7 +71,7 @@ def traces() -> None:
 def info(
     file: Source,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    trace_block_size: FileBlockSize = None,
     tokenizer: TokenizerPath = None,
     seed: Seed = 0,
     *,
@@ -91,13 +85,13 @@ def info(
     [bold]Examples[/bold]
 
       quire trace info conversation.jsonl.gz
-      quire trace info agent.jsonl --block-size 16
+      quire trace info agent.jsonl --trace-block-size 16
       quire trace info conversation.jsonl.gz --json
     """
     from quire.sim.trace.facts import describe
 
     with progress(f"reading {file.name}") as begin:
-        trace = _open(file, format_name, block_size, tokenizer, seed)
+        trace = _open(file, format_name, trace_block_size, tokenizer, seed)
         facts = describe(trace, lambda count: begin(f"{file.name}: {count:,} requests"))
     if as_json:
         from msgspec import to_builtins
@@ -115,7 +109,7 @@ def convert(
     ],
     *,
     format_name: FormatName = None,
-    block_size: BlockSize = None,
+    trace_block_size: FileBlockSize = None,
     tokenizer: TokenizerPath = None,
     seed: Seed = 0,
     to_block_size: Annotated[
@@ -135,10 +129,13 @@ def convert(
       quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
       quire trace convert sharegpt.json chats.jsonl.gz --tokenizer ./my-model
     """
-    from quire.sim.trace import save_trace, with_block_size
+    from quire.sim.trace import check_ending, save_trace, with_block_size
+
+    check_writable(target)
+    check_ending(target)
 
     with progress(f"converting {source.name}"):
-        trace = _open(source, format_name, block_size, tokenizer, seed)
+        trace = _open(source, format_name, trace_block_size, tokenizer, seed)
         wanted = with_block_size(trace, to_block_size or trace.block_size)
         count = save_trace(wanted, target)
     written: dict[str, Any] = {
@@ -211,8 +208,9 @@ def _draw(console: Console, title: str, found: Distances, name: Callable[[float]
     table.add_column(title, justify="right")
     table.add_column("reuses", justify="right")
     table.add_column("")
+    room = min(BAR_WIDTH, max(console.width - len(title) - BESIDE_BAR, 4))
     for end, share in found.histogram:
-        width = round(BAR_WIDTH * share / largest)
+        width = round(room * share / largest)
         table.add_row(f"up to {name(end)}", f"{share:.1%}", Text(mark * width, CACHED))
     console.print()
     console.print(table)

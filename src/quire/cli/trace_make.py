@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.files import check_writable
+from quire.cli.options import AsJson, BlockSize, Seed
 from quire.cli.output import print_json, progress, stdout
 from quire.errors import ConfigError
 
@@ -22,13 +24,13 @@ def make(
         Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
     ],
     *,
-    requests: Annotated[int, typer.Option(min=1, help="Length of the trace.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="The same seed, the same bytes.")] = 0,
+    num_requests: Annotated[int, typer.Option(min=0, help="How many requests.")] = 10_000,
+    seed: Seed = 0,
     rate: Annotated[
         float | None,
         typer.Option(help="Expected requests per second.", show_default="2"),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    block_size: BlockSize = 16,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,7 +39,7 @@ def make(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make up traffic and write it as a trace: the same seed gives the same bytes.
 
@@ -48,29 +50,31 @@ def make(
 
     [bold]Examples[/bold]
 
-      quire trace make chat chats.jsonl.gz --requests 10000 --seed 1
+      quire trace make chat chats.jsonl.gz --num-requests 10000 --seed 1
       quire trace make mix traffic.jsonl.gz --rate 20 --set chat.turns=8
       quire trace make rag documents.jsonl --set documents=500 --set skew=1.2 --json
     """
-    from quire.sim.trace import save_trace
+    from quire.sim.trace import check_ending, save_trace
     from quire.sim.workload import Workload, parts_named
     from quire.sim.workload.settings import REQUESTS_PER_S
 
+    check_writable(target)
+    check_ending(target)
     workload = Workload(
         parts_named(kind, dict(_number(text) for text in change or [])),
-        requests,
+        num_requests,
         seed,
         requests_per_s=REQUESTS_PER_S if rate is None else rate,
         block_size=block_size,
     )
-    with progress(f"making {requests:,} requests"):
+    with progress(f"making {num_requests:,} requests"):
         save_trace(workload, target)
     size = target.expanduser().stat().st_size
     if as_json:
         print_json(_facts(workload, target, size))
         return
     stdout().print(
-        f"{target}: {requests:,} requests of {workload.source}, in blocks of {block_size} tokens, "
+        f"{target}: {num_requests:,} requests of {workload.source}, in blocks of {block_size} tokens, "
         f"{size:,} bytes",
         markup=False,
         soft_wrap=True,

@@ -21,6 +21,7 @@ def check(manager: CacheManager) -> None:
     _check_locks(manager)
     _check_policies(manager)
     _check_sequences(manager)
+    _check_media(manager)
     wrong = manager.rows.check()
     _require(not wrong, f"rows: {wrong}")
     for group in range(len(manager.groups)):
@@ -154,6 +155,18 @@ def _check_sequences(manager: CacheManager) -> None:
             lacks = window.lacks(seq.node, first, seq.node.end)
             _require(not lacks, f"group {window.index} lost a block of a running window")
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
+
+
+def _check_media(manager: CacheManager) -> None:
+    uses: Counter[int] = Counter()
+    for node in manager.tree.nodes():
+        counts = manager.media.counts(node.key)
+        _require(node.has_media or not counts, "a node with media that does not know of them")
+        uses.update(counts)
+    for seq in manager.sequences.values():
+        uses.update(seq.media)
+    wrong = manager.media.check(dict(uses))
+    _require(not wrong, wrong)
 
 
 def _check_owners(manager: CacheManager, group: int) -> None:

@@ -40,6 +40,7 @@ class Node(Entry, gc=False, eq=False):
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
     `lost`       evicted continuations, by the hash of their first block's bytes
+    `has_media`  whether tokens of it may stand for media
     `hashes`     digests of the first blocks, as far as they were computed
     `named`      what `names` gives, as far as it was asked for
     `name_above` the name of the block before this run, and `start` when it was asked for: a cut
@@ -60,6 +61,7 @@ class Node(Entry, gc=False, eq=False):
     locks: int = 0
     pins: int = 0
     grown: bool = True
+    has_media: bool = False
     lost: dict[int, Lost] | None = None
     hashes: list[bytes] | None = None
     named: array[int] | None = None

@@ -132,6 +132,8 @@ class Publisher:
         self._tree.leave(parent, rows.windows)
         for window in rows.windows:
             window.find_gaps(node)
+        if seq.media:
+            self._tree.count_media(node, key)
         if self._events is not None:
             self._events.stored(node, seq.scope, left)
         if lost is not None:
@@ -177,7 +179,9 @@ class Publisher:
             tree.stand(new, rows.windows)
             tree.leave(node, rows.windows)
             node = new
-        node.writer = seq if seq.terms is None else None
+        if seq.media:
+            tree.count_media(node, key)
+        node.writer = seq if seq.terms is None and not seq.media else None
         self.counters.published_blocks += num_blocks
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
 from quire.core.lost import Lost, LostRuns, marks_of
+from quire.core.media import UsedMedia
 from quire.core.node import NO_CHILDREN, Match, Node
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
@@ -44,11 +45,13 @@ class PrefixTree:
         block_size: int,
         pools: tuple[BlockPool, ...],
         evictor: Evictor,
+        media: UsedMedia,
         sparse: tuple[SparseGroup, ...] = (),
     ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.evictor = evictor
+        self.media = media
         self.sparse = sparse
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
@@ -117,6 +120,7 @@ class PrefixTree:
             locks=edge.locks,
             pins=edge.pins,
             grown=edge.grown,
+            has_media=edge.has_media,
             used=edge.used,
         )
         del edge.key[:at]
@@ -244,6 +248,11 @@ class PrefixTree:
         for group in self.sparse:
             group.extended(node, num_blocks)
 
+    def count_media(self, node: Node, key: Key) -> None:
+        """Tokens of a request with media were stored at the end of a node: what they stand for is in use."""
+        node.has_media = True
+        self.media.stored(key)
+
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
         for g, pool in self.full:
@@ -275,6 +284,8 @@ class PrefixTree:
             group.cut(node, num_blocks, freed_from)
         at = len(node.key) - num_blocks * self.block_bytes
         left = at // self.block_bytes
+        if node.has_media:
+            self.media.removed(node.key[at:])
         if left:
             first = bytes(node.key[at : at + self.block_bytes])
             del node.key[at:]

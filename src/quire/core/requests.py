@@ -19,14 +19,11 @@ from quire.core.publish import Publisher
 from quire.core.rollback import Rollback
 from quire.core.rows import Rows
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Sequence, media_numbers
+from quire.core.sequence import Sequence
 from quire.core.store import NO_SCOPE, BlockStore, Settings
 from quire.core.terms import Term, TokenRange, check_priority, terms_of
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import TOKEN_BYTES, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError
-
-MAX_MEDIA = 4096
-"""Beyond so many media contents, those that no block holds any more are forgotten."""
 
 
 class Requests(BlockStore):
@@ -45,7 +42,6 @@ class Requests(BlockStore):
         self._claims = Claims(tree, rows, self.copies, self._make_room)
         self._steps = DecodeSteps(rows, self.groups, self._publisher, self._claims, self._make_room)
         self._observer = settings.observer
-        self._max_media = MAX_MEDIA
 
     def open(
         self,
@@ -83,7 +79,7 @@ class Requests(BlockStore):
         try:
             raw_prompt = b""
             if media:
-                key = self._store_media(tokens, media)
+                key = self.media.encode(key_of(tokens), media)
                 raw_prompt = key_of(tokens).tobytes()
             else:
                 check_sign(key[found.match.num_bytes :])
@@ -106,7 +102,9 @@ class Requests(BlockStore):
                 keep_for,
                 number,
             )
-            seq.raw_prompt = raw_prompt
+            if media:
+                seq.raw_prompt = raw_prompt
+                seq.media = self.media.hold(key)
             seq.terms = terms
             if hint is not NO_HINT:
                 self.sessions.hinted = True
@@ -203,6 +201,7 @@ class Requests(BlockStore):
         check_settled(self.rows, seq, "fork")
         try:
             twin = self._claims.fork(seq)
+            self.media.hold_again(twin.media)
             self._adopt(twin)
         except BaseException as error:
             self.cut_off("fork", error)
@@ -228,6 +227,7 @@ class Requests(BlockStore):
             if seq.session is not None:
                 self.sessions.closed(seq, last.path())
             seq.state = "closed"
+            self.media.release(seq.media)
             seq.root.locks -= 1
             del self.sequences[id(seq)]
         except BaseException as error:
@@ -304,13 +304,6 @@ class Requests(BlockStore):
 
     def _make_room(self, needed: list[int]) -> None:
         self.room.make(needed, self.pins.release_expired)
-
-    def _store_media(self, tokens: TokenIds, media: Items[MediaItem]) -> Key:
-        """Encode a prompt's media, forgetting contents that no block holds any more."""
-        if len(self.media) >= self._max_media:
-            self.media.keep(media_numbers(self.tree, self.sequences.values()))
-            self._max_media = max(MAX_MEDIA, 2 * len(self.media))
-        return self.media.encode(key_of(tokens), media)
 
     def _left_by(self, seq: Sequence) -> Node:
         """Return the deepest node that is left of what a suspended sequence stored."""

@@ -165,7 +165,7 @@ class Restores(Requests):
                 what = f"restoring {end} blocks leaves room for {available} blocks"
                 raise pool.shortage(what, wanted, "restore less, or close sequences")
         if media:
-            key = self._store_media(tokens, media)[:num_bytes]
+            key = self.media.encode(key_of(tokens), media)[:num_bytes]
         else:
             check_sign(key[match.num_bytes :])
         return self._begin(match, key, scope, accepted, (needed, brought))
@@ -219,6 +219,8 @@ class Restores(Requests):
         self._lock_path(anchor)
         end = len(key) // tree.block_bytes
         seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, end * self.block_size)
+        if len(self.media):
+            seq.media = self.media.hold(key)
         self._stand_at(seq, anchor, accepted)
         seq.priority = min(anchor.priority, 0) if anchor.parent is not None else 0
         self._adopt(seq)
@@ -307,6 +309,7 @@ class Restores(Requests):
         self._rollback.let_go(seq, now)
         self._unlock_path(anchor)
         seq.state = "closed"
+        self.media.release(seq.media)
         seq.root.locks -= 1
         del self.sequences[id(seq)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -13,10 +12,9 @@ from quire.core.groups import check_group
 from quire.core.hints import NO_HINT, PENDING, Hint, Session
 from quire.core.node import Node
 from quire.core.policies import Visit
-from quire.core.radix import PrefixTree
 from quire.core.scope import MediaTable, Scope
 from quire.core.terms import Terms
-from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
 
 if TYPE_CHECKING:
     from quire.core.rows import Rows
@@ -36,6 +34,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
                    what was computed before
+    `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
+                   placeholders that they stand for
     `terms`        on which its blocks are kept, run by run; ends where nothing is published
     `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
     `visit`        what a policy that watches requests was told of it
@@ -62,6 +62,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     known_start: int = 0
     resume_key: bytes = b""
     raw_prompt: bytes = b""
+    media: tuple[int, ...] = ()
     terms: Terms | None = None
     private_key: bytes = b""
     branch: int = 0
@@ -172,15 +173,3 @@ class Observer(Protocol):
 
     def closed(self, seq: Sequence) -> None:
         """A request or a fork is about to be closed."""
-
-
-def media_numbers(tree: PrefixTree, sequences: Iterable[Sequence]) -> set[int]:
-    """Return the media numbers that stand in the keys of blocks and sequences."""
-    keys: list[bytes | bytearray] = [node.key for node in tree.nodes()]
-    for seq in sequences:
-        keys += [seq.known, seq.token_bytes() if seq.state == "open" else seq.resume_key]
-    live: set[int] = set()
-    for key in keys:
-        tokens = np.frombuffer(key, INT32)
-        live.update(np.unique(tokens[tokens < 0]).tolist())
-    return live

@@ -26,12 +26,13 @@ from quire.core.hints import Sessions, check_session_id
 from quire.core.interrupts import Interruptible, mutating
 from quire.core.livecurve import LiveCurve
 from quire.core.lookup import Explanation, Hit, Lookup
+from quire.core.media import UsedMedia
 from quire.core.node import Node
 from quire.core.pins import Pin, PinBoard
 from quire.core.policies import POLICIES, Capacity, PolicyFactory
 from quire.core.radix import PrefixTree
 from quire.core.room import Room
-from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
+from quire.core.scope import MediaItem, Scope, check_media, check_scope
 from quire.core.sequence import Observer
 from quire.core.sparse import Site, SparseGroup, sparse_at
 from quire.core.states import StateGroup
@@ -97,8 +98,8 @@ class BlockStore(Interruptible):
         self.copies = CopyPlan(self.groups)
         evictor = Evictor(_factory(settings.policy), self._capacity, self.clock)
         sparse = sparse_groups(settings, self.groups, evictor)
-        self.tree = PrefixTree(self.block_size, self.groups, evictor, sparse)
-        self.media = MediaTable()
+        self.media = UsedMedia()
+        self.tree = PrefixTree(self.block_size, self.groups, evictor, self.media, sparse)
         self.counters = Counters()
         self.live_curve = LiveCurve(self.block_size, self.counters) if settings.curve else None
         self.digests = Digests(self.tree, self.media)

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from quire.errors import ConfigError
+from quire.extras import lacking
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -121,7 +122,7 @@ def _ray() -> Any:
     try:
         import ray  # noqa: PLC0415 - optional, and slow to import
     except ImportError as error:
-        raise ConfigError("no ray here: pip install 'quire-kv[ray]'") from error
+        raise ConfigError(lacking("--executor ray", "ray", "ray")) from error
     return ray
 
 

@@ -41,12 +41,8 @@ _HOME = {
     "open_tier": "opening",
 }
 
-_EXTRA = {
-    "xxhash": "tiers",
-    "redis": "redis",
-    "obstore": "objects",
-    "mooncake": "mooncake",
-}
+_EXTRA = {"Redis": "redis", "Objects": "objects", "Mooncake": "mooncake"}
+"""The extras of what needs more than the others do, `tiers`."""
 
 __all__ = [
     "Disk",
@@ -73,13 +69,11 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(f"quire.tiers.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
-        extra = _EXTRA.get((error.name or "").partition(".")[0])
-        if extra is None:
+        if (error.name or "").partition(".")[0] == "quire":
             raise
-        msg = (
-            f"quire.tiers.{name} needs {error.name}; install it with: "
-            f"pip install 'quire-kv[{extra}]'"
-        )
+        from quire.extras import lacking  # noqa: PLC0415 - where it is needed
+
+        msg = lacking(f"quire.tiers.{name}", str(error.name), _EXTRA.get(name, "tiers"))
         raise ModuleNotFoundError(msg, name=error.name) from error
 
 

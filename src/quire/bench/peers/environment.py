@@ -156,6 +156,15 @@ def prepare(
     return Prepared(python=python, installed=installed, missing=missing)
 
 
+def absent(folder: Path = DEFAULT_FOLDER, *, names: tuple[str, ...] = tuple(PEERS)) -> list[str]:
+    """Return which of the peers in `names` `prepare` would have to download."""
+    return [name for name in names if not _is_there(PEERS[name], folder)]
+
+
+def _is_there(peer: Peer, folder: Path) -> bool:
+    return _read(folder / f".installed-{peer.name}.json").get(peer.name) == peer.version
+
+
 def _install(peer: Peer, folder: Path, python: Path, report: Progress) -> dict[str, str]:
     if not python.exists():
         report(f"making {folder}")

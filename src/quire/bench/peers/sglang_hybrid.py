@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import timing
 import workloads as work
 from sglang_peer import PAGE, HybridPeer
+
+import timing
 
 
 def match_row(core: str) -> timing.Row:

@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 import sglang_hybrid
-import timing
 import workloads as work
 from sglang_peer import PAGE, Peer, load
+
+import timing
 
 CORES = ("legacy", "unified", "rust")
 

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import timing
 import workloads as work
+
+import timing
 
 
 def load() -> None:

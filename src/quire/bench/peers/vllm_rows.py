@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import timing
 import vllm_hybrid
 import workloads as work
 from vllm_peer import Peer, decode_row, load, lookup_row
+
+import timing
 
 
 def match_rows(block_size: int) -> Iterator[timing.Row]:

@@ -125,7 +125,7 @@ class PrefixCache(KeptBlocks):
             else:
                 past = request.start(making, self._feed(plan.chunk))
             if plan.expand > 1:
-                self._prefill(prompts, found, past, plan.chunk)
+                self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
                 past.batch_repeat_interleave(plan.expand)
             with self._recorder(past, found) as recorder:
                 output = self._watched.model.generate(
@@ -306,7 +306,7 @@ class PrefixCache(KeptBlocks):
         return feed
 
     def _prefill(
-        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
+        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int
     ) -> None:
         with self._recorder(past, media):
             prefill(

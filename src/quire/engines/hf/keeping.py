@@ -29,6 +29,7 @@ from quire.engines.hf.store import BlockStore
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
+from quire.extras import lacking
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
 
@@ -274,7 +275,7 @@ def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
         from quire.engines.tiered.opening import open_stack  # noqa: PLC0415 - needs the extra
         from quire.tiers.stack.stack import TierStack  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"tiers need {error.name}: pip install 'quire-kv[tiers]'") from error
+        raise ConfigError(lacking("a tier", str(error.name), "hf")) from error
     if isinstance(tiers, TierStack):
         return tiers, False
     return open_stack(tiers), True

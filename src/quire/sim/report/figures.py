@@ -8,17 +8,25 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from quire.errors import ConfigError
+from quire.extras import lacking
 from quire.sim.report.data import Report
 
 Axes: TypeAlias = Any
 
-INK, MUTED, GRID = "#010201", "#010202", "#010203"
-SERIES = tuple(f"#0103{number:02x}" for number in range(1, 9))
-"""Placeholders: colours that the page replaces by its own, for light and for dark."""
+INK, MUTED, GRID, PLAIN = "#010201", "#010202", "#010203", "#010204"
+SERIES = tuple(f"#0103{number:02x}" for number in range(1, 13))
+FATES = tuple(f"#0104{number:02x}" for number in range(1, 7))
+"""Placeholders: colours that the page replaces by its own, for light and for dark.
 
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(SERIES)
-}
+`SERIES` are policies, the first one LRU; the optimum is `MUTED`. `FATES` are what became of tokens,
+in the order of `REASON_LABELS` behind "found". `PLAIN` is for what is of no policy.
+"""
+
+VARIABLES = (
+    {INK: "--ink", MUTED: "--muted", GRID: "--grid", PLAIN: "--plain"}
+    | {colour: f"--series-{number}" for number, colour in enumerate(SERIES)}
+    | {colour: f"--fate-{number}" for number, colour in enumerate(FATES)}
+)
 
 MARKERS = "osD^vPX*"
 
@@ -49,11 +57,11 @@ def figure(draw: Callable[[Axes, Size], None], name: str) -> str:
 
 
 def colour_of(policy: str, policies: Iterable[str]) -> str:
-    """Return the placeholder of a policy: the optimum's is that of text."""
-    if policy == "optimum":
-        return MUTED
-    others = [each for each in policies if each != "optimum"]
-    return SERIES[others.index(policy) % len(SERIES)] if policy in others else SERIES[0]
+    """Return the placeholder of a policy: LRU and the optimum have the same one in every report."""
+    if policy in ("lru", "optimum"):
+        return SERIES[0] if policy == "lru" else MUTED
+    others = [each for each in policies if each not in ("lru", "optimum")]
+    return SERIES[1 + others.index(policy) % (len(SERIES) - 1)]
 
 
 def draw_curves(report: Report, axes: Axes, size: Size) -> None:
@@ -67,7 +75,7 @@ def draw_curves(report: Report, axes: Axes, size: Size) -> None:
         x = [first, *thin.capacities[keep].tolist(), last]
         y = [100 * curve.at(capacity) for capacity in x]
         style = "-" if name == "lru" else (0, (4, 2))
-        axes.plot(x, y, color=colour_of(name, ["lru", *policies]), linestyle=style, linewidth=1.6)
+        axes.plot(x, y, color=colour_of(name, policies), linestyle=style, linewidth=1.6)
     for number, policy in enumerate(policies):
         rows = sorted(
             (row["capacity_blocks"], 100 * row["token_hit"])
@@ -94,7 +102,7 @@ def draw_curves(report: Report, axes: Axes, size: Size) -> None:
 def draw_distances(report: Report, axes: Axes, size: Size) -> None:
     """How large a cache must be to find a reuse."""
     sizes, shares = report.reuse_distances()
-    axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=SERIES[0])
+    axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=PLAIN)
     step = max(-(-len(sizes) // (9 if size is WIDE else 5)), 1)
     ticks = list(range(0, len(sizes), step))
     axes.set_xticks(ticks, [_short(sizes[tick]) for tick in ticks])
@@ -110,7 +118,7 @@ def draw_reuse_times(report: Report, axes: Axes, size: Size) -> None:
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
     total = max(sum(counts) + report.focus.new_blocks, 1)
     heights = [100 * count / total for count in counts[:used]]
-    axes.bar(range(used), heights, width=0.82, color=SERIES[0])
+    axes.bar(range(used), heights, width=0.82, color=PLAIN)
     step = max(-(-used // (10 if size is WIDE else 5)), 1)
     ticks = list(range(0, used, step))
     axes.set_xticks(ticks, [_duration(1 << tick) for tick in ticks])
@@ -150,13 +158,13 @@ def draw_misses(report: Report, axes: Axes, size: Size) -> None:
     rows = report.focus_rows
     names = [row["policy"] for row in rows]
     left = [0.0] * len(rows)
-    for number, (key, _) in enumerate(miss_legend(report)):
+    for key, _, colour in miss_legend(report):
         counts = [row["hit_tokens"] if key == "found" else row["missed"][key] for row in rows]
         shares = [
             100 * count / max(row["prompt_tokens"], 1)
             for count, row in zip(counts, rows, strict=True)
         ]
-        axes.barh(names, shares, left=left, height=0.66, color=SERIES[number])
+        axes.barh(names, shares, left=left, height=0.66, color=colour)
         left = [a + b for a, b in zip(left, shares, strict=True)]
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
@@ -167,14 +175,14 @@ def draw_misses(report: Report, axes: Axes, size: Size) -> None:
     del size
 
 
-def miss_legend(report: Report) -> list[tuple[str, str]]:
-    """Return (key, label) of what `draw_misses` shows, in the order of its colours."""
-    present = [
-        reason
-        for reason in REASON_LABELS
-        if any(row["missed"].get(reason) for row in report.focus_rows)
+def miss_legend(report: Report) -> list[tuple[str, str, str]]:
+    """Return (key, label, placeholder) of what `draw_misses` shows, in its order."""
+    fates = zip(({"found": "found"} | REASON_LABELS).items(), FATES, strict=True)
+    return [
+        (key, label, colour)
+        for (key, label), colour in fates
+        if key == "found" or any(row["missed"].get(key) for row in report.focus_rows)
     ]
-    return [("found", "found"), *((reason, REASON_LABELS[reason]) for reason in present)]
 
 
 def _svg(draw: Callable[[Axes, Size], None], name: str, size: Size) -> str:
@@ -270,4 +278,4 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(f"matplotlib.{module}" if module else "matplotlib")
     except ImportError as error:
-        raise ConfigError("no matplotlib here: pip install 'quire-kv[report]'") from error
+        raise ConfigError(lacking("a report", "matplotlib", "report")) from error

@@ -8,9 +8,10 @@ from typing import Any
 
 from quire._version import __version__
 from quire.errors import ConfigError
+from quire.extras import lacking
 from quire.sim.report import figures
 from quire.sim.report.data import Report
-from quire.sim.report.figures import MUTED, SERIES, VARIABLES, colour_of, figure, miss_legend
+from quire.sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -32,10 +33,7 @@ def html(report: Report) -> str:
         title=PurePath(str(report.facts["trace"])).name,
         svg={name: environment.filters["safe"](text) for name, text in drawn.items()},
         policies=[(name, _variable(colour_of(name, report.policies))) for name in report.policies],
-        misses=[
-            (label, _variable(SERIES[number]))
-            for number, (_, label) in enumerate(miss_legend(report))
-        ],
+        misses=[(label, _variable(colour)) for _, label, colour in miss_legend(report)],
         best=_best(report),
         groups=[
             [row for row in report.rows if row["capacity_blocks"] == capacity]
@@ -68,7 +66,7 @@ def _environment() -> Any:
     try:
         import jinja2  # noqa: PLC0415 - optional
     except ImportError as error:
-        raise ConfigError("no jinja2 here: pip install 'quire-kv[report]'") from error
+        raise ConfigError(lacking("a report", "jinja2", "report")) from error
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

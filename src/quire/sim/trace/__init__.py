@@ -6,7 +6,7 @@ from quire.sim.trace.formats import FORMATS, Format
 from quire.sim.trace.opening import open_trace
 from quire.sim.trace.report import Report, ReportingTrace
 from quire.sim.trace.rows import Trace, TraceRequest
-from quire.sim.trace.saving import save_trace
+from quire.sim.trace.saving import check_ending, save_trace
 
 __all__ = [
     "FORMATS",
@@ -16,6 +16,7 @@ __all__ = [
     "ReportingTrace",
     "Trace",
     "TraceRequest",
+    "check_ending",
     "open_trace",
     "save_trace",
     "with_block_size",

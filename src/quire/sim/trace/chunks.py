@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from quire.errors import ConfigError, TraceError
+from quire.extras import lacking
 
 CHUNK_BYTES = 1 << 20
 """So much of the text is read at once."""
@@ -19,6 +20,7 @@ LINE_LIMIT = 64 << 20
 """No line is longer, in bytes: a prompt of 100 million tokens with ids of eight digits."""
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+ZSTD_ENDINGS = frozenset({".zst", ".zstd"})
 
 
 def line_chunks(path: Path) -> Iterator[bytes]:
@@ -80,7 +82,7 @@ def create_text(path: Path) -> Generator[IO[bytes]]:
 
     The same lines give the same bytes: no time and no name is stored. Raises `TraceError`.
     """
-    compress = zstandard() if path.suffix in {".zst", ".zstd"} else None
+    compress = zstandard() if path.suffix in ZSTD_ENDINGS else None
     try:
         with path.open("wb") as raw:
             if path.suffix == ".gz":
@@ -101,9 +103,7 @@ def zstandard() -> Any:
     try:
         import zstandard as module  # noqa: PLC0415 - an optional library
     except ImportError as error:
-        raise ConfigError(
-            "zstd files need the package zstandard: pip install 'quire-kv[zstd]'"
-        ) from error
+        raise ConfigError(lacking("a file in zstd", "zstandard", "zstd")) from error
     return module
 
 

@@ -149,5 +149,5 @@ def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
     found = f"{sizes[0]:,} to {sizes[-1]:,} fit" if sizes else "none fits all of them"
     raise ConfigError(
         f"{path} does not say how many tokens a block has, and its first rows leave it open "
-        f"({found}): say it with block_size (--block-size)"
+        f"({found}): say it with block_size (quire trace convert --trace-block-size)"
     )

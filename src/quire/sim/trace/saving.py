@@ -10,9 +10,15 @@ from typing import cast
 import msgspec
 
 from quire.errors import TraceError
-from quire.sim.trace.chunks import create_text
+from quire.sim.trace.chunks import ZSTD_ENDINGS, create_text, zstandard
 from quire.sim.trace.rows import Trace, TraceRequest
 from quire.sim.trace.schemas import QuireHeader, QuireRow
+
+
+def check_ending(path: Path) -> None:
+    """Raise `ConfigError` where what a file's name asks for, zstd, is not installed."""
+    if path.suffix in ZSTD_ENDINGS:
+        zstandard()
 
 
 def save_trace(trace: Trace, path: str | Path) -> int:

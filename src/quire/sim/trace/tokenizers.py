@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError
+from quire.extras import lacking
 
 
 class Encoder(Protocol):
@@ -47,8 +48,8 @@ class FromFile:
             library: Any = import_module("tokenizers")
         except ImportError as error:
             raise ConfigError(
-                "reading a tokenizer needs the package tokenizers: pip install 'quire-kv[hf]'; "
-                "without a tokenizer, every byte is a token"
+                f"{lacking('reading a tokenizer', 'tokenizers', 'hf')}; without a tokenizer, "
+                "every byte is a token"
             ) from error
         if not file.is_file():
             raise ConfigError(f"no tokenizer at {str(file)!r}: name a tokenizer.json or its folder")

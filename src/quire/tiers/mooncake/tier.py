@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
+from quire.extras import lacking
 from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
@@ -342,9 +343,7 @@ def _load() -> Any:
         return import_module("mooncake.store")
     except ImportError as error:
         if str(error).startswith("No module named 'mooncake"):
-            raise ConfigError(
-                "Mooncake needs its package: install quire-kv with the extra 'mooncake'"
-            ) from error
+            raise ConfigError(lacking("the Mooncake tier", "mooncake", "mooncake")) from error
         raise ConfigError(
             f"Mooncake's package lacks a system library: {error}; on Debian: apt-get install "
             "libibverbs1 libnuma1 libcurl4"

@@ -13,14 +13,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import ConfigError, TierError
+from quire.extras import lacking
 
 try:
     import obstore
     from obstore.store import LocalStore, MemoryStore, from_url
 except ImportError as error:  # pragma: no cover - depends on what is installed
-    raise ConfigError(
-        "object stores need obstore: install quire-kv with the extra 'objects'"
-    ) from error
+    raise ConfigError(lacking("an object store", "obstore", "objects")) from error
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

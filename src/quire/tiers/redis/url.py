@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quire.errors import ConfigError, TierError
+from quire.extras import lacking
 from quire.tiers.redis.exchange import exchange
 from quire.tiers.redis.resp import Failure, Link, Reply, Request, command
 
@@ -99,7 +100,7 @@ def parse_server(url: str) -> Server:
             parse_url,  # pyright: ignore[reportUnknownVariableType]
         )
     except ImportError:
-        raise ConfigError("the Redis tier needs redis-py: pip install 'quire-kv[redis]'") from None
+        raise ConfigError(lacking("the Redis tier", "redis", "redis")) from None
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ConfigError(f"a Redis URL begins with one of {', '.join(SCHEMES)}, not {scheme!r}")

@@ -1,0 +1,81 @@
+"""What becomes of errors: one line on standard error, and with `--json` a document as well.
+
+Exit codes: 0 done; 1 done, and the answer is bad (outputs differ, records are damaged);
+2 cannot be done as asked; 3 a defect; 130 interrupted; 141 the reader of the output went away.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
+
+from quire.errors import QuireError
+
+BAD_INPUT, DEFECT, INTERRUPTED, READER_GONE = 2, 3, 130, 141
+
+
+def options_of(args: Sequence[str]) -> Sequence[str]:
+    """Return the words before `--`, which may be options."""
+    return args[: args.index("--")] if "--" in args else args
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """Return what an error comes to in one line, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, (QuireError, ModuleNotFoundError)):
+        return _of_library(error) or _line(error), BAD_INPUT
+    if isinstance(error, OSError) and error.strerror:
+        of = f" {str(error.filename)!r}" if error.filename is not None else ""
+        return f"the system refuses{of}: {error.strerror}", BAD_INPUT
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory. {_line(error)}".removesuffix(" MemoryError"), BAD_INPUT
+    said = f"{type(error).__name__}: {_line(error)}"
+    return f"{said} (not foreseen: a defect of quire, or of a library; --debug shows where)", DEFECT
+
+
+def report(kind: str, message: str, code: int, *, as_json: bool) -> None:
+    """Say what was wrong, as a red line and, with `as_json`, as one document on standard output."""
+    if as_json:
+        document = {"error": {"kind": kind, "message": message, "exit_code": code}}
+        with suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+    line = f"error: {message}"
+    with suppress(OSError, ValueError):
+        colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        sys.stderr.write(f"\x1b[31m{line}\x1b[0m\n" if colours else f"{line}\n")
+        sys.stderr.flush()
+
+
+def close_quietly() -> None:
+    """Leave nothing to be written at the end of the process to a stream that takes no more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _redirect(stream)
+
+
+def _redirect(stream: TextIO) -> None:
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _of_library(error: BaseException) -> str | None:
+    """Return what to install for a module that is missing; None where it is not one of ours."""
+    from quire.extras import extra_of, install
+
+    extra = extra_of(error.name) if isinstance(error, ModuleNotFoundError) else None
+    said = str(error)
+    if extra is None or "pip install" in said:
+        return None
+    return f"this needs {getattr(error, 'name', '')}: {install(extra)}"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,96 @@
+"""Options that several commands have: one name, one meaning, one text."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document only; of an error, too.")
+]
+BlockSize: TypeAlias = Annotated[
+    int, typer.Option("--block-size", min=1, max=2**20, help="Tokens per block.")
+]
+MaybeBlockSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size", min=1, max=2**20, help="Tokens per block.", show_default="the trace's"
+    ),
+]
+CsvTo: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--csv", help="Write the rows to this file as CSV.", show_default=False),
+]
+Dtype: TypeAlias = Annotated[
+    str, typer.Option("--dtype", help="Format of the weights, such as float32, bfloat16 or fp8.")
+]
+MaybeDtype: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Format of the weights, such as float32, bfloat16 or fp8.",
+        show_default="as published",
+    ),
+]
+_GPU = "An accelerator: h100, mi300x, cpu, ...; or a .json file of yours."
+Gpu: TypeAlias = Annotated[str, typer.Option("--gpu", help=_GPU)]
+MaybeGpu: TypeAlias = Annotated[str | None, typer.Option("--gpu", help=_GPU, show_default="h100")]
+KV_MEMORY = "Memory for cached K and V."
+KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)]
+MaybeKvMemory: TypeAlias = Annotated[
+    str | None, typer.Option("--kv-memory", help=KV_MEMORY, show_default="what fits")
+]
+MaxNewTokens: TypeAlias = Annotated[
+    int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")
+]
+Mfu: TypeAlias = Annotated[
+    float, typer.Option("--mfu", help="Share of the peak FLOP/s that prefills reach.")
+]
+_MODEL = "A model: a local folder, or a name."
+Model: TypeAlias = Annotated[str, typer.Option("--model", help=_MODEL)]
+MaybeModel: TypeAlias = Annotated[
+    str | None, typer.Option("--model", help=_MODEL, show_default=False)
+]
+NumGpus: TypeAlias = Annotated[
+    int, typer.Option("--num-gpus", min=1, help="Accelerators that share the model's tensors.")
+]
+Quick: TypeAlias = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
+RecordTo: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        help="Write the requests, without their content, as a trace for "
+        "[bold]quire replay[/bold]: a new file.",
+        show_default=False,
+    ),
+]
+ReportTo: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", help="Write it as a page or picture, too: .html or .svg.", show_default=False
+    ),
+]
+Rows: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--rows", help="Only these rows, separated by commas.", show_default=False),
+]
+SaveTo: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        help="Write the cache's final state for [bold]quire inspect[/bold].",
+        show_default=False,
+    ),
+]
+Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Of all that is drawn at random.")]
+Below: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--tiers",
+        help="Memory below the device: name=size@speed, by commas.",
+        show_default=False,
+    ),
+]
+Yes: TypeAlias = Annotated[
+    bool, typer.Option("--yes", help="Download what is missing without asking.")
+]

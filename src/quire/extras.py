@@ -1,0 +1,63 @@
+"""What is optional: which extra of the package brings which library, and what each is for."""
+
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from quire.errors import ConfigError
+
+DISTRIBUTION = "quire-kv"
+
+DISTRIBUTIONS = {"PIL": "pillow", "mooncake": "mooncake-transfer-engine-non-cuda"}
+"""The packages that are not called as what is imported."""
+
+
+class Extra(NamedTuple):
+    """An extra: all that it brings, as it is imported, and what it is for."""
+
+    modules: tuple[str, ...]
+    purpose: str
+
+
+_CLI = ("xxhash", "typer", "rich")
+_HF = ("xxhash", "torch", "transformers", "safetensors", "jinja2")
+_DEMO = tuple(dict.fromkeys((*_CLI, *_HF)))
+
+EXTRAS = {
+    "cli": Extra(_CLI, "the commands that run no model"),
+    "demo": Extra(_DEMO, "all commands: demo, generate, bench hf, too"),
+    "torch": Extra(("torch",), "block pools in tensors"),
+    "hf": Extra(_HF, "PrefixCache, and its tiers in memory and on disk"),
+    "tiers": Extra(("xxhash",), "tiers for an engine of your own"),
+    "redis": Extra(("xxhash", "redis"), "KV in Redis and Valkey"),
+    "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
+    "mooncake": Extra(("xxhash", "mooncake"), "KV in a Mooncake store"),
+    "report": Extra((*_CLI, "matplotlib", "jinja2"), "--report: pages and pictures"),
+    "zstd": Extra(("zstandard",), "traces in zstd"),
+    "ray": Extra(("ray",), "sweeps on Ray"),
+    "images": Extra((*_DEMO, "PIL"), "generate --image"),
+    "lora": Extra((*_DEMO, "peft"), "generate --lora"),
+}
+
+
+def require(extra: str, what: str) -> None:
+    """Raise `ConfigError` unless all that an extra brings is installed; nothing is imported."""
+    missing = [name for name in EXTRAS[extra].modules if find_spec(name) is None]
+    if missing:
+        raise ConfigError(lacking(what, " and ".join(missing), extra))
+
+
+def lacking(what: str, module: str, extra: str) -> str:
+    """Return the message for something that needs a library which is not installed."""
+    return f"{what} needs {module}: {install(extra)}"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra beside the quire that is there."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def extra_of(module: str | None) -> str | None:
+    """Return the smallest extra that brings a module; None for one that none brings."""
+    name = (module or "").partition(".")[0]
+    found = [extra for extra, brings in EXTRAS.items() if name in brings.modules]
+    return min(found, key=lambda extra: len(EXTRAS[extra].modules), default=None)
