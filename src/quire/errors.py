@@ -27,7 +27,8 @@
         └── Interrupted               a call before was cut off half-way, by Ctrl-C for instance
 
 Each message says what was wrong, the value, the limit, and what to do. An operation that
-raises leaves all state as it was; only after `InvariantError` there is no such promise.
+raises leaves all state as it was; only after `InvariantError` there is no such promise, and the
+cache that raised it takes no further call but `reset`.
 """
 
 

@@ -294,10 +294,9 @@ class Restores(Requests):
 
     @mutating
     def _end_restore(self, seq: Sequence, anchor: Node) -> None:
-        if self.interrupted or id(seq) not in self.sequences:
+        if self.interrupted or self.anchors.pop(id(seq), None) is None:
             return  # all was given up
         tree, rows = self.tree, self.rows
-        del self.anchors[id(seq)]
         start = seq.node.end
         for group in rows.token_groups:
             ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
@@ -384,13 +383,11 @@ class Restores(Requests):
                     f"a hit of {end} blocks needs block {lacks[0]} of group {group}, which is "
                     "neither here nor brought"
                 )
-            if places and self._is_recurrent(group) and places != required:
+            recurrent = any(state.index == group for state in self.rows.states)
+            if places and recurrent and places != required:
                 raise ConfigError(
                     f"of recurrent group {group} only the state at the end comes back, {required}"
                 )
-
-    def _is_recurrent(self, group: int) -> bool:
-        return any(state.index == group for state in self.rows.states)
 
 
 def required(group: SparseGroup, end: int) -> list[int]:
