@@ -19,15 +19,19 @@ class TokenLedger:
     `tokens[r, pads[r]:known]`, whatever a decoding loop did in between.
 
     0 <= known <= length; columns from `known` on were computed from something other than
-    token ids (embeddings, a forward past the recorder) and can never be committed.
+    token ids (embeddings, a forward past the recorder), or are past `max_known`, where the model
+    computes something else for padded rows; they can never be committed.
     """
 
-    def __init__(self, tokens: torch.Tensor, pads: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, tokens: torch.Tensor, pads: npt.NDArray[np.int64], *, max_known: int | None = None
+    ) -> None:
         rows, length = tokens.shape
         if pads.shape != (rows,):
             raise InvariantError(f"{pads.shape} paddings for {rows} rows")
         self.length = length
         self.known = length
+        self.max_known = max_known
         self.pads = pads
         self.origins = np.arange(rows)
         self._tokens = tokens.clone()
@@ -51,7 +55,7 @@ class TokenLedger:
             self._tokens = grown
         self._tokens[:, self.length : stop] = ids
         if self.known == self.length:
-            self.known = stop
+            self.known = stop if self.max_known is None else min(stop, self.max_known)
         self.length = stop
 
     def append_unknown(self, num_columns: int) -> None:

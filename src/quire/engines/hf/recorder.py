@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from quire.engines.hf.media import Media
+from quire.engines.hf.verify import Check
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
 
@@ -27,9 +28,9 @@ class Recorder:
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
 
-    `learn` is told what the first forward over one row took. Placeholders that `media` does not
-    declare, and all that follows them, count as not known: their K and V are those of content
-    without a name.
+    `check` is given what the first forward returned, `learn` is told what it took over one row.
+    Placeholders that `media` does not declare, and all that follows them, count as not known: their
+    K and V are those of content without a name.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class Recorder:
         *,
         media: Media | None = None,
         learn: Learn | None = None,
+        check: Check | None = None,
     ) -> None:
         self.first_token_at: float | None = None
         self._learn = learn
+        self._check = check
         self._begun_at = 0.0
         self._first_span = (0, 0)
         self.num_forwards = 0
@@ -89,8 +92,8 @@ class Recorder:
         positions: torch.Tensor = given["position_ids"]
         return {**given, "input_ids": self._fed, "position_ids": positions[..., held:]}
 
-    def forward_ends(self) -> None:
-        """Enter what the forward that began last has computed."""
+    def forward_ends(self, output: Any) -> None:
+        """Enter what the forward that began last has computed, and returned as `output`."""
         start = self._cache.ledger.length
         self.num_computed += self._cache.forward_ends(self._fed)
         self._forget_unnamed(self._fed, start)
@@ -98,6 +101,8 @@ class Recorder:
         if not self.num_forwards:
             self._first_span = (start, self._cache.ledger.length)
         self.num_forwards += 1
+        if self.num_forwards == 1 and self._check is not None:
+            self._check(self._cache, output)
 
     def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:
         if fed is not None and self._media is not None:
