@@ -77,8 +77,8 @@ def _barred(kind: type) -> type:
             return object.__getattribute__(self, name)
         why = object.__getattribute__(self, "interrupted")
         msg = (
-            f"{why}: what is cached and who runs is not to be relied on; call reset(), which "
-            "starts it empty, and open the requests again"
+            f"{why}: what is cached and who runs is not to be relied on; call reset() (of a "
+            "PrefixCache clear()), which starts it empty, and open the requests again"
         )
         raise Interrupted(msg)
 
