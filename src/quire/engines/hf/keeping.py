@@ -171,8 +171,14 @@ class KeptBlocks(ModelFace):
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were.
 
-        Tiers keep what they have; under changed weights it is not found.
+        Tiers keep what they have; under changed weights it is not found. After `Interrupted` this is what
+        starts the cache anew: all is dropped, counters start again, and 0 is returned.
         """
+        if self._store.manager.interrupted:
+            self._store.recover()
+            self._balance = Balance(self._store.manager, self.layout)
+            self._weights.renew()
+            return 0
         self._store.transfers.join()
         dropped = self.manager.clear()
         self._weights.renew()

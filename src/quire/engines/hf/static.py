@@ -228,12 +228,20 @@ class SlotPrefixCache(ModelFace):
     def _opened(self, prompts: Prompts, scope: Scope | None) -> Generator[SlotSession, None, None]:
         handle = self.slots.open(prompts.tokens[0], self._scope(scope))
         try:
-            self.pool.copy(self.slots.take_copies())
+            self._copy()
             self.pool.forget(handle.slot, handle.num_cached)
             layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
             yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
         finally:
-            self.slots.close(handle)
+            if not self.slots.interrupted:
+                self.slots.close(handle)
+
+    def _copy(self) -> None:
+        try:
+            self.pool.copy(self.slots.take_copies())
+        except BaseException as error:
+            self.slots.cut_off("copying slots", error)  # they count as copied
+            raise
 
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
