@@ -201,14 +201,6 @@ class Weights:
             )
 
 
-def not_another(model: Any, other: Any, cache: str) -> str:
-    """Say that a cache keeps its model."""
-    return (
-        f"this cache holds K and V of its {type(model).__name__}, and of no {type(other).__name__}; "
-        f"make a new {cache} for another model (load_state_dict changes the weights of this one)"
-    )
-
-
 def _is_same(known: Stamp, now: Stamp) -> bool:
     """Whether a tensor's values are those that were read.
 

@@ -125,7 +125,7 @@ class _Run:
         self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
         self._vocab = vocab
         names = inspect.signature(model.forward).parameters
-        self._counts = "position_ids" in names and not hasattr(model.base_model, "rope_deltas")
+        self._takes_positions = "position_ids" in names
 
     def __call__(
         self, num_tokens: int, *, other_end: bool = False, padding: int = 0
@@ -148,19 +148,20 @@ class _Run:
 
     def _feed(self, cache: WorkingCache, ids: torch.Tensor, start: int) -> WorkingCache:
         model: Any = self._model
-        if hasattr(model.base_model, "rope_deltas"):
+        offset = hasattr(model.base_model, "rope_deltas")
+        if offset:
             model.base_model.rope_deltas = None  # the position offset of an earlier call
         padding = int(cache.ledger.pads[0])
         columns = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         given: dict[str, Any] = {}
-        if self._counts:
+        if self._takes_positions and (padding or not offset):
             given["position_ids"] = (columns - padding).clamp_min(0)
         if padding:
             given["attention_mask"] = (columns >= padding).long()
         try:
             with torch.no_grad():
                 model(input_ids=ids, past_key_values=cache, use_cache=True, **given)
-        except (TypeError, ValueError, AttributeError, LookupError) as error:
+        except Exception as error:  # a model may raise anything for a cache that it does not know
             raise UnsupportedModel(
                 f"{model_type(model.config)} does not compute with a transformers cache of one "
                 f"layer per decoder layer: {error}"
