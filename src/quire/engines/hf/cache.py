@@ -26,6 +26,7 @@ from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.turns import in_turn
+from quire.engines.hf.verify import Check
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
@@ -60,6 +61,10 @@ class PrefixCache(KeptBlocks):
                 lines as `quire.tiers.opening` reads them, or a `TierStack`. Reading is verified; a tier
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block
     tier_dtype  store K and V in tiers as "fp8", "int8" or "int4", giving up equality; None: as in the pool
+    verify      what is tried before K and V are reused: "probe", a short check of the model and requests
+                to a tiny twin of its config; "first", besides, the first reused call of each shape
+                (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
+                with an `UnsupportedModel` out of that call where they differ; None, the short check alone
 
     One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
     others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
@@ -70,7 +75,7 @@ class PrefixCache(KeptBlocks):
     the weights is refused until it is named in `Scope(lora=...)`, or `clear()` starts anew.
 
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
-    KV is not a function of the tokens before it; the message names the layers and the reason.
+    KV is not a function of the tokens before it; the message names the check, the distance and its limit.
     """
 
     @in_turn
@@ -116,6 +121,8 @@ class PrefixCache(KeptBlocks):
         found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
         self._check_expandable(prompts, found, plan)
+        if self._first is not None:
+            self._first.admit(found)
         terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, found, terms)
         try:
@@ -127,7 +134,8 @@ class PrefixCache(KeptBlocks):
             if plan.expand > 1:
                 self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
                 past.batch_repeat_interleave(plan.expand)
-            with self._recorder(past, found) as recorder:
+            check = self._comparing(request, found, terms)
+            with self._recorder(past, found, check) as recorder:
                 output = self._watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
@@ -139,7 +147,7 @@ class PrefixCache(KeptBlocks):
             stored = request.keep(past, returned(prompts, plan, past, output))
             self._report(request, stored, started, recorder)
         finally:
-            request.close()
+            self._close(request)
         return output
 
     @contextmanager
@@ -189,22 +197,26 @@ class PrefixCache(KeptBlocks):
                 )
             prompts = self._prompts(input_ids, attention_mask, {})
             declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+            if self._first is not None:
+                self._first.admit(declared, is_session=True)
             terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
             request = Request(self._store, prompts, declared, terms)
             state = self._weights.state()
             try:
                 past = request.start(self._making, self._feed(None))
                 self._store.transfers.join()
-                recorder = self._recorder(past, declared)
+                check = self._comparing(request, declared, terms)
+                recorder = self._recorder(past, declared, check)
                 try:
                     with recorder, self._turn.lending():
                         yield self._watched.model, past
                 finally:
-                    unchanged = self._weights.state() == state
+                    refused = self._first is not None and self._first.refusal is not None
+                    unchanged = self._weights.state() == state and not refused
                     stored = request.keep(past, recorded(past)) if unchanged else 0
                     self._report(request, stored, started, recorder)
             finally:
-                request.close()
+                self._close(request)
 
     @in_turn
     def explain(
@@ -273,14 +285,22 @@ class PrefixCache(KeptBlocks):
             raise ConfigError(
                 "the model is in training mode, where dropout changes K and V; call model.eval()"
             )
-        return read_prompts(
+        prompts = read_prompts(
             arguments.pop("inputs", None) if input_ids is None else input_ids,
             attention_mask,
             self.model.get_input_embeddings().num_embeddings,
             inferred_pad_id(self.model, arguments),
         )
+        columns, below = prompts.ids.shape[1], self._making.padded_below
+        if below is not None and prompts.pads.any() and columns >= below:
+            raise ConfigError(
+                f"{type(self.model).__name__} computes rows behind padding differently from column "
+                f"{below} on, and the prompts have {columns} columns; give rows of one length, or "
+                "one row at a time"
+            )
+        return prompts
 
-    def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
+    def _recorder(self, past: WorkingCache, media: Media, check: Check | None = None) -> Recorder:
         # A forward that waits for what comes from tiers does not tell what computing takes.
         below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
@@ -289,7 +309,18 @@ class PrefixCache(KeptBlocks):
             self._clock,
             media=media,
             learn=below.cost.observe if below is not None else None,
+            check=check,
         )
+
+    def _comparing(self, request: Request, media: Media, terms: Terms) -> Check | None:
+        if self._first is None or not request.num_reused:
+            return None
+        return self._first.check(request.prompts, media, terms.scope.lora)
+
+    def _close(self, request: Request) -> None:
+        request.close()
+        if self._first is not None and self._first.refusal is not None:
+            self.manager.clear()
 
     def _check_expandable(self, prompts: Prompts, media: Media, plan: Plan) -> None:
         last = prompts.ids.shape[1] - 1

@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 
 from quire.config import parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
+from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights, whole_weights
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
@@ -27,6 +28,7 @@ from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
 from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.errors import ConfigError, OutOfBlocks
 from quire.extras import lacking
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from quire.engines.tiered.store import TieredStore
     from quire.tensors.quant import QuantError
     from quire.tiers.stack.stack import TierStack
+
+
+Verify = Literal["probe", "first"] | None
+_VERIFY = ("probe", "first", None)
 
 
 class KeptBlocks:
@@ -59,10 +65,14 @@ class KeptBlocks:
         observer: Observer | None = None,
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
+        verify: "Verify" = "probe",
     ) -> None:
         self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        if verify not in _VERIFY:
+            raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
         kinds, computed = probe_model(model, block_size)
+        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
         computed = computed.with_interval(snapshot_interval)
         self.layout = computed.stored_as(dtype)
         groups = (
@@ -87,6 +97,7 @@ class KeptBlocks:
             curve=True,
         )
         self.last = NO_REPORT
+        self._first = FirstCalls(model, kinds) if verify == "first" else None
         self._clock = clock
         self._signatures = Signatures.of(model)
         self._watched = Watched(model, self._signatures.forward)
@@ -103,7 +114,7 @@ class KeptBlocks:
                 self.close()
                 raise
         self._balance = Balance(manager, self.layout)
-        self._making = Making(kinds, computed, model.device, debug_nan=debug)
+        self._making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
 
     @property
     def manager(self) -> CacheManager:

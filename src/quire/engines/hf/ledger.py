@@ -19,17 +19,21 @@ class TokenLedger:
     `tokens[r, pads[r]:known]`, whatever a decoding loop did in between.
 
     0 <= known <= length; columns from `known` on were computed from something other than
-    token ids (embeddings, a foreign mask, a forward past the recorder) and can never be committed.
-    `reason` says from what, and is None where known == length.
+    token ids (embeddings, a foreign mask, a forward past the recorder), or are past `max_known`,
+    where the model computes something else for padded rows; they can never be committed. `reason`
+    says which of these, and is None where known == length.
     """
 
-    def __init__(self, tokens: torch.Tensor, pads: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, tokens: torch.Tensor, pads: npt.NDArray[np.int64], *, max_known: int | None = None
+    ) -> None:
         rows, length = tokens.shape
         if pads.shape != (rows,):
             raise InvariantError(f"{pads.shape} paddings for {rows} rows")
         self.length = length
         self.known = length
         self.reason: str | None = None
+        self.max_known = max_known
         self.pads = pads
         self.origins = np.arange(rows)
         self._tokens = tokens.clone()
@@ -60,6 +64,10 @@ class TokenLedger:
         if self.known == self.length:
             self.known = stop
         self.length = stop
+        if self.max_known is not None:
+            self.forget_from(
+                self.max_known, f"the model pads no rows past {self.max_known} columns"
+            )
 
     def append_unknown(self, num_columns: int, reason: str) -> None:
         """Enter columns computed from something other than token ids."""

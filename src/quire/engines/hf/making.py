@@ -30,6 +30,7 @@ class Making:
     room        columns to allocate from the start
     ends        ids after which a row is finished
     debug_nan   fresh memory is NaN
+    padded_below  the column from which rows behind padding are not exact; None: all are
     """
 
     kinds: Sequence[LayerKind]
@@ -38,6 +39,7 @@ class Making:
     room: int = 0
     ends: tuple[int, ...] = ()
     debug_nan: bool = False
+    padded_below: int | None = None
 
     def for_call(self, room: int, ends: tuple[int, ...]) -> "Making":
         """Return the same with the room and the ends of one call."""
@@ -47,7 +49,8 @@ class Making:
         """Make a working cache without columns for prompts of ids `[rows, n]`."""
         layers = make_layers(self.kinds, room=max(self.room, room), debug_nan=self.debug_nan)
         # The ledger lies beside the states: no transfer per token.
-        ledger = TokenLedger(ids[:, :0].to(self.device), pads)
+        below = self.padded_below if pads.any() else None
+        ledger = TokenLedger(ids[:, :0].to(self.device), pads, max_known=below)
         cache = WorkingCache(layers, ledger, block_size=self.layout.block_size)
         cache.ends, cache.prompt_columns = frozenset(self.ends), ids.shape[1]
         return cache

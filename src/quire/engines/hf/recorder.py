@@ -10,6 +10,7 @@ import torch
 from quire.engines.hf.fed import foreign, positions
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.media import Media
+from quire.engines.hf.verify import Check
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
 
@@ -32,10 +33,10 @@ class Recorder:
     Another: `position_ids` that are left out, over a cache that holds columns already or rows with
     padding, are given as those of the tokens; some models would count them from 0 again.
 
-    `learn` is told what the first forward over one row took. What a forward computes under a mask,
-    positions or other arguments than quire's own counts as not known, with all that follows it:
-    `fed.foreign` says when. So do placeholders that `media` does not declare: their K and V are those
-    of content without a name.
+    `check` is given what the first forward returned, `learn` is told what it took over one row.
+    What a forward computes under a mask, positions or other arguments than quire's own counts as
+    not known, with all that follows it: `fed.foreign` says when. So do placeholders that `media`
+    does not declare: their K and V are those of content without a name.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class Recorder:
         *,
         media: Media | None = None,
         learn: Learn | None = None,
+        check: Check | None = None,
     ) -> None:
         self.first_token_at: float | None = None
         self._learn = learn
+        self._check = check
         self._begun_at = 0.0
         self._first_span = (0, 0)
         self.num_forwards = 0
@@ -99,8 +102,8 @@ class Recorder:
         self._fed = reason or given["input_ids"]
         return changed
 
-    def forward_ends(self) -> None:
-        """Enter what the forward that began last has computed."""
+    def forward_ends(self, output: Any) -> None:
+        """Enter what the forward that began last has computed, and returned as `output`."""
         start = self._cache.ledger.length
         self.num_computed += self._cache.forward_ends(self._fed)
         self._forget_unnamed(self._fed, start)
@@ -108,6 +111,8 @@ class Recorder:
         if not self.num_forwards:
             self._first_span = (start, self._cache.ledger.length)
         self.num_forwards += 1
+        if self.num_forwards == 1 and self._check is not None:
+            self._check(self._cache, output)
 
     def _forget_unnamed(self, fed: torch.Tensor | str, start: int) -> None:
         if isinstance(fed, torch.Tensor) and self._media is not None:

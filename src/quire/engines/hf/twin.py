@@ -124,6 +124,11 @@ def shrunk(config: Any) -> Any:
     return twin
 
 
+def distances(config: Any) -> dict[int, int]:
+    """Return the windows, chunks and thresholds that a config names, in tokens, and the twin's of each."""
+    return _Shared(cast("_Values", config.to_dict())).distances
+
+
 def _small(
     config: Any, values: _Values, shared: "_Shared", outer: "_Maps | None" = None
 ) -> _Values:
