@@ -14,6 +14,7 @@ from hf_help import (  # noqa: E402
     same,
     tiny_model,
 )
+from hf_media_help import media_model  # noqa: E402
 from hf_wrong import (  # noqa: E402
     COUNTING,
     LONG,
@@ -29,6 +30,7 @@ from hf_wrong import (  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.engines.hf.battery import check_kind  # noqa: E402
 from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
+from quire.tensors.kinds import MEDIA_MODELS  # noqa: E402
 
 THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
@@ -37,6 +39,13 @@ THRESHOLDS = {"llama4_text": 8192}
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_family_of_the_table_passes_behind_padding_as_well(family):
     assert check_kind(tiny_model(family), needs_twin=True) == THRESHOLDS.get(family)
+
+
+@pytest.mark.parametrize("family", sorted(MEDIA_MODELS))
+def test_a_family_with_media_passes_over_text(family):
+    model = media_model(family)
+    assert check_kind(model, needs_twin=True) is None
+    PrefixCache(model, "1MiB")
 
 
 @pytest.mark.parametrize("family", COUNTING)

@@ -8,6 +8,8 @@ making       working caches of a model: empty, or of rows that were computed one
 fed          whether a forward was fed the tokens alone
 watched      a stand-in for the model, through which what it is fed is seen
 recorder     what of that is entered in the ledger
+models       what can be the model of a cache, and what pipelines ask of one
+ids          token ids and masks in the forms that callers have
 inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed

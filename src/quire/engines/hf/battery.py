@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
@@ -20,7 +20,6 @@ LIMIT = 1e-3
 masked, or counted, wrongly gives 2e-3 and more."""
 
 _PAD = 0
-_FIRST_ID, _NUM_IDS = 5, 90
 _NUM_NEW = 2
 _SHORTEST = 8
 _LENGTH = 2 * MAX_DISTANCE + 10
@@ -145,7 +144,7 @@ def _verdict(kind: _Kind) -> _Verdict:
     for seed in _SEEDS:
         try:
             twin = twin_of(kind.model_class, kind.config, seed)
-            _generate(twin, *_padded([_text(seed, _LENGTH)], 0))
+            _generate(twin, *_padded([_Texts(twin)(1, _LENGTH)], 0))
         except Exception as error:  # noqa: BLE001 - a config may be anything
             return _Verdict(unchecked=f"{type(error).__name__}: {error}")
         verdict = _asked(twin, kind.config)
@@ -162,14 +161,14 @@ def _asked(twin: Any, config: Any) -> _Verdict:
     refused = ask(twin, _rows_alone(twin))
     if refused is not None:
         return _Verdict(refused=refused)
-    refused = ask(twin, _batches(_LENGTH))
+    refused = ask(twin, _batches(_Texts(twin), _LENGTH))
     if refused is None:
         return _Verdict()
     # A threshold that counts padding does nothing to texts that are shorter than it.
     below = [
         length
         for length, near in distances(config).items()
-        if near >= _SHORTEST and ask(twin, _batches(near - _NUM_NEW)) is None
+        if near >= _SHORTEST and ask(twin, _batches(_Texts(twin), near - _NUM_NEW)) is None
     ]
     return _Verdict(padded_below=max(below)) if below else _Verdict(refused=refused)
 
@@ -179,17 +178,18 @@ def _rows_alone(model: Any) -> Iterator[Asked]:
     windows = {kind.window for kind in layer_kinds(model.config) if kind.window}
     borders = {near for window in windows for near in (window - 1, window, window + 1)}
     lengths = sorted({3, 11, 30, 33, 50, _LENGTH} | {x for x in borders if 3 < x < _LENGTH})
-    text = _text(1, _LENGTH)
+    texts = _Texts(model)
+    text = texts(1, _LENGTH)
     yield f"{lengths[0]} tokens", [text[: lengths[0]]], 0
     for start, stop in pairwise(lengths):
         yield f"{stop} tokens, of which {start} were computed before", [text[:stop]], 0
-    yield "a prompt that leaves one before its end", [torch.cat([text[:40], _text(2, 12)])], 0
+    yield "a prompt that leaves one before its end", [torch.cat([text[:40], texts(2, 12)])], 0
 
 
-def _batches(num_columns: int) -> Iterator[Asked]:
+def _batches(texts: "_Texts", num_columns: int) -> Iterator[Asked]:
     """Yield rows behind padding, of so many columns at most, and what is left of them alone."""
     n = num_columns
-    one, two, three = _text(3, n), _text(4, n), _text(5, n)
+    one, two, three = texts(3, n), texts(4, n), texts(5, n)
     yield "a row behind padding", [one[: n // 2]], n // 6 + 1
     yield "a row that goes on behind other padding", [one[: n // 2 + n // 6]], n // 8 + 1
     rows = [two[: n // 4 + 1], one[: n - 1]]
@@ -200,9 +200,28 @@ def _batches(num_columns: int) -> Iterator[Asked]:
         yield "a row of a batch that goes on alone", [row], 0
 
 
-def _text(seed: int, num_tokens: int) -> torch.Tensor:
-    numbers = torch.Generator().manual_seed(seed)
-    return torch.randint(_FIRST_ID, _FIRST_ID + _NUM_IDS, (num_tokens,), generator=numbers)
+class _Texts:
+    """Texts `[tokens]` of a model's ordinary tokens, by seed."""
+
+    def __init__(self, model: Any) -> None:
+        special = set(_special_ids(model.config.to_dict())) | {_PAD}
+        vocab = model.get_input_embeddings().num_embeddings
+        self._ids = torch.tensor([n for n in range(vocab) if n not in special])
+
+    def __call__(self, seed: int, num_tokens: int) -> torch.Tensor:
+        numbers = torch.Generator().manual_seed(seed)
+        return self._ids[torch.randint(len(self._ids), (num_tokens,), generator=numbers)]
+
+
+def _special_ids(values: dict[Any, Any]) -> Iterator[int]:
+    """Yield the ids that a config, and those in it, give a meaning: ends, padding, places of media."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _special_ids(cast("dict[Any, Any]", value))
+        elif "token" in str(name):
+            for each in cast("list[Any]", value) if isinstance(value, list) else [value]:
+                if isinstance(each, int):
+                    yield each
 
 
 def _padded(rows: Sequence[torch.Tensor], padding: int) -> tuple[torch.Tensor, torch.Tensor]:

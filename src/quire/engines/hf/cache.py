@@ -6,14 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from quire.core import Explanation, Hint, Scope, TokenRange
 from quire.core.hints import NO_HINT
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
-    inferred_pad_id,
     read_plan,
     read_prompts,
 )
@@ -81,9 +79,9 @@ class PrefixCache(KeptBlocks):
     @in_turn
     def generate(
         self,
-        input_ids: torch.Tensor | None = None,
+        input_ids: Any = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named | None = None,
         scope: Scope | None = None,
         priority: int = 0,
@@ -94,7 +92,9 @@ class PrefixCache(KeptBlocks):
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
 
-        input_ids, attention_mask: `[rows, tokens]`, left-padded. All other `arguments` are
+        input_ids, attention_mask: `[rows, tokens]`, left-padded: tensors, arrays or lists, one flat list
+        for one row; or what a tokenizer or processor returns, as the one `input_ids`:
+        `cache.generate(tokenizer(text, return_tensors="pt"))`. All other `arguments` are
         generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
         criteria, and what the processor of a model with images or audio returns. Returns what
         generate returns. With `return_dict_in_generate`, attentions and
@@ -153,9 +153,9 @@ class PrefixCache(KeptBlocks):
     @contextmanager
     def session(
         self,
-        input_ids: torch.Tensor,
+        input_ids: Any,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named = (),
         scope: Scope | None = None,
         priority: int = 0,
@@ -170,7 +170,7 @@ class PrefixCache(KeptBlocks):
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
-        For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
+        The prompt may be given in any form that `generate` takes. For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
 
         The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
         it calls the original, so that tokens are recorded as it is fed. What the original is fed with
@@ -195,7 +195,12 @@ class PrefixCache(KeptBlocks):
                     f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
                     "alone does not tell how to go on; use cache.generate(...)"
                 )
-            prompts = self._prompts(input_ids, attention_mask, {})
+            prompts = self._prompts(input_ids, attention_mask, others := {})
+            if others:
+                raise ConfigError(
+                    f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
+                    "the rest to the model that it lends"
+                )
             declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
             if self._first is not None:
                 self._first.admit(declared, is_session=True)
@@ -224,7 +229,7 @@ class PrefixCache(KeptBlocks):
         input_ids: Any,
         scope: Scope | None = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named = (),
         **content: Any,
     ) -> Explanation:
@@ -232,8 +237,7 @@ class PrefixCache(KeptBlocks):
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
-        ids = torch.as_tensor(input_ids)
-        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        prompts = self._prompts(input_ids, attention_mask, content)
         if len(prompts.tokens) > 1:
             raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
         found = (
@@ -256,7 +260,7 @@ class PrefixCache(KeptBlocks):
         input_ids: Any,
         scope: Scope | None = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named | None = None,
         mode: "Mode" = "best_effort",
         **content: Any,
@@ -266,8 +270,7 @@ class PrefixCache(KeptBlocks):
         One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
         of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
         """
-        ids = torch.as_tensor(input_ids)
-        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        prompts = self._prompts(input_ids, attention_mask, content)
         found = self._media.read(prompts, content, media)
         bound, below = self._weights.scope(scope), self._store.tiers
         if below is None:
@@ -279,18 +282,9 @@ class PrefixCache(KeptBlocks):
         return [each for each in begun if each is not None]
 
     def _prompts(
-        self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
+        self, input_ids: object, attention_mask: object, others: dict[str, Any]
     ) -> Prompts:
-        if self.model.training:
-            raise ConfigError(
-                "the model is in training mode, where dropout changes K and V; call model.eval()"
-            )
-        prompts = read_prompts(
-            arguments.pop("inputs", None) if input_ids is None else input_ids,
-            attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
-            inferred_pad_id(self.model, arguments),
-        )
+        prompts = read_prompts(self.model, input_ids, attention_mask, others)
         columns, below = prompts.ids.shape[1], self._making.padded_below
         if below is not None and prompts.pads.any() and columns >= below:
             raise ConfigError(

@@ -1,14 +1,15 @@
 """What a cache of a transformers model keeps: pools on its device, and tiers below them."""
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 
-from quire.config import parse_bytes
+from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.battery import check_kind
@@ -24,6 +25,7 @@ from quire.engines.hf.memory import (
     split_layout,
     used_words,
 )
+from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
@@ -47,7 +49,7 @@ Verify = Literal["probe", "first"] | None
 _VERIFY = ("probe", "first", None)
 
 
-class KeptBlocks:
+class KeptBlocks(ModelFace):
     """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
 
     def __init__(
@@ -66,7 +68,15 @@ class KeptBlocks:
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
         verify: "Verify" = "probe",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            name = next(iter(unknown))
+            known = inspect.signature(type(self)).parameters
+            raise ConfigError(
+                f"{type(self).__name__} has no setting {name!r}{nearest(name, known)}"
+            )
+        check_model(model, type(self).__name__)
         self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         if verify not in _VERIFY:
@@ -161,8 +171,14 @@ class KeptBlocks:
     def clear(self) -> int:
         """Drop all that is cached, accept changed weights, and return how many blocks that were.
 
-        Tiers keep what they have; under changed weights it is not found.
+        Tiers keep what they have; under changed weights it is not found. After `Interrupted` this is what
+        starts the cache anew: all is dropped, counters start again, and 0 is returned.
         """
+        if self._store.manager.interrupted:
+            self._store.recover()
+            self._balance = Balance(self._store.manager, self.layout)
+            self._weights.renew()
+            return 0
         self._store.transfers.join()
         dropped = self.manager.clear()
         self._weights.renew()

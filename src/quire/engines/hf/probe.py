@@ -124,7 +124,7 @@ class _Run:
         self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
         self._vocab = vocab
         names = inspect.signature(model.forward).parameters
-        self._counts = "position_ids" in names and not hasattr(model.base_model, "rope_deltas")
+        self._takes_positions = "position_ids" in names
 
     def __call__(
         self, num_tokens: int, *, other_end: bool = False, padding: int = 0
@@ -147,12 +147,13 @@ class _Run:
 
     def _feed(self, cache: WorkingCache, ids: torch.Tensor, start: int) -> WorkingCache:
         model: Any = self._model
-        if hasattr(model.base_model, "rope_deltas"):
+        offset = hasattr(model.base_model, "rope_deltas")
+        if offset:
             model.base_model.rope_deltas = None  # the position offset of an earlier call
         padding = int(cache.ledger.pads[0])
         columns = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         given: dict[str, Any] = {}
-        if self._counts:
+        if self._takes_positions and (padding or not offset):
             given["position_ids"] = (columns - padding).clamp_min(0)
         if padding:
             given["attention_mask"] = (columns >= padding).long()

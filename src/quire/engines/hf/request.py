@@ -179,13 +179,18 @@ class Request:
             finally:
                 self._close_sequences()
                 self._store.settle()
-                self._store.manager.clear()
+                if not self._store.manager.interrupted:
+                    self._store.manager.clear()
             raise
         self._close_sequences()
 
     def _close_sequences(self) -> None:
-        while self._sequences:
-            self._store.close(self._sequences.pop())
+        try:
+            while self._sequences:
+                self._store.close(self._sequences.pop())
+        except BaseException as error:
+            self._store.manager.cut_off("the end of a request", error)  # it may hold blocks still
+            raise
 
     def _keep_row(self, cache: WorkingCache, origin: int, texts: list[Kept]) -> int:
         prompt, seq = self.prompts.tokens[origin], self._sequences[origin]

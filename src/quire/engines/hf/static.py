@@ -15,10 +15,10 @@ from quire.engines.hf.inputs import (
     Plan,
     Prompts,
     Signatures,
-    inferred_pad_id,
     read_plan,
     read_prompts,
 )
+from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.turns import Turn, in_turn
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
@@ -116,7 +116,7 @@ class SlotSession:
         return output.logits
 
 
-class SlotPrefixCache:
+class SlotPrefixCache(ModelFace):
     """The KV of what a model has read before, in slots of fixed size.
 
         cache = SlotPrefixCache(model, num_slots=8, max_tokens=4096)
@@ -148,6 +148,7 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        check_model(model, type(self).__name__)
         self._turn = Turn()
         self.model = model
         self.slots = SlotCache(num_slots, max_tokens)
@@ -227,26 +228,25 @@ class SlotPrefixCache:
     def _opened(self, prompts: Prompts, scope: Scope | None) -> Generator[SlotSession, None, None]:
         handle = self.slots.open(prompts.tokens[0], self._scope(scope))
         try:
-            self.pool.copy(self.slots.take_copies())
+            self._copy()
             self.pool.forget(handle.slot, handle.num_cached)
             layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
             yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
         finally:
-            self.slots.close(handle)
+            if not self.slots.interrupted:
+                self.slots.close(handle)
+
+    def _copy(self) -> None:
+        try:
+            self.pool.copy(self.slots.take_copies())
+        except BaseException as error:
+            self.slots.cut_off("copying slots", error)  # they count as copied
+            raise
 
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
     ) -> Prompts:
-        if self.model.training:
-            raise ConfigError(
-                "the model is in training mode, where dropout changes K and V; call model.eval()"
-            )
-        prompts = read_prompts(
-            input_ids,
-            attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
-            inferred_pad_id(self.model, arguments),
-        )
+        prompts = read_prompts(self.model, input_ids, attention_mask, arguments)
         if len(prompts.tokens) != 1 or prompts.mask is not None:
             raise ConfigError(
                 f"{len(prompts.tokens)} rows, {int(prompts.pads.max())} columns of padding; a slot "
