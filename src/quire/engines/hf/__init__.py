@@ -5,6 +5,7 @@ layers       K and V of one layer, of full attention or with a window
 states       recurrent states of one layer, and copies of them at one position
 working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
 making       working caches of a model: empty, or of rows that were computed one by one
+fed          whether a forward was fed the tokens alone
 watched      a stand-in for the model, through which what it is fed is seen
 recorder     what of that is entered in the ledger
 models       what can be the model of a cache, and what pipelines ask of one

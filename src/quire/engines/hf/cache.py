@@ -179,7 +179,10 @@ class PrefixCache(KeptBlocks):
 
         At the end of the block, whatever the lent model has computed into `past` is kept, also when
         the block raises; a forward that did not finish counts for nothing. Nothing is kept if
-        weights or adapters changed meanwhile. Gradients do not flow through `past`.
+        weights or adapters changed meanwhile. What is computed under another mask than that of the
+        padding, other positions than those of the tokens, or with arguments that may change K and V, is not
+        kept, nor what follows it: `last.unknown_tokens` counts it. Positions that you leave out are those of
+        the tokens. Gradients do not flow through `past`.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
@@ -347,6 +350,8 @@ class PrefixCache(KeptBlocks):
             ttft_s=None if first is None else first - started,
             tier_tokens=_sum(each.tokens for each in request.onboarded),
             tier_misses=_sum(each.causes for each in request.onboarded),
+            unknown_tokens=recorder.ledger.num_unknown,
+            unknown_reason=recorder.ledger.reason,
         )
 
 
