@@ -233,7 +233,8 @@ class Requests(BlockStore):
         if seq.session is not None:
             self.sessions.closed(seq, last.path())
         seq.state = "closed"
-        self.media.release(seq.media)
+        if seq.media:
+            self.media.release(seq.media)
         seq.root.locks -= 1
         del self.sequences[id(seq)]
 
