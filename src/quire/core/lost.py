@@ -85,7 +85,7 @@ class LostOf:
                 rest, used, below = lost.marks, lost.used, lost.below
         stop = len(key)
         for at in reversed(between(lost_at, end - num_blocks, end)) if lost_at else ():
-            if among := lost_at.pop(at):
+            if lost_at and (among := lost_at.pop(at)):
                 place = len(key) - (end - at) * size
                 first = hash(bytes(key[place : place + size]))
                 marks = marks_of(key, place, stop, size) + rest
