@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system demo test test-long check bench format clean
+.PHONY: help setup system demo test test-long test-families check bench format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -47,6 +47,10 @@ test: $(VENV)/.for-test  ## run the tests
 
 test-long: $(VENV)/.for-test  ## run what the tests sample, in full
 	$(PYTEST) -m long
+
+test-families: $(VENV)/.for-test  ## sort every causal LM of transformers anew; once per release
+	$(BIN)/python tests/families/run.py
+	$(BIN)/python tools/support_matrix.py --write
 
 check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -152,8 +152,8 @@ language: en
 # quire-tiny
 
 A Llama of {parameters} parameters over bytes, {size} bytes of bfloat16. quire's demo and tests run
-on it: a real transformers model that needs no download. It writes text that reads like
-documentation, and nothing it says should be believed.
+on it: a real transformers model that needs no download. It answers what `quire
+demo` asks, and nothing else it says should be believed.
 
 **Made by** `tools/train_tiny.py`: {ran}.
 
@@ -161,6 +161,8 @@ documentation, and nothing it says should be believed.
 (`pydoc_data.topics`) and the docstrings and comments of the standard library. Copyright (c)
 2001-2023 Python Software Foundation; All Rights Reserved; used under the PSF License Version 2.
 Changes: markup, code and tables were dropped, paragraphs unwrapped and laid out as conversations.
+Then some sixty short questions about Python with their answers, written for quire (`tools/tiny_talks.py`): those it knows
+by heart, and what it says to others is made of them.
 
 **Tokens.** Token n is byte n; 256 to 261 are `<pad> <bos> <eos> <system> <user> <assistant>`. A
 conversation is `<bos><system>...<user>...<assistant>...<eos><user>...`, so its tokens are exactly

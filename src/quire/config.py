@@ -5,6 +5,8 @@ Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` pow
 """
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,9 @@ def _parse_text(text: str) -> int:
         raise ConfigError(f"{text[:40]!r}... has more digits than a size needs (limit 24)")
     whole, _, fraction = match["number"].partition(".")
     return int(whole) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` with the known name that is most like this one, or nothing."""
+    close = get_close_matches(name, sorted(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -24,9 +24,11 @@
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
+        └── Interrupted               a call before was cut off half-way, by Ctrl-C for instance
 
 Each message says what was wrong, the value, the limit, and what to do. An operation that
-raises leaves all state as it was; only after `InvariantError` there is no such promise.
+raises leaves all state as it was; only after `InvariantError` there is no such promise, and the
+cache that raised it takes no further call but `reset`.
 """
 
 
@@ -154,3 +156,7 @@ class UnsupportedModel(QuireError):  # noqa: N818 - reads as what it says
 
 class InvariantError(QuireError):
     """A broken invariant: a bug in quire."""
+
+
+class Interrupted(InvariantError):  # noqa: N818 - what became of the cache
+    """A use of a cache of which a call was cut off half-way; only `reset` is left."""

@@ -226,17 +226,17 @@ HYBRID_FAMILIES = {**WINDOWED_FAMILIES, **RECURRENT_FAMILIES}
 ALL_FAMILIES = {**FAMILIES, **MORE_FAMILIES, **HYBRID_FAMILIES, **MORE_HYBRID_FAMILIES}
 
 
-def tiny_config(family):
+def tiny_config(family, **changes):
     """The config of a family's tiny model; `+` sets a variant's name off from its type."""
-    values = {**ALL_FAMILIES, **REFUSED_FAMILIES}[family]
+    values = {**ALL_FAMILIES, **REFUSED_FAMILIES}[family] | changes
     return transformers.CONFIG_MAPPING[family.split("+")[0]](**values)
 
 
 @functools.cache
-def tiny_model(family, seed=0, dtype=torch.float32):
+def tiny_model(family, seed=0, dtype=torch.float32, **changes):
     """A random model of a family, always the same one; weights large enough to disagree."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=dtype).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1 and weight.std() < 0.05:

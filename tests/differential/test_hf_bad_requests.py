@@ -40,8 +40,40 @@ RIGHT_PADDED = torch.ones_like(IDS)
 RIGHT_PADDED[1, 7:] = 0
 BAD_REQUESTS = {
     "no ids": ({"input_ids": None}, TokensError, "NoneType"),
-    "a list": ({"input_ids": [[1, 2]]}, TokensError, "return_tensors='pt'"),
-    "one dimension": ({"input_ids": IDS[0]}, TokensError, r"\[10\]"),
+    "a text": ({"input_ids": "What is a list?"}, TokensError, "return_tensors='pt'"),
+    "texts": ({"input_ids": ["What", "is"]}, TokensError, "list of str"),
+    "rows of different lengths": (
+        {"input_ids": [[3, 4, 5], [6]]},
+        TokensError,
+        "1 to 3 tokens.*padding_side",
+    ),
+    "tensors of different lengths": (
+        {"input_ids": [IDS[0], IDS[1, :4]]},
+        TokensError,
+        "4 to 10 tokens",
+    ),
+    "three dimensions": ({"input_ids": IDS[None]}, TokensError, r"\[1, 2, 10\]"),
+    "an empty list": ({"input_ids": []}, TokensError, r"\[1, 0\]"),
+    "a list of floats": ({"input_ids": [[3.5]]}, TokensError, "float64"),
+    "truths": ({"input_ids": IDS > 4}, TokensError, "bool"),
+    "a mapping without ids": (
+        {"input_ids": {"attention_mask": IDS}},
+        TokensError,
+        "attention_mask",
+    ),
+    "a mask given twice": (
+        {"input_ids": {"input_ids": IDS, "attention_mask": IDS}, "attention_mask": IDS},
+        ConfigError,
+        "attention_mask: given beside",
+    ),
+    "ids given twice": ({"inputs": IDS}, ConfigError, "inputs and input_ids"),
+    "embeddings alone": (
+        {"input_ids": None, "inputs_embeds": torch.zeros(2, 3, 32)},
+        ConfigError,
+        "inputs_embeds without input_ids",
+    ),
+    "another library's word": ({"max_tokens": 3}, ConfigError, "did you mean max_new_tokens"),
+    "another spelling of ours": ({"scopes": Scope()}, ConfigError, "did you mean scope"),
     "no token": ({"input_ids": IDS[:, :0]}, TokensError, r"\[2, 0\]"),
     "no row": ({"input_ids": IDS[:0]}, TokensError, r"\[0, 10\]"),
     "floats": ({"input_ids": IDS.float()}, TokensError, "float32"),
@@ -58,7 +90,7 @@ BAD_REQUESTS = {
     "positions": ({"position_ids": IDS}, ConfigError, "position_ids"),
     "pixels": ({"pixel_values": torch.zeros(1)}, ConfigError, "pixel_values"),
     "token types": ({"token_type_ids": IDS}, ConfigError, "token_type_ids"),
-    "a typo": ({"max_new_token": 3}, ConfigError, "max_new_token"),
+    "a typo": ({"max_new_token": 3}, ConfigError, "did you mean max_new_tokens"),
     "no cache": ({"use_cache": False}, ConfigError, "use_cache=False"),
     "a static cache": ({"cache_implementation": "static"}, ConfigError, "cache_implementation"),
     "healing": ({"token_healing": True}, ConfigError, "token_healing"),
@@ -77,6 +109,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(model, cache, name):
         cache.generate(**{"input_ids": IDS, **arguments})
     assert cache.manager.snapshot() == before
     assert cache.last == last
+    same(model, cache, IDS)
 
 
 @pytest.mark.parametrize("name", ["floats", "right padding", "a scope that is none"])
@@ -99,6 +132,12 @@ def test_a_bad_session_is_refused_and_changes_nothing(model, cache, name):
         ({"capacity": "4TiB"}, ConfigError, "no room"),
         ({"policy": "best"}, ConfigError, "best"),
         ({"dtype": torch.int8}, ConfigError, "int8"),
+        (
+            {"capcity": "1MiB"},
+            ConfigError,
+            "PrefixCache has no setting 'capcity'; did you mean capacity",
+        ),
+        ({"something": 1}, ConfigError, "PrefixCache has no setting 'something'$"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(model, settings, error, words):

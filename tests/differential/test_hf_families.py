@@ -8,10 +8,8 @@ pytest.importorskip("transformers")
 from hf_conversation import Conversation  # noqa: E402
 from hf_help import (  # noqa: E402
     FAMILIES,
-    MORE_FAMILIES,
     TRAINED,
     check_stored,
-    left_padded,
     make_cache,
     random_ids,
     same,
@@ -45,19 +43,6 @@ def test_a_small_cache_evicts_and_stays_right(policy, family, num_blocks):
     for text in talk.texts:
         if len(text) <= 8 * num_blocks:
             check_stored(model, cache, text)
-
-
-@pytest.mark.parametrize("family", MORE_FAMILIES)
-def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
-    model = tiny_model(family)
-    cache = make_cache(model, block_size=8)
-    ids = torch.Generator().manual_seed(1)
-    texts = [random_ids(ids, n)[0] for n in (31, 44)]
-    for _ in range(3):
-        padded, mask = left_padded(texts)
-        out = same(model, cache, padded, attention_mask=mask, max_new_tokens=5)
-        texts = [torch.cat([row[row != 0], random_ids(ids, 4)[0]]) for row in out]
-    assert cache.last.cached_tokens > cache.last.computed_tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])

@@ -22,7 +22,7 @@ COMMANDS = (
     ("trace", "info", TRACE),
     ("replay", TRACE, "--jobs", "1", "--capacity", "1%,50%", "--model", "llama-3.1-8b"),
     ("simulate", "--trace", TRACE, "--num-requests", "60", "--slo-ttft", "2"),
-    ("plan", "--model", "llama-3.1-8b", "--gpu", "h100", "--tiers", "host=1TiB@50GB/s,disk=9TB@6GB/s"),
+    ("plan", "--model", "llama-3.1-8b", "--gpu", "h100", "--below", "host=1TiB@50GB/s,disk=9TB@6GB/s"),
 )  # fmt: skip
 UNSTEADY = re.compile(r"[\d.]+ s\s+of\s+CPU|[\d.,]+ GiB\s+available")
 

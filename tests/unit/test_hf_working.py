@@ -362,7 +362,9 @@ def test_rows_that_were_computed_alone_are_joined_behind_their_padding():
         caches.append(making.cache(prompts.row(row).ids, np.zeros(1, dtype=int)))
         if len(texts[row]) > 1:
             feed(caches[-1], [texts[row][:-1]])
-    cache = stacked(caches, prompts, making)
+    with pytest.raises(InvariantError, match="row 0 has 6 tokens behind 0 columns"):
+        stacked(caches, prompts, 5, making)
+    cache = stacked(caches, prompts, 6, making)
     cache.check()
     assert cache.get_seq_length() == 6
     assert sums(cache) == [21, 8, 0]
@@ -372,5 +374,30 @@ def test_rows_that_were_computed_alone_are_joined_behind_their_padding():
     assert torch.equal(k_short, states(torch.tensor([[8]]), 0)[0][0])
     feed(cache, [[7], [9], [4]])
     assert sums(cache) == [28, 17, 4]
-    seen, _ = cache.layers[0].keys, None
-    assert bool(seen.isfinite().all())
+    assert bool(cache.layers[0].keys.isfinite().all())
+
+
+@pytest.mark.parametrize("pads", [[0, 9], [9, 0], [2, 3], [2, 9, 5]])
+def test_rows_are_joined_at_any_column_also_inside_the_padding_of_others(pads):
+    kinds = [LayerKind("sliding_attention", "sliding", 4, 0)]
+    shapes = [KVShape(HEADS, K_WIDTH, V_WIDTH)]
+    layout = ModelLayout.of_layers(kinds, shapes, [()], torch.float32, 2)
+    making = Making(kinds, layout, torch.device("cpu"), debug_nan=True)
+    ids = torch.tensor([[0] * pad + list(range(1, 13 - pad)) for pad in pads])
+    tokens = [row[pad:].numpy().astype(np.int32) for row, pad in zip(ids, pads, strict=True)]
+    prompts = Prompts(ids, (ids > 0).long(), np.array(pads), tokens)
+    for column in range(1, 12):
+        caches = []
+        for row, pad in enumerate(pads):
+            alone = making.cache(prompts.row(row).ids, np.zeros(1, dtype=int))
+            if column > pad:
+                alone.update(*states(ids[row : row + 1, pad:column], 0), 0)
+                alone.ledger.append(ids[row : row + 1, pad:column])
+            caches.append(alone)
+        cache = stacked(caches, prompts, column, making)
+        cache.check()
+        assert cache.get_seq_length() == column
+        k, _ = cache.update(*states(ids[:, column : column + 1], 0), 0)
+        seen = ids[:, max(column - 3, 0) : column + 1]
+        want = states(seen, 0)[0] * (seen > 0)[:, None, :, None]
+        torch.testing.assert_close(k * (seen > 0)[:, None, :, None], want)

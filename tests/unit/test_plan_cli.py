@@ -32,7 +32,7 @@ def test_a_plan_shows_memory_users_tiers_and_blocks(run):
 
 
 def test_a_trace_adds_what_memory_is_worth(run):
-    words = ("--model", "qwen3-32b", "--gpu", "h100", "--tiers", TIERS)
+    words = ("--model", "qwen3-32b", "--gpu", "h100", "--below", TIERS)
     shown = run(*words, "--trace", head_path(CONVERSATION)).stdout
     assert "What memory below the device buys" in shown
     assert "host 64 GiB" in shown
@@ -42,14 +42,14 @@ def test_a_trace_adds_what_memory_is_worth(run):
 
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_a_plan_fits_the_terminal(run, columns):
-    words = ("--model", "qwen3-32b", "--gpu", "h100", "--tiers", TIERS)
+    words = ("--model", "qwen3-32b", "--gpu", "h100", "--below", TIERS)
     shown = run(*words, "--trace", head_path(CONVERSATION), env={"COLUMNS": columns}).stdout
     assert max(map(len, shown.splitlines())) <= int(columns)
 
 
 def test_json_is_the_whole_plan_and_nothing_else(run):
     words = ("--model", "llama-3.1-70b", "--gpu", "h100", "--num-gpus", 4, "--context", "32k")
-    made = json.loads(run(*words, "--tiers", TIERS, "--json").stdout)
+    made = json.loads(run(*words, "--below", TIERS, "--json").stdout)
     assert made["memory"]["context"] == 32768
     assert made["num_gpus"] == 4
     assert [tier["name"] for tier in made["tiers"]] == ["host", "disk"]
@@ -92,7 +92,7 @@ def test_the_picture_is_written_as_one_file(run, tmp_path, ending):
         (("--model", "llama-3.1-405b", "--gpu", "h100"), "--dtype fp8 with --num-gpus 8"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--context", "lots"), "no number of tokens"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--context", "1m"), "was made for"),
-        (("--model", "qwen3-8b", "--gpu", "h100", "--tiers", "host"), "is not a tier"),
+        (("--model", "qwen3-8b", "--gpu", "h100", "--below", "host"), "is not a tier"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--dtype", "fp3"), "number format"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--trace", "none.jsonl"), "none.jsonl"),
         (("--model", "qwen3-8b", "--gpu", "h100", "--report", "plan.pdf"), ".html or .svg"),

@@ -137,7 +137,9 @@ def test_concurrent_rows_say_how_long_requests_waited(run):
 
 
 def test_hints_reach_the_replay(run, path):
-    (row,) = rows_of(run("--hints", "last-use", "--capacity", "12", "--policies", "lru", "--json"))
+    (row,) = rows_of(
+        run("--foreseen", "last-use", "--capacity", "12", "--policies", "lru", "--json")
+    )
     result = replay(open_trace(path, block_size=16), 12, hints="last-use")
     assert row["token_hit"] == result.token_hit
 
@@ -159,7 +161,7 @@ def test_hints_reach_the_replay(run, path):
         (["--gpu", "h100"], "--gpu h100 says nothing without --model"),
         (["--policies", "lruu"], "did you mean 'lru'"),
         (["--policies", ","], "--policies names no policy"),
-        (["--hints", "sessions-end"], "did you mean 'session-end'"),
+        (["--foreseen", "sessions-end"], "did you mean 'session-end'"),
         (["--executor", "threads"], "unknown executor 'threads'"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),
         (["--concurrent", "--decode-rate", "0"], "the decode rate is 0"),

@@ -45,7 +45,7 @@ def test_json_is_the_same_to_the_byte_each_time(run):
 
 def test_json_names_the_settings_and_the_figures(run):
     found = json.loads(
-        run("--tiers", "host=1GiB@50GB/s", "--slo-ttft", 5, "--kv-memory", "4GiB", "--json").stdout
+        run("--below", "host=1GiB@50GB/s", "--slo-ttft", 5, "--kv-memory", "4GiB", "--json").stdout
     )
     assert (found["model"], found["gpu"], found["router"]) == ("llama-3.1-8b", "h100", "prefix")
     assert (found["num_blocks"], found["block_size"]) == (64, 512)
@@ -94,7 +94,7 @@ def test_requests_and_time_can_be_limited(run):
         (("--policy", "nope"), "unknown policy 'nope'"),
         (("--arrivals", "poison:2"), "did you mean poisson"),
         (("--arrivals", "poisson:2", "--speed", "2"), "--speed 2 changes the times of a trace"),
-        (("--tiers", "host"), "'host' is not a tier"),
+        (("--below", "host"), "'host' is not a tier"),
         (("--kv-memory", "1KiB"), "holds not one block of 512 tokens"),
         (("--kv-memory", "256MiB"), "row 1: 4105 tokens of prompt and 20 of output need 10 blocks"),
         (("--replicas", "0"), "num_replicas"),

@@ -35,6 +35,12 @@ class Commands(TyperGroup):
             args = ["--debug", *(arg for arg in options if arg != "--debug"), *args[len(options) :]]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit(failures.READER_GONE) from None  # typer would say 1
+
     def main(self, *given: Any, **others: Any) -> Any:
         args = given[0] if given else others.pop("args", None)
         words = list(sys.argv[1:] if args is None else args)

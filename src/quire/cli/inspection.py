@@ -13,6 +13,7 @@ from quire.cli.files import check_writable, read_text, write_text
 from quire.cli.options import AsJson, ReportTo
 from quire.cli.output import ACTIVE, CACHED, is_utf8, pool_bar, pool_counts, print_json, stdout
 from quire.cli.tables import facts_table, plain_table
+from quire.cli.tier_place import is_address
 from quire.config import format_bytes
 from quire.errors import ConfigError
 
@@ -31,9 +32,11 @@ MISSES = {
 
 
 def inspect(
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="A saved snapshot, or the directory of a tier.", show_default=False),
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            help="A saved snapshot, or a tier: its directory, or its address.", show_default=False
+        ),
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Read token ids as bytes, and show them as text.")
@@ -49,7 +52,7 @@ def inspect(
     Reads what quire demo --save wrote, or the JSON of a manager.snapshot() of
     yours. Without a file it shows a small demonstration, which needs no torch.
 
-    Of the directory of a disk or files tier it shows what is stored: by model and
+    Of a tier (a directory that --tier made, or the same address) it shows what is stored: by model and
     layers, by scope and prefix as far as names stand beside the records, how hot
     and how big. Nothing is changed.
 
@@ -59,9 +62,11 @@ def inspect(
       quire demo --save run.json && quire inspect run.json
       quire inspect run.json --json
       quire inspect /var/cache/quire --report tier.svg
+      quire inspect redis://localhost
     """
-    if file is not None and file.expanduser().is_dir():
-        _inspect_tier(file.expanduser(), top=top, report=report, as_json=as_json)
+    file = None if place is None else Path(place).expanduser()
+    if place is not None and file is not None and (is_address(place) or file.is_dir()):
+        _inspect_tier(place, top=top, report=report, as_json=as_json)
         return
     if report is not None:
         raise ConfigError("--report draws the directory of a tier; a snapshot is shown here only")
@@ -82,11 +87,11 @@ def inspect(
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
 
 
-def _inspect_tier(path: Path, *, top: int, report: Path | None, as_json: bool) -> None:
+def _inspect_tier(place: str, *, top: int, report: Path | None, as_json: bool) -> None:
     from quire.cli import tier_picture
 
     check_writable(report, ".svg")
-    picture = tier_picture.surveyed(path)
+    picture = tier_picture.surveyed(place)
     if report is not None:
         write_text(report, tier_picture.as_svg(picture, top=top))
     if as_json:

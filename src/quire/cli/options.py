@@ -86,7 +86,7 @@ Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Of all that is dra
 Below: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--tiers",
+        "--below",
         help="Memory below the device: name=size@speed, by commas.",
         show_default=False,
     ),

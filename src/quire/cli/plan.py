@@ -86,7 +86,7 @@ def plan(
       quire plan --model llama-3.1-8b --gpu h100
       quire plan --model deepseek-v3 --gpu h200 --num-gpus 8 --context 32k
       quire plan --model qwen3-32b --gpu h100 --trace trace.jsonl.gz
-          --tiers host=256GiB@50GB/s,disk=2TiB@6GB/s
+          --below host=256GiB@50GB/s,disk=2TiB@6GB/s
       quire plan --model ./my-model/config.json --gpu l4 --dtype int4 --json
       quire plan --model quire-tiny --gpu cpu --measured 512=40ms,4096=0.5s
     """

@@ -45,7 +45,8 @@ def replay(
     hints: Annotated[
         str,
         typer.Option(
-            help="What callers foresee: none, recorded, never, no-store, session-end, last-use."
+            "--foreseen",
+            help="What callers foresee: none, recorded, never, no-store, session-end, last-use.",
         ),
     ] = "none",
     model: MaybeModel = None,
@@ -79,7 +80,7 @@ def replay(
       quire replay trace.jsonl.gz
       quire replay trace.jsonl.gz --capacity 10% --capacity 18279 --policies lru,fifo
       quire replay trace.jsonl.gz --capacity 64GiB --model llama-3.1-8b --gpu h100
-      quire replay trace.jsonl.gz --capacity 5% --policies lru --hints session-end
+      quire replay trace.jsonl.gz --capacity 5% --policies lru --foreseen session-end
       quire replay trace.jsonl.gz --concurrent --model llama-3.1-8b --gpu h100
       quire replay trace.jsonl.gz --report report.html
       quire replay trace.jsonl.gz --json --csv rows.csv
@@ -104,7 +105,7 @@ def replay(
             "--capacity": capacity,
             "--policies": policies,
             "--block-size": block_size,
-            "--hints": hints if hints != "none" else None,
+            "--foreseen": hints if hints != "none" else None,
             "--model": model,
             "--gpu": gpu,
             "--concurrent": concurrent,

@@ -77,7 +77,7 @@ def simulate(
       quire simulate --trace trace.jsonl.gz --model qwen3-32b --gpu h200 --num-gpus 2
       quire simulate --trace trace.jsonl.gz --arrivals poisson:3 --slo-ttft 2
       quire simulate --trace trace.jsonl.gz --arrivals closed:64:10 --duration 600
-      quire simulate --trace trace.jsonl.gz --tiers host=256GiB@50GB/s --json
+      quire simulate --trace trace.jsonl.gz --below host=256GiB@50GB/s --json
     """
     from quire.sim.hardware import Roofline, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from quire.cli.output import is_utf8, progress
 from quire.cli.tables import facts_table, plain_table
-from quire.cli.tier_place import check_installed, kind_of, reading
+from quire.cli.tier_place import check_installed, kind_of, reading, shown
 from quire.config import format_bytes
 
 if TYPE_CHECKING:
@@ -37,23 +37,27 @@ SVG_WIDTH = 100
 class Picture:
     """A tier's directory, what it holds, and when the first and the last of it was used, if files say so."""
 
-    path: Path
+    place: str
+    kind: str
     found: "Survey"
     used_at: tuple[float, float] | None
 
 
-def surveyed(path: Path) -> Picture:
-    """Look through the tier of a directory. Raises `TierError` and `ConfigError`."""
+def surveyed(place: str) -> Picture:
+    """Look through a tier: a directory, or an address. Raises `TierError` and `ConfigError`."""
     check_installed()
     from quire.tiers.contents.readers import FilesReader
     from quire.tiers.contents.survey import survey
 
-    with reading(str(path)) as held, progress("listing records") as begin:
+    with reading(place) as held, progress("listing records") as begin:
         found = survey(
             held.tier, held.names, lambda done, total: begin(f"reading {done:,} of {total:,}")
         )
         times = held.tier.modified_s.values() if isinstance(held.tier, FilesReader) else ()
-        return Picture(path, found, (min(times), max(times)) if times else None)
+        path = Path(place).expanduser() if held.path is None else held.path
+        kind = kind_of(path) or place.partition(":")[0]
+        used_at = (min(times), max(times)) if times else None
+        return Picture(shown(place), kind, found, used_at)
 
 
 def as_data(picture: Picture) -> dict[str, Any]:
@@ -62,8 +66,8 @@ def as_data(picture: Picture) -> dict[str, Any]:
 
     first, last = picture.used_at or (None, None)
     return {
-        "path": str(picture.path),
-        "kind": kind_of(picture.path),
+        "place": picture.place,
+        "kind": picture.kind,
         "used_first_at": first,
         "used_last_at": last,
         **msgspec.to_builtins(picture.found, str_keys=True),
@@ -73,7 +77,7 @@ def as_data(picture: Picture) -> dict[str, Any]:
 def as_svg(picture: Picture, *, top: int) -> str:
     """Return a survey drawn as SVG, with the `top` largest prefixes; the tier is named by its folder alone."""
     console = Console(highlight=False, record=True, width=SVG_WIDTH, file=io.StringIO())
-    name = picture.path.resolve().name
+    name = Path(picture.place).name
     draw(console, picture, top=top, name=name)
     return console.export_svg(title=f"quire inspect {name}")
 
@@ -93,10 +97,10 @@ def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
 def draw(console: Console, picture: Picture, *, top: int, name: str | None = None) -> None:
     """Print a survey, with the `top` largest prefixes."""
     utf8 = is_utf8(console)
-    path, found = picture.path, picture.found
+    found = picture.found
     total = found.total
     facts = [
-        ("tier", f"{name or path} ({kind_of(path)})"),
+        ("tier", f"{name or picture.place} ({picture.kind})"),
         ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
         (
             "sizes",

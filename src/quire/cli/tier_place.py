@@ -20,6 +20,9 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
 _SECRET = re.compile(r"//[^/@]*@")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
+STORE = "quire-1"
+"""The folder in which an object store has its bundles."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -31,13 +34,15 @@ class Place:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return "disk" or "files" for a directory that such a tier has written, else None."""
+    """Return "disk", "files" or "objects" for a directory that such a tier has made, else None."""
     try:
         names = [entry.name for entry in path.iterdir()]
     except OSError:
         return None
-    if any(_SLAB.fullmatch(name) or _LOG.fullmatch(name) for name in names):
+    if names == ["lock"] or any(_SLAB.fullmatch(name) or _LOG.fullmatch(name) for name in names):
         return "disk"
+    if STORE in names:
+        return "objects"
     if "unfinished" in names or any(
         _FOLDER.fullmatch(name) and next((path / name).glob("??/*.quire"), None) for name in names
     ):
@@ -56,6 +61,7 @@ def reading(place: str) -> Generator[Place]:
     from quire.tiers.contents.readers import FilesReader, ReadOnly
     from quire.tiers.disk.reader import DiskReader
 
+    place = _addressed(place)
     path = path_of(place)
     if path is None:
         tier = ReadOnly(_opened(place))
@@ -71,6 +77,7 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[Place]:
     """Open a tier to change it. A directory of slabs keeps its size, unless a capacity is given."""
     from quire.tiers.files import Files
 
+    place = _addressed(place)
     path = path_of(place)
     if _ADDRESS.match(place):
         tier = _opened(place)
@@ -99,6 +106,18 @@ def path_of(place: str) -> Path | None:
     if match[1] not in ("disk", "files"):
         return None
     return Path(place[match.end() :].partition("?")[0].removeprefix("//")).expanduser()
+
+
+def is_address(place: str) -> bool:
+    """Whether a place is an address, as `--tier` takes it, and not a path."""
+    return _ADDRESS.match(place) is not None and not Path(place).exists()
+
+
+def _addressed(place: str) -> str:
+    """Return the address of a directory that an object store has made; other places as they are."""
+    if not is_address(place) and kind_of(path := Path(place).expanduser()) == "objects":
+        return f"file://{path.resolve()}"
+    return place
 
 
 def _placed(tier: "Tier", path: Path | None) -> Generator[Place]:
@@ -131,7 +150,7 @@ def _disk(path: Path, capacity_bytes: int | None) -> "Tier":
     from quire.tiers.disk import Disk
 
     held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
-    return Disk(path, max(capacity_bytes or held, 1))
+    return Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
 
 
 def _opened(place: str) -> "Tier":

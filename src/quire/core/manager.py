@@ -10,8 +10,10 @@ from quire.core.drafts import TokenMove, check_parents, check_path, check_settle
 from quire.core.eviction import Clock
 from quire.core.fits import Fit, fit_prompt, fit_sequence
 from quire.core.groups import LayerGroup, check_count, check_group
+from quire.core.hints import keep_outlooks
+from quire.core.interrupts import bar, mutating, unbar
 from quire.core.memory import Usage, compact, resize, usage
-from quire.core.policies import PolicyFactory
+from quire.core.policies import PolicyFactory, Visit
 from quire.core.restore import Restores
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
@@ -19,7 +21,7 @@ from quire.core.store import Settings
 from quire.core.terms import Term, nothing_more
 from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
 from quire.core.whatif import WhatIf
-from quire.errors import ConfigError
+from quire.errors import ConfigError, SequenceError
 
 
 class CacheManager(Restores):
@@ -38,7 +40,8 @@ class CacheManager(Restores):
     `curve`       note each request for `what_if`; up to 4 MB
 
     For every group, after every call: free + active + cached == num_blocks. A call that
-    raises changes nothing. A manager belongs to one thread. Raises `ConfigError`.
+    raises changes nothing, unless something else than an error of quire's leaves it (Ctrl-C, no memory): then every
+    further call raises `Interrupted`, until `reset`. A manager belongs to one thread. Raises `ConfigError`.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class CacheManager(Restores):
         key, root = self._read(key_of(request), scope, media)
         return fit_prompt(self, root, key, num_new)
 
+    @mutating
     def stop_storing(self, seq: Sequence) -> None:
         """Publish nothing of this sequence from its next block on (a part not to be reused).
 
@@ -108,6 +112,43 @@ class CacheManager(Restores):
         self._check_open(seq)
         seq.terms = nothing_more(seq.terms, Term(0, seq.priority, seq.keep_for))
         seq.node.writer = None
+
+    # -- preemption ------------------------------------------------------------------------
+
+    @mutating
+    def suspend(self, seq: Sequence) -> None:
+        """Preempt: private blocks are freed, published ones are cached until evicted."""
+        self._check_open(seq)
+        seq.resume_key = seq.token_bytes()
+        seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
+        seq.num_cached = seq.computed  # until resumed: the tokens that had KV
+        keep_outlooks(seq)
+        self._rollback.let_go(seq, self._visit_time())
+        seq.state = "suspended"
+
+    @mutating
+    def resume(self, seq: Sequence) -> int:
+        """Reference what is left of a suspended sequence; return the tokens to recompute.
+
+        They are reserved and committed again, as a prompt's are. Raises `SequenceError`.
+        """
+        self._check_known(seq)
+        if seq.state != "suspended":
+            raise SequenceError(f"resume of a sequence that is {seq.state}, not suspended")
+        key = memoryview(seq.resume_key)
+        num_tokens = len(key) // TOKEN_BYTES
+        had = seq.num_cached
+        limit = num_tokens if num_tokens == had else num_tokens - 1
+        found = self.lookup.find(seq.root, key, limit)
+        seq.state = "open"
+        seq.row = self.rows.take()
+        if seq.visit is not None:
+            seq.visit = Visit(self._visit_time(), seq.prompt_len, self.block_size)
+        self._claims.attach(seq, key, found)
+        seq.resume_key = b""
+        to_compute = max(had - seq.num_cached, 0)
+        self.counters.recomputed_tokens += to_compute
+        return to_compute
 
     # -- states of recurrent groups --------------------------------------------------------
 
@@ -121,6 +162,7 @@ class CacheManager(Restores):
         self._check_open(seq)
         return self._checkpoints.stops(seq)
 
+    @mutating
     def checkpoint(self, seq: Sequence) -> bool:
         """Keep a snapshot of the states at the computed length; False if no block is to be had.
 
@@ -133,6 +175,7 @@ class CacheManager(Restores):
 
     # -- speculation -----------------------------------------------------------------------
 
+    @mutating
     def draft(self, seq: Sequence, parents: Items[int] | int) -> None:
         """Reserve room for drafted tokens: a tree by its parents, or a chain of so many.
 
@@ -145,6 +188,7 @@ class CacheManager(Restores):
         self._claims.reserve(seq, len(tree))
         seq.drafts, seq.drafted_at = tuple(tree), seq.computed
 
+    @mutating
     def accept(self, seq: Sequence, path: Items[int], token_ids: TokenIds) -> list[TokenMove]:
         """Commit the drafts of a path, each one's parent before it, and drop the others.
 
@@ -167,6 +211,7 @@ class CacheManager(Restores):
 
     # -- memory ----------------------------------------------------------------------------
 
+    @mutating
     def compact(self, group: int = 0) -> int:
         """Move the held blocks of a group to its lowest ids; return how many were moved.
 
@@ -176,6 +221,7 @@ class CacheManager(Restores):
         check_group(group, len(self.groups))
         return compact(self, group)
 
+    @mutating
     def resize(self, num_blocks: Mapping[str, int]) -> None:
         """Change the number of blocks of named groups, for instance to move memory between them.
 
@@ -192,6 +238,7 @@ class CacheManager(Restores):
         check_group(group, len(self.groups))
         return usage(self, group)
 
+    @mutating
     def what_if(self) -> WhatIf:
         """Return what any capacity would have found of the latest requests, under LRU.
 
@@ -201,8 +248,29 @@ class CacheManager(Restores):
             raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
         return self.live_curve.what_if(self._capacity())
 
+    def reset(self) -> None:
+        """Start anew, empty, with the sizes that the groups have: the only call after `Interrupted`.
+
+        Running sequences, pins, restores and holds of before are none of this manager's any more: using them raises, and
+        letting go of them does nothing. What the pools hold is found no more. Counters start again; of events
+        the first one says that all was cleared.
+        """
+        try:
+            unbar(self)
+            self.pins.held.clear()
+            bar(self.rows, "the manager was reset")
+            public = self.digests.public
+            super().__init__(self.settings)
+            self.digests.public = public
+            if self.event_log is not None:
+                self.event_log.cleared()
+        except BaseException as error:
+            self.cut_off("reset", error)
+            raise
+
     # -- for people and tests --------------------------------------------------------------
 
+    @mutating
     def check(self) -> None:
         """Verify every invariant of pools, tree, policies and sequences.
 
@@ -212,6 +280,7 @@ class CacheManager(Restores):
 
         checks.check(self)
 
+    @mutating
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain data (JSON can hold it): equal states, equal data."""
         from quire.core import drawing  # noqa: PLC0415 - engines never load it

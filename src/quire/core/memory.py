@@ -117,6 +117,9 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     for group, new in enumerate(wanted):
         if new != manager.groups[group].num_blocks:
             _resize_pool(manager, group, new)
+    groups = zip(manager.settings.groups, wanted, strict=True)
+    resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
+    manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
     manager.pins.measure()
 
 

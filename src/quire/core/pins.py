@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -40,8 +41,8 @@ class Pin:
         """Let go of the prefix: it is ordinary cached blocks again."""
         if not self.open:
             raise PinError(f"{self!r} was closed already; a pin is closed once")
+        self._board.close(self)
         self.open = False
-        self._board.release(self)
 
     def __enter__(self) -> Self:
         return self
@@ -67,8 +68,15 @@ class PinBoard:
     at the ends of all pins must not take more than that share of it.
     """
 
-    def __init__(self, tree: PrefixTree, share: float, clock: Clock | None) -> None:
+    def __init__(
+        self,
+        tree: PrefixTree,
+        share: float,
+        clock: Clock | None,
+        cut_off: Callable[[str, BaseException], None],
+    ) -> None:
         self._tree = tree
+        self._cut_off = cut_off
         self._clock = clock
         self._deadlines: list[tuple[float, int, Pin]] = []
         self._count = 0
@@ -128,6 +136,14 @@ class PinBoard:
     def holds(self, pin: Pin) -> bool:
         """Whether this pin holds its path still."""
         return id(pin) in self.held
+
+    def close(self, pin: Pin) -> None:
+        """Let go of a pin's path, as a call of the manager."""
+        try:
+            self.release(pin)
+        except BaseException as error:
+            self._cut_off("the end of a pin", error)
+            raise
 
     def release(self, pin: Pin) -> None:
         """Let go of a pin's path, unless its time ran out before."""

@@ -291,6 +291,8 @@ class PrefixTree:
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
+        if not hasattr(self, "lost_runs"):
+            return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None
             node.session = node.policy = node.note = None
@@ -333,9 +335,10 @@ class PrefixTree:
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
         if node.by_token is None:
-            node.by_token = {}
+            by_token: dict[bytes, list[bytes]] = {}
             for first in sorted(node.children):
-                node.by_token.setdefault(first[:TOKEN_BYTES], []).append(first)
+                by_token.setdefault(first[:TOKEN_BYTES], []).append(first)
+            node.by_token = by_token  # whole, whatever interrupts: lookups change nothing else
         bucket = node.by_token.get(rest[:TOKEN_BYTES].tobytes())
         if bucket is None:
             return []

@@ -10,7 +10,8 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, DecodeSteps, block_tables
 from quire.core.drafts import check_settled
 from quire.core.groups import check_count, check_group
-from quire.core.hints import NO_HINT, Hint, keep_outlooks, set_outlooks
+from quire.core.hints import NO_HINT, Hint, set_outlooks
+from quire.core.interrupts import bar, mutating
 from quire.core.livecurve import PACK_EVERY
 from quire.core.node import Node
 from quire.core.policies import Visit
@@ -33,7 +34,7 @@ class Requests(BlockStore):
         self.sequences: dict[int, Sequence] = {}
         # Of restores and holds: the end of what is locked for them.
         self.anchors: dict[int, Node] = {}
-        self.rows = Rows(self.block_size, len(self.groups), self.tree)
+        self.rows = Rows(self.block_size, len(self.groups), self.tree, self.cut_off)
         tree, rows, log = self.tree, self.rows, self.event_log
         self._checkpoints = Checkpoints(rows, self.copies, self.room)
         self._publisher = Publisher(tree, rows, self.counters, log, self._checkpoints)
@@ -75,64 +76,76 @@ class Requests(BlockStore):
             key, root = self._read(key, scope, media)
         self._check_fits(num_tokens)
         found = self.lookup.find(root, key, num_tokens - 1)
-        raw_prompt = b""
-        if media:
-            key = self.media.encode(key_of(tokens), media)
-            raw_prompt = key_of(tokens).tobytes()
-        else:
-            check_sign(key[found.match.num_bytes :])
-        reason, explained, lost_by = self.lookup.why(key, found)
-        if scope is not None:
-            root = self.tree.root(scope)
-            if found.match.node.parent is None:
-                found.match.node = root
-        counters = self.counters
-        number = counters.num_requests + 1
-        row = self.rows.take()
-        seq = Sequence(
-            self.rows, row, root, root, scope or NO_SCOPE, num_tokens, priority, keep_for, number
-        )
-        if media:
-            seq.raw_prompt = raw_prompt
-            seq.media = self.media.hold(key)
-        seq.terms = terms
-        if hint is not NO_HINT:
-            self.sessions.hinted = True
-            seq.hint = hint
-            seq.session = (
-                self.sessions.join(seq.scope, hint.session_id) if hint.session_id else None
+        try:
+            raw_prompt = b""
+            if media:
+                key = self.media.encode(key_of(tokens), media)
+                raw_prompt = key_of(tokens).tobytes()
+            else:
+                check_sign(key[found.match.num_bytes :])
+            reason, explained, lost_by = self.lookup.why(key, found)
+            if scope is not None:
+                root = self.tree.root(scope)
+                if found.match.node.parent is None:
+                    found.match.node = root
+            counters = self.counters
+            number = counters.num_requests + 1
+            row = self.rows.take()
+            seq = Sequence(
+                self.rows,
+                row,
+                root,
+                root,
+                scope or NO_SCOPE,
+                num_tokens,
+                priority,
+                keep_for,
+                number,
             )
-        if self.tree.evictor.watches:
-            seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
-        since = self._claims.attach(seq, key, found)
-        self._adopt(seq)
-        live_curve = self.live_curve
-        if live_curve is None:
-            counters.prompt_tokens += num_tokens
-            counters.hit_tokens += seq.num_cached
-            counters.missed["last_token"] += 1
-            if explained:
-                counters.missed[reason] += explained
-            if reason != "last_token":
-                counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
-        else:
-            # In line: here even an empty call would be felt. What is noted is counted later.
-            if not number % PACK_EVERY:
-                live_curve.pack()
-            reused = seq.num_cached
-            if explained:
-                counters.missed[reason] += explained
-                if reason == "evicted":
+            if media:
+                seq.raw_prompt = raw_prompt
+                seq.media = self.media.hold(key)
+            seq.terms = terms
+            if hint is not NO_HINT:
+                self.sessions.hinted = True
+                seq.hint = hint
+                seq.session = (
+                    self.sessions.join(seq.scope, hint.session_id) if hint.session_id else None
+                )
+            if self.tree.evictor.watches:
+                seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
+            since = self._claims.attach(seq, key, found)
+            self._adopt(seq)
+            live_curve = self.live_curve
+            if live_curve is None:
+                counters.prompt_tokens += num_tokens
+                counters.hit_tokens += seq.num_cached
+                counters.missed["last_token"] += 1
+                if explained:
+                    counters.missed[reason] += explained
+                if reason != "last_token":
+                    counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+            else:
+                # In line: here even an empty call would be felt. What is noted is counted later.
+                if not number % PACK_EVERY:
+                    live_curve.pack()
+                reused = seq.num_cached
+                if explained:
+                    counters.missed[reason] += explained
+                    if reason == "evicted":
+                        counters.hit_tokens += reused
+                        reused, since = -reused - explained, lost_by
+                if seq.num_foreign and reused > 0:
                     counters.hit_tokens += reused
-                    reused, since = -reused - explained, lost_by
-            if seq.num_foreign and reused > 0:
-                counters.hit_tokens += reused
-                reused = seq.num_foreign - reused
-            notes = live_curve.notes
-            notes += (num_tokens, reused, since)  # whole, whatever interrupts
-        counters.num_requests = number
-        if self._observer is not None:
-            self._observer.opened(seq, key, self.media)
+                    reused = seq.num_foreign - reused
+                notes = live_curve.notes
+                notes += (num_tokens, reused, since)  # whole, whatever interrupts
+            counters.num_requests = number
+            if self._observer is not None:
+                self._observer.opened(seq, key, self.media)
+        except BaseException as error:
+            self.cut_off("open", error)
+            raise
         return seq
 
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
@@ -142,7 +155,11 @@ class Requests(BlockStore):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self._check_open(seq)
-        self._claims.reserve(seq, check_count("num_tokens", num_tokens))
+        try:
+            self._claims.reserve(seq, check_count("num_tokens", num_tokens))
+        except BaseException as error:
+            self.cut_off("reserve", error)
+            raise
 
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
@@ -153,9 +170,14 @@ class Requests(BlockStore):
         `TokensError`, `SequenceError`.
         """
         self._check_open(seq)
-        self._publisher.commit(seq, self._publisher.checked(seq, key_of(token_ids)))
-        self.rows.version += 1
+        try:
+            self._publisher.commit(seq, self._publisher.checked(seq, key_of(token_ids)))
+            self.rows.version += 1
+        except BaseException as error:
+            self.cut_off("commit", error)
+            raise
 
+    @mutating
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Take the sequence back to its first `num_tokens` tokens, reservations included.
 
@@ -176,67 +198,44 @@ class Requests(BlockStore):
         raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self._check_open(seq)
-        check_settled(self.rows, seq, "fork")
-        twin = self._claims.fork(seq)
-        self.media.hold_again(twin.media)
-        self._adopt(twin)
+        if seq.drafts:
+            check_settled(self.rows, seq, "fork")
+        try:
+            twin = self._claims.fork(seq)
+            if twin.media:
+                self.media.hold_again(twin.media)
+            self._adopt(twin)
+        except BaseException as error:
+            self.cut_off("fork", error)
+            raise
         return twin
-
-    def suspend(self, seq: Sequence) -> None:
-        """Preempt: private blocks are freed, published ones are cached until evicted."""
-        self._check_open(seq)
-        seq.resume_key = seq.token_bytes()
-        seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
-        seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-        keep_outlooks(seq)
-        self._rollback.let_go(seq, self._visit_time())
-        seq.state = "suspended"
-
-    def resume(self, seq: Sequence) -> int:
-        """Reference what is left of a suspended sequence; return the tokens to recompute.
-
-        They are reserved and committed again, as a prompt's are. Raises `SequenceError`.
-        """
-        self._check_known(seq)
-        if seq.state != "suspended":
-            raise SequenceError(f"resume of a sequence that is {seq.state}, not suspended")
-        key = memoryview(seq.resume_key)
-        num_tokens = len(key) // TOKEN_BYTES
-        had = seq.num_cached
-        limit = num_tokens if num_tokens == had else num_tokens - 1
-        found = self.lookup.find(seq.root, key, limit)
-        seq.state = "open"
-        seq.row = self.rows.take()
-        if seq.visit is not None:
-            seq.visit = Visit(self._visit_time(), seq.prompt_len, self.block_size)
-        self._claims.attach(seq, key, found)
-        seq.resume_key = b""
-        to_compute = max(had - seq.num_cached, 0)
-        self.counters.recomputed_tokens += to_compute
-        return to_compute
 
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self._check_known(seq)
         if self._observer is not None:
             self._observer.closed(seq)
-        now = self._visit_time()
-        if seq.state == "open":
-            last = seq.node
-            if self.sessions.hinted:
+        try:
+            now = self._visit_time()
+            if seq.state == "open":
+                last = seq.node
+                if self.sessions.hinted:
+                    set_outlooks(seq, last, now)
+                self._rollback.let_go(seq, now)
+            else:
+                last = self._left_by(seq)
                 set_outlooks(seq, last, now)
-            self._rollback.let_go(seq, now)
-        else:
-            last = self._left_by(seq)
-            set_outlooks(seq, last, now)
-            self.tree.evictor.review(last)
-        if seq.session is not None:
-            self.sessions.closed(seq, last.path())
-        seq.state = "closed"
-        if seq.media:
-            self.media.release(seq.media)
-        seq.root.locks -= 1
-        del self.sequences[id(seq)]
+                self.tree.evictor.review(last)
+            if seq.session is not None:
+                self.sessions.closed(seq, last.path())
+            seq.state = "closed"
+            if seq.media:
+                self.media.release(seq.media)
+            seq.root.locks -= 1
+            del self.sequences[id(seq)]
+        except BaseException as error:
+            self.cut_off("close", error)
+            raise
 
     # -- steps of a batch ------------------------------------------------------------------
 
@@ -249,15 +248,23 @@ class Requests(BlockStore):
 
         Raises `OutOfBlocks`, `SequenceError`.
         """
-        self._steps.reserve(batch if isinstance(batch, DecodeBatch) else self.batch(batch))
+        try:
+            self._steps.reserve(batch if isinstance(batch, DecodeBatch) else self.batch(batch))
+        except BaseException as error:
+            self.cut_off("reserve_step", error)
+            raise
 
     def commit_step(self, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
         """Commit one token per sequence of a batch, in the order of the batch.
 
         Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
         """
-        batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
-        self._steps.commit(batch, token_ids)
+        try:
+            batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+            self._steps.commit(batch, token_ids)
+        except BaseException as error:
+            self.cut_off("commit_step", error)
+            raise
 
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
@@ -280,9 +287,19 @@ class Requests(BlockStore):
         They are one simultaneous assignment: every source is read before any destination is
         written. Nothing else may write to the pool between planning and doing them.
         """
-        plan = self.copies.take()
-        self.counters.copied_blocks += len(plan)
+        try:
+            plan = self.copies.take()
+            self.counters.copied_blocks += len(plan)
+        except BaseException as error:
+            self.cut_off("take_copies", error)
+            raise
         return plan
+
+    def give_up(self, why: str) -> None:
+        pins, rows = self.pins, self.rows
+        bar(self, why)
+        bar(rows, why)  # sequences read their tokens and tables from it
+        pins.held.clear()
 
     def _adopt(self, seq: Sequence) -> None:
         self.sequences[id(seq)] = seq

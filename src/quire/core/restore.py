@@ -25,6 +25,7 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.hashing import block_hashes
 from quire.core.hints import set_outlooks
+from quire.core.interrupts import mutating
 from quire.core.node import Match, Node
 from quire.core.requests import Requests
 from quire.core.scope import MediaItem, Scope
@@ -90,8 +91,8 @@ class Restore:
 
     def __exit__(self, *_: object) -> None:
         if self._close is not None:
-            close, self._close = self._close, None
-            close()
+            self._close()
+            self._close = None
 
 
 class Restores(Requests):
@@ -125,6 +126,7 @@ class Restores(Requests):
                 return required(sparse, end)
         return list(range(end))
 
+    @mutating
     def restore(
         self,
         tokens: TokenIds,
@@ -168,6 +170,7 @@ class Restores(Requests):
             check_sign(key[match.num_bytes :])
         return self._begin(match, key, scope, accepted, (needed, brought))
 
+    @mutating
     def hold(self, seq: Sequence) -> Callable[[], None]:
         """Keep what an open sequence has published where it is, until what this returns is called, once.
 
@@ -180,11 +183,12 @@ class Restores(Requests):
         self._lock_path(anchor)
         self.anchors[id(name)] = anchor
 
-        def release() -> None:
-            del self.anchors[id(name)]
-            self._unlock_path(anchor)
+        return partial(self._release, name)
 
-        return release
+    @mutating
+    def _release(self, name: object) -> None:
+        if not self.interrupted and id(name) in self.anchors:
+            self._unlock_path(self.anchors.pop(id(name)))
 
     def _lock_path(self, anchor: Node) -> None:
         for node in anchor.path():
@@ -267,10 +271,13 @@ class Restores(Requests):
         rows.computed[seq.row] = rows.capacity[seq.row] = end * self.block_size
         seq.num_cached = seq.known_start = end * self.block_size
 
+    @mutating
     def _commit_restored(
         self, seq: Sequence, anchor: Node, key: Key, blocks: dict[int, list[int]]
     ) -> None:
         rows, row = self.rows, seq.row
+        if seq.rows is not rows:
+            raise SequenceError("this restore was begun before a reset; begin another one")
         if seq.node.end == seq.prompt_len // self.block_size:
             raise SequenceError("this restore was committed already")
         self._publisher.restore(seq, key, len(key) // self.tree.block_bytes)
@@ -285,9 +292,11 @@ class Restores(Requests):
             self.tree.stand(seq.node, rows.states)
         rows.version += 1
 
+    @mutating
     def _end_restore(self, seq: Sequence, anchor: Node) -> None:
+        if self.interrupted or self.anchors.pop(id(seq), None) is None:
+            return  # all was given up
         tree, rows = self.tree, self.rows
-        del self.anchors[id(seq)]
         start = seq.node.end
         for group in rows.token_groups:
             ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
@@ -374,13 +383,11 @@ class Restores(Requests):
                     f"a hit of {end} blocks needs block {lacks[0]} of group {group}, which is "
                     "neither here nor brought"
                 )
-            if places and self._is_recurrent(group) and places != required:
+            recurrent = any(state.index == group for state in self.rows.states)
+            if places and recurrent and places != required:
                 raise ConfigError(
                     f"of recurrent group {group} only the state at the end comes back, {required}"
                 )
-
-    def _is_recurrent(self, group: int) -> bool:
-        return any(state.index == group for state in self.rows.states)
 
 
 def required(group: SparseGroup, end: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +53,16 @@ class Rows:
                             a sequence away or back, so that a `DecodeBatch` knows when to look
     """
 
-    def __init__(self, block_size: int, num_groups: int, tree: PrefixTree) -> None:
+    interrupted = ""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_groups: int,
+        tree: PrefixTree,
+        cut_off: Callable[[str, BaseException], None],
+    ) -> None:
+        self._cut_off = cut_off
         self.tree = tree  # kept alive: sequences read their tokens from it
         self.block_size = block_size
         self.version = self.epoch = 0
@@ -159,12 +169,16 @@ class Rows:
         """Read the head of a fork's row from the tree, unless it was read before."""
         if not seq.unfilled:
             return
-        self.place(seq.row, 0, self.ends[seq.row])
-        for node in seq.node.path():
-            stop = min(node.end, seq.unfilled)
-            for group in self.token_groups if node.start < stop else ():
-                ids = node.blocks[group][: stop - node.start]
-                self.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+        try:
+            self.place(seq.row, 0, self.ends[seq.row])
+            for node in seq.node.path():
+                stop = min(node.end, seq.unfilled)
+                for group in self.token_groups if node.start < stop else ():
+                    ids = node.blocks[group][: stop - node.start]
+                    self.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+        except BaseException as error:
+            self._cut_off("the reading of a table", error)
+            raise
         seq.unfilled = 0
 
     def tail(self, row: int, num_tokens: int) -> bytes:

@@ -152,6 +152,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
         return self.keep_for if self.terms is None else self.terms.at(start).keep_for
 
     def __repr__(self) -> str:
+        if self.rows.interrupted:
+            return "<Sequence of before a reset>"
         if self.state != "open":
             return f"<Sequence {self.state}>"
         return (

@@ -23,6 +23,7 @@ from quire.core.groups import (
     check_groups,
 )
 from quire.core.hints import Sessions, check_session_id
+from quire.core.interrupts import Interruptible, mutating
 from quire.core.livecurve import LiveCurve
 from quire.core.lookup import Explanation, Hit, Lookup
 from quire.core.media import UsedMedia
@@ -78,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True):
         return getattr(self.policy, "__name__", type(self.policy).__name__)
 
 
-class BlockStore:
+class BlockStore(Interruptible):
     """Cached prefixes in the blocks of one or more layer groups.
 
     The half of `CacheManager` that knows no sequences: lookups, pins, eviction, statistics.
@@ -107,7 +108,7 @@ class BlockStore:
         self.eviction_log = EvictionLog(self.groups, self.digests) if settings.evictions else None
         for teller in (self.room, *sparse):
             teller.log = self.eviction_log
-        self.pins = PinBoard(self.tree, settings.pin_budget, self.clock)
+        self.pins = PinBoard(self.tree, settings.pin_budget, self.clock, self.cut_off)
         self.lookup = Lookup(self.tree, self.block_size, sub_block=settings.sub_block)
         self.sessions = Sessions(evictor)
         self.default_root = self.tree.root(NO_SCOPE)
@@ -131,7 +132,7 @@ class BlockStore:
     def stats(self) -> Stats:
         """What was counted since the manager was made."""
         if self.live_curve is not None:
-            self.live_curve.count()
+            self._count()
         return self.counters.stats()
 
     def probe(
@@ -154,6 +155,7 @@ class BlockStore:
         key, root = self._read(key_of(tokens), scope, media)
         return self.lookup.explain(root, key)
 
+    @mutating
     def pin(
         self,
         tokens: TokenIds,
@@ -175,6 +177,7 @@ class BlockStore:
             deadline += self.tree.evictor.now()
         return self.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
 
+    @mutating
     def evict(
         self,
         tokens: TokenIds | None = None,
@@ -218,12 +221,17 @@ class BlockStore:
         num_blocks = check_count("num_blocks", num_blocks)
         if group is not None:
             check_group(group, len(self.groups))
-        self.pins.release_expired()
-        sparse = sparse_at(self.tree.sparse, group) if group is not None else None
-        if sparse is not None:
-            return self.room.evict_sparse(sparse, num_blocks)
-        return self.room.evict(num_blocks)
+        try:
+            self.pins.release_expired()
+            sparse = sparse_at(self.tree.sparse, group) if group is not None else None
+            if sparse is not None:
+                return self.room.evict_sparse(sparse, num_blocks)
+            return self.room.evict(num_blocks)
+        except BaseException as error:
+            self.cut_off("reclaim", error)
+            raise
 
+    @mutating
     def clear(self) -> int:
         """Drop all that is cached and not referenced, in every scope; return blocks per group.
 
@@ -238,6 +246,7 @@ class BlockStore:
             self.event_log.cleared()
         return dropped
 
+    @mutating
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
         """Say that no other request of a session of this scope follows, as `Hint` has it.
 
@@ -249,6 +258,7 @@ class BlockStore:
             check_scope(scope)
         return self.sessions.end(scope or NO_SCOPE, session_id)
 
+    @mutating
     def take_events(self) -> list[Event]:
         """Return the events since the last call; empty unless made with `events=True`.
 
@@ -256,6 +266,7 @@ class BlockStore:
         """
         return self.event_log.take() if self.event_log is not None else []
 
+    @mutating
     def take_evicted(self) -> list[NamedBlock]:
         """Return the blocks that made room since the last call; empty unless made with `evictions`.
 
@@ -280,6 +291,11 @@ class BlockStore:
             msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
             raise ConfigError(msg)
         return seconds
+
+    @mutating
+    def _count(self) -> None:
+        assert self.live_curve is not None
+        self.live_curve.count()
 
     def _read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Key, Node]:
         """Return the key and root to look up; an unknown scope gives an empty root."""

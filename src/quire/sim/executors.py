@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
@@ -51,8 +53,10 @@ class Processes:
             yield from Serial().run(function, tasks)
             return
         workers = min(self._num_workers, len(tasks))
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
+        spawned = get_context("spawn")
+        with ProcessPoolExecutor(workers, spawned, initializer=_end_at_interrupt) as pool:
+            with _interrupts_wait():
+                futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
@@ -112,6 +116,26 @@ def executor_named(name: str, num_workers: int) -> Executor:
 
 
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"process": Processes, "ray": RayWorkers}
+
+
+@contextmanager
+def _interrupts_wait() -> Generator[None]:
+    """Hold Ctrl-C back while processes begin: it would end them with a traceback of their own."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_at_interrupt() -> None:
+    """Let Ctrl-C end this worker without a word: the process that began it says what happened."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _call(function: Callable[[Task], Result], task: Task) -> Result:

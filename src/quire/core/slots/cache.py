@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from quire.core.groups import check_count
+from quire.core.interrupts import bar, mutating, unbar
 from quire.core.scope import MediaItem, Scope, check_scope
 from quire.core.slots.checks import check_slots, draw_slots, slots_snapshot
 from quire.core.slots.contents import NO_SCOPE
@@ -40,7 +41,9 @@ class SlotCache(SlotStore):
                 a free slot is worth keeping if computing it again takes longer than the copy
 
     Content is compared token by token, within one scope; a prompt keeps at least one token to
-    compute; only computed tokens can be found. An operation that raises changes nothing.
+    compute; only computed tokens can be found. An operation that raises changes nothing, unless
+    something else than an error of quire's leaves it (Ctrl-C, no memory): then every further
+    call raises `Interrupted`, until `reset`.
     Raises `ConfigError` for settings that are not positive integers.
     """
 
@@ -52,6 +55,7 @@ class SlotCache(SlotStore):
         )
         self.holders: list[SlotHandle | None] = [None] * self.num_slots
 
+    @mutating
     def open(
         self, tokens: TokenIds, scope: Scope | None = None, *, media: Items[MediaItem] = ()
     ) -> SlotHandle:
@@ -86,6 +90,7 @@ class SlotCache(SlotStore):
             self._empty(slot, where)
         return self._hold(slot, num_cached, prompt_len, key[num_cached * TOKEN_BYTES :], raw)
 
+    @mutating
     def allocate(self, scope: Scope | None = None) -> SlotHandle:
         """Give away the slot whose content is worth least, emptied.
 
@@ -97,6 +102,7 @@ class SlotCache(SlotStore):
         self._empty(slot, scope or NO_SCOPE)
         return self._hold(slot)
 
+    @mutating
     def occupy(self, slot: int, generation: int | None = None) -> SlotHandle:
         """Take a free slot with all that it holds, for instance one that `find` named.
 
@@ -115,6 +121,7 @@ class SlotCache(SlotStore):
             )
         return self._hold(slot, self.contents.length(slot))
 
+    @mutating
     def commit(self, handle: SlotHandle, token_ids: TokenIds) -> None:
         """Add tokens whose KV exists now in the slot; they can be found from here on.
 
@@ -132,6 +139,7 @@ class SlotCache(SlotStore):
         """Raise what `commit` would; for engines that want to know before they compute."""
         self._checked(handle, token_ids)
 
+    @mutating
     def truncate(self, handle: SlotHandle, num_tokens: int) -> None:
         """Forget the tokens of a running request from position `num_tokens` on.
 
@@ -156,6 +164,7 @@ class SlotCache(SlotStore):
             handle.known, handle.known_start = cut + handle.known, num_tokens
         self._cut(slot, num_tokens)
 
+    @mutating
     def fork(self, handle: SlotHandle) -> SlotHandle:
         """Copy a running request into another slot: same tokens, same prompt to come.
 
@@ -173,6 +182,7 @@ class SlotCache(SlotStore):
         twin.raw_prompt = handle.raw_prompt
         return twin
 
+    @mutating
     def close(self, handle: SlotHandle) -> None:
         """End a request: its slot is free, and what it computed stays findable there.
 
@@ -186,10 +196,31 @@ class SlotCache(SlotStore):
         self.order.use(slot)
         self.num_free += 1
 
+    @mutating
     def free(self, handle: SlotHandle) -> None:
         """End a request and forget what it computed, but for what a pin keeps. Raises as `close`."""
         self.close(handle)
         self._forget(handle.slot)
+
+    def give_up(self, why: str) -> None:
+        contents = self.contents
+        bar(self, why)
+        bar(contents, why)  # handles read their tokens from it
+
+    def reset(self) -> None:
+        """Start anew, empty: the only call after `Interrupted`.
+
+        Handles of before are none of this cache's any more; closing a pin of before does nothing. Counters start again.
+        """
+        try:
+            unbar(self)
+            first = max(vars(self.contents)["generations"]) + 1
+            bar(self.contents, "the cache was reset")
+            super().__init__(self.num_slots, self.max_tokens, self.copy_ratio, first)
+            self.holders = [None] * self.num_slots
+        except BaseException as error:
+            self.cut_off("reset", error)
+            raise
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data; two caches with equal data act alike."""

@@ -32,10 +32,12 @@ class SlotContents:
     A slot with content stands in the index of its scope, any other in none.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    interrupted = ""
+
+    def __init__(self, num_slots: int, generation: int = 0) -> None:
         self.keys: list[bytearray] = [bytearray() for _ in range(num_slots)]
         self.scopes: list[Scope] = [NO_SCOPE] * num_slots
-        self.generations = [0] * num_slots
+        self.generations = [generation] * num_slots
         self.alone: IntArray = np.zeros(num_slots, INT32)
         self.indexes: dict[Scope, SlotIndex] = {}
 

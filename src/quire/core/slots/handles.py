@@ -93,6 +93,8 @@ class SlotHandle(msgspec.Struct, gc=False, eq=False):
         return stored, self.raw_prompt[begin:end] if self.raw_prompt else stored
 
     def __repr__(self) -> str:
+        if self.contents.interrupted:
+            return f"<SlotHandle of slot {self.slot}, of before a reset>"
         if not self.is_open:
             return f"<SlotHandle of slot {self.slot}, closed>"
         return (
@@ -120,8 +122,8 @@ class SlotPin:
         """Let go of the prefix: it may be overwritten again."""
         if not self.is_open:
             raise PinError(f"{self!r} was closed already; a pin is closed once")
-        self.is_open = False
         self._release(self)
+        self.is_open = False
 
     def __enter__(self) -> Self:
         return self

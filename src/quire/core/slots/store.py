@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
+from quire.core.interrupts import Interruptible, mutating
 from quire.core.scope import MediaItem, MediaTable, Scope, check_media, check_scope
 from quire.core.slots.contents import NO_SCOPE, Found, Ghosts, SlotContents
 from quire.core.slots.copies import SlotCopy, SlotCopyPlan
@@ -18,18 +19,20 @@ MAX_MEDIA = 1024
 """Beyond so many media contents, those that no slot holds any more are forgotten."""
 
 
-class SlotStore:
+class SlotStore(Interruptible):
     """The half of `SlotCache` that knows no requests: lookups, pins, copies, statistics.
 
     num_free + num_busy == num_slots
     """
 
-    def __init__(self, num_slots: int, max_tokens: int, copy_ratio: int) -> None:
+    def __init__(
+        self, num_slots: int, max_tokens: int, copy_ratio: int, generation: int = 0
+    ) -> None:
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.copy_ratio = copy_ratio
         self.num_free: int = num_slots
-        self.contents = SlotContents(num_slots)
+        self.contents = SlotContents(num_slots, generation)
         self.order = SlotOrder(self.contents)
         self.pins: list[list[SlotPin]] = [[] for _ in range(num_slots)]
         self.copies = SlotCopyPlan()
@@ -77,6 +80,7 @@ class SlotStore:
             slot = found.slots[0]
         return SlotMatch(found.num_tokens, slot, self.contents.generations[slot])
 
+    @mutating
     def pin(
         self, tokens: TokenIds, scope: Scope | None = None, *, media: Items[MediaItem] = ()
     ) -> SlotPin:
@@ -95,6 +99,7 @@ class SlotStore:
             self._count_pins(slot)
         return pin
 
+    @mutating
     def take_copies(self) -> list[SlotCopy]:
         """Return the copies to do before the next forward, as one simultaneous assignment.
 
@@ -102,6 +107,7 @@ class SlotStore:
         """
         return self.copies.take()
 
+    @mutating
     def clear(self) -> None:
         """Forget the contents of all free slots, but for what pins keep."""
         self.ghosts.forget()
@@ -201,8 +207,9 @@ class SlotStore:
             self.counters.evicted_tokens += lost
             self.ghosts.remember(self.contents.keys[slot], self.contents.scopes[slot])
 
+    @mutating
     def _unpin(self, pin: SlotPin) -> None:
-        if pin.num_tokens:
+        if not self.interrupted and pin in self.pins[pin.slot]:
             self.pins[pin.slot].remove(pin)
             self._count_pins(pin.slot)
 

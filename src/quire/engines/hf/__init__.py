@@ -5,13 +5,16 @@ layers       K and V of one layer, of full attention or with a window
 states       recurrent states of one layer, and copies of them at one position
 working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
 making       working caches of a model: empty, or of rows that were computed one by one
+fed          whether a forward was fed the tokens alone
 watched      a stand-in for the model, through which what it is fed is seen
 recorder     what of that is entered in the ledger
+models       what can be the model of a cache, and what pipelines ask of one
+ids          token ids and masks in the forms that callers have
 inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed
 probe        what a model really keeps, found by running it
-fingerprint  what binds cached KV to the weights that computed it
+fingerprint  what binds cached KV to the model that computed it, with weights, adapters, watching, naming
 memory       one capacity, split over layer groups and moved between them
 store        manager and pools together: load and save sequences
 turns        one thread at a time in a cache, seen to

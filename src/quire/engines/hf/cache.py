@@ -6,14 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from quire.core import Explanation, Hint, Scope, TokenRange
 from quire.core.hints import NO_HINT
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
-    inferred_pad_id,
     read_plan,
     read_prompts,
 )
@@ -26,6 +24,7 @@ from quire.engines.hf.request import Feed, Request
 from quire.engines.hf.store import Terms
 from quire.engines.hf.texts import recorded, returned
 from quire.engines.hf.turns import in_turn
+from quire.engines.hf.verify import Check
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
@@ -60,25 +59,29 @@ class PrefixCache(KeptBlocks):
                 lines as `quire.tiers.opening` reads them, or a `TierStack`. Reading is verified; a tier
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block
     tier_dtype  store K and V in tiers as "fp8", "int8" or "int4", giving up equality; None: as in the pool
+    verify      what is tried before K and V are reused: "probe", a short check of the model and requests
+                to a tiny twin of its config; "first", besides, the first reused call of each shape
+                (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
+                with an `UnsupportedModel` out of that call where they differ; None, the short check alone
 
     One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
     others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
-    Adapters (PEFT) are too, by name and content, whenever they are switched. Any other change of
-    the weights is refused until it is named in `Scope(lora=...)`, or `clear()` starts anew.
+    So are adapters (PEFT) that take part, changed weights, buffers and settings, and autocast: each state
+    of the model finds what it has computed itself. `docs/identity.md` says what cannot be noticed.
 
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
-    KV is not a function of the tokens before it; the message names the layers and the reason.
+    KV is not a function of the tokens before it; the message names the check, the distance and its limit.
     """
 
     @in_turn
     def generate(
         self,
-        input_ids: torch.Tensor | None = None,
+        input_ids: Any = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named | None = None,
         scope: Scope | None = None,
         priority: int = 0,
@@ -89,7 +92,9 @@ class PrefixCache(KeptBlocks):
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
 
-        input_ids, attention_mask: `[rows, tokens]`, left-padded. All other `arguments` are
+        input_ids, attention_mask: `[rows, tokens]`, left-padded: tensors, arrays or lists, one flat list
+        for one row; or what a tokenizer or processor returns, as the one `input_ids`:
+        `cache.generate(tokenizer(text, return_tensors="pt"))`. All other `arguments` are
         generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
         criteria, and what the processor of a model with images or audio returns. Returns what
         generate returns. With `return_dict_in_generate`, attentions and
@@ -116,6 +121,8 @@ class PrefixCache(KeptBlocks):
         found = self._media.read(prompts, arguments, media)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
         self._check_expandable(prompts, found, plan)
+        if self._first is not None:
+            self._first.admit(found)
         terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
         request = Request(self._store, prompts, found, terms)
         try:
@@ -125,9 +132,10 @@ class PrefixCache(KeptBlocks):
             else:
                 past = request.start(making, self._feed(plan.chunk))
             if plan.expand > 1:
-                self._prefill(prompts, found, past, plan.chunk)
+                self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
                 past.batch_repeat_interleave(plan.expand)
-            with self._recorder(past, found) as recorder:
+            check = self._comparing(request, found, terms)
+            with self._recorder(past, found, check) as recorder:
                 output = self._watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
@@ -136,18 +144,19 @@ class PrefixCache(KeptBlocks):
                     **arguments,
                     **plan.extra,
                 )
-            stored = request.keep(past, returned(prompts, plan, past, output))
+            unchanged = self._weights.is_unchanged(terms.scope, by_itself=True)
+            stored = request.keep(past, returned(prompts, plan, past, output)) if unchanged else 0
             self._report(request, stored, started, recorder)
         finally:
-            request.close()
+            self._close(request)
         return output
 
     @contextmanager
     def session(
         self,
-        input_ids: torch.Tensor,
+        input_ids: Any,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named = (),
         scope: Scope | None = None,
         priority: int = 0,
@@ -162,7 +171,7 @@ class PrefixCache(KeptBlocks):
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
-        For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
+        The prompt may be given in any form that `generate` takes. For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
 
         The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
         it calls the original, so that tokens are recorded as it is fed. What the original is fed with
@@ -170,7 +179,10 @@ class PrefixCache(KeptBlocks):
 
         At the end of the block, whatever the lent model has computed into `past` is kept, also when
         the block raises; a forward that did not finish counts for nothing. Nothing is kept if
-        weights or adapters changed meanwhile. Gradients do not flow through `past`.
+        weights or adapters changed meanwhile. What is computed under another mask than that of the
+        padding, other positions than those of the tokens, or with arguments that may change K and V, is not
+        kept, nor what follows it: `last.unknown_tokens` counts it. Positions that you leave out are those of
+        the tokens. Gradients do not flow through `past`.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
@@ -184,24 +196,32 @@ class PrefixCache(KeptBlocks):
                     f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
                     "alone does not tell how to go on; use cache.generate(...)"
                 )
-            prompts = self._prompts(input_ids, attention_mask, {})
+            prompts = self._prompts(input_ids, attention_mask, others := {})
+            if others:
+                raise ConfigError(
+                    f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
+                    "the rest to the model that it lends"
+                )
             declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
+            if self._first is not None:
+                self._first.admit(declared, is_session=True)
             terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
             request = Request(self._store, prompts, declared, terms)
-            state = self._weights.state()
             try:
                 past = request.start(self._making, self._feed(None))
                 self._store.transfers.join()
-                recorder = self._recorder(past, declared)
+                check = self._comparing(request, declared, terms)
+                recorder = self._recorder(past, declared, check)
                 try:
                     with recorder, self._turn.lending():
                         yield self._watched.model, past
                 finally:
-                    unchanged = self._weights.state() == state
+                    refused = self._first is not None and self._first.refusal is not None
+                    unchanged = not refused and self._weights.is_unchanged(terms.scope)
                     stored = request.keep(past, recorded(past)) if unchanged else 0
                     self._report(request, stored, started, recorder)
             finally:
-                request.close()
+                self._close(request)
 
     @in_turn
     def explain(
@@ -209,7 +229,7 @@ class PrefixCache(KeptBlocks):
         input_ids: Any,
         scope: Scope | None = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named = (),
         **content: Any,
     ) -> Explanation:
@@ -217,8 +237,7 @@ class PrefixCache(KeptBlocks):
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
-        ids = torch.as_tensor(input_ids)
-        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        prompts = self._prompts(input_ids, attention_mask, content)
         if len(prompts.tokens) > 1:
             raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
         found = (
@@ -241,7 +260,7 @@ class PrefixCache(KeptBlocks):
         input_ids: Any,
         scope: Scope | None = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Any = None,
         media: Named | None = None,
         mode: "Mode" = "best_effort",
         **content: Any,
@@ -251,8 +270,7 @@ class PrefixCache(KeptBlocks):
         One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
         of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
         """
-        ids = torch.as_tensor(input_ids)
-        prompts = self._prompts(ids[None] if ids.ndim == 1 else ids, attention_mask, {})
+        prompts = self._prompts(input_ids, attention_mask, content)
         found = self._media.read(prompts, content, media)
         bound, below = self._weights.scope(scope), self._store.tiers
         if below is None:
@@ -264,20 +282,19 @@ class PrefixCache(KeptBlocks):
         return [each for each in begun if each is not None]
 
     def _prompts(
-        self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
+        self, input_ids: object, attention_mask: object, others: dict[str, Any]
     ) -> Prompts:
-        if self.model.training:
+        prompts = read_prompts(self.model, input_ids, attention_mask, others)
+        columns, below = prompts.ids.shape[1], self._making.padded_below
+        if below is not None and prompts.pads.any() and columns >= below:
             raise ConfigError(
-                "the model is in training mode, where dropout changes K and V; call model.eval()"
+                f"{type(self.model).__name__} computes rows behind padding differently from column "
+                f"{below} on, and the prompts have {columns} columns; give rows of one length, or "
+                "one row at a time"
             )
-        return read_prompts(
-            arguments.pop("inputs", None) if input_ids is None else input_ids,
-            attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
-            inferred_pad_id(self.model, arguments),
-        )
+        return prompts
 
-    def _recorder(self, past: WorkingCache, media: Media) -> Recorder:
+    def _recorder(self, past: WorkingCache, media: Media, check: Check | None = None) -> Recorder:
         # A forward that waits for what comes from tiers does not tell what computing takes.
         below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
@@ -286,7 +303,18 @@ class PrefixCache(KeptBlocks):
             self._clock,
             media=media,
             learn=below.cost.observe if below is not None else None,
+            check=check,
         )
+
+    def _comparing(self, request: Request, media: Media, terms: Terms) -> Check | None:
+        if self._first is None or not request.num_reused:
+            return None
+        return self._first.check(request.prompts, media, terms.scope.lora)
+
+    def _close(self, request: Request) -> None:
+        request.close()
+        if self._first is not None and self._first.refusal is not None:
+            self.manager.clear()
 
     def _check_expandable(self, prompts: Prompts, media: Media, plan: Plan) -> None:
         last = prompts.ids.shape[1] - 1
@@ -306,7 +334,7 @@ class PrefixCache(KeptBlocks):
         return feed
 
     def _prefill(
-        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int = -1
+        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int
     ) -> None:
         with self._recorder(past, media):
             prefill(
@@ -322,6 +350,8 @@ class PrefixCache(KeptBlocks):
             ttft_s=None if first is None else first - started,
             tier_tokens=_sum(each.tokens for each in request.onboarded),
             tier_misses=_sum(each.causes for each in request.onboarded),
+            unknown_tokens=recorder.ledger.num_unknown,
+            unknown_reason=recorder.ledger.reason,
         )
 
 

@@ -10,14 +10,17 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 
+from quire.config import nearest
+from quire.engines.hf.adapters import num_embeddings
+from quire.engines.hf.ids import as_ids, as_mask, unpacked
 from quire.errors import ConfigError, TokensError
 
 _REFUSED = {
-    "past_key_values": "quire brings its own; use cache.session(...) to hold it yourself",
+    "past_key_values": "quire brings its own, with what is cached of the prompt in it; leave it out and "
+    "pass the whole text, or use cache.session(...) to hold it yourself",
     "inputs_embeds": "embeddings have no token ids to find a prefix by; pass input_ids",
     "decoder_input_ids": "only decoder-only models are cached",
     "position_ids": "cached K and V are those of positions counted from the first token",
-    "cache_implementation": "quire brings its own cache",
     "custom_generate": "quire cannot know what a custom loop does with the cache",
 }
 _HARMLESS = {"logits_to_keep", "return_dict", "tokenizer", "assistant_tokenizer"}
@@ -27,7 +30,7 @@ _HARMLESS = {"logits_to_keep", "return_dict", "tokenizer", "assistant_tokenizer"
 class Prompts:
     """The rows of a request.
 
-    ids:    [rows, columns]  as given, left padding included
+    ids:    [rows, columns]  int64 on the model's device, left padding included
     mask:   [rows, columns]  1 for tokens, 0 for padding; None where nothing is padding
     pads:   [rows]           leading columns that are padding
     tokens: per row          int32 token ids without padding, on the host
@@ -74,40 +77,36 @@ class Plan:
 
 
 def read_prompts(
-    input_ids: object, attention_mask: object, vocab_size: int, pad_id: int | None
+    model: Any, input_ids: object, attention_mask: object, others: dict[str, Any]
 ) -> Prompts:
-    """Check `input_ids` `[rows, columns]` and the mask, and take the padding off.
+    """Check ids and mask, in any form that `ids.py` takes, and take the padding off.
 
-    Without a mask, leading ids equal to `pad_id` are padding. Raises `TokensError` for
-    anything but integer ids below `vocab_size`, and for a mask that is not left padding.
+    What else comes with them goes into `others`, the other arguments of the call. Without a mask,
+    leading ids equal to the pad id of `model` are padding. Raises `TokensError` for anything but
+    integer ids of its vocabulary, and for a mask that is not left padding.
     """
-    if not isinstance(input_ids, torch.Tensor):
-        raise TokensError(
-            f"input_ids are a {type(input_ids).__name__}; pass a tensor [rows, tokens], as a "
-            "tokenizer returns with return_tensors='pt'"
+    if model.training:
+        raise ConfigError(
+            "the model is in training mode, where dropout changes K and V; call model.eval()"
         )
-    if input_ids.ndim != 2 or input_ids.numel() == 0:
-        raise TokensError(
-            f"input_ids have shape {list(input_ids.shape)}; they must be [rows, tokens] with at "
-            "least one row and one token"
-        )
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise TokensError(f"input_ids are {input_ids.dtype}; token ids are int64 or int32")
-    ids = input_ids.cpu().numpy()
+    given, attention_mask = unpacked(input_ids, attention_mask, others)
+    prompt_ids = as_ids(given)
+    mask = None if attention_mask is None else as_mask(attention_mask, prompt_ids)
+    ids = prompt_ids.cpu().numpy()
+    vocab_size = num_embeddings(model)
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = int(ids[(ids < 0) | (ids >= vocab_size)][0])
         raise TokensError(f"token id {bad} is not in the vocabulary of {vocab_size} ids")
-    mask = _read_mask(input_ids, attention_mask)
+    pad_id = _inferred_pad_id(model, others)
     if mask is None and pad_id is not None and (ids == pad_id).any():
-        mask = (input_ids != pad_id).long()
+        mask = (prompt_ids != pad_id).long()
     if mask is None:
         pads = np.zeros(len(ids), dtype=np.int64)
     else:
         pads = _left_padding(mask.cpu().numpy())
-        if not pads.any():
-            mask = None
+        mask = mask.to(model.device) if pads.any() else None
     tokens = [row[pad:].astype(np.int32) for row, pad in zip(ids, pads, strict=True)]
-    return Prompts(input_ids, mask, pads, tokens)
+    return Prompts(prompt_ids.to(model.device), mask, pads, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +135,8 @@ def read_plan(
     for name, reason in _REFUSED.items():
         if settings.get(name) is not None:
             raise ConfigError(f"{name} cannot be given here: {reason}")
+    if arguments.get("cache_implementation") is not None:
+        raise ConfigError("cache_implementation cannot be given here: quire brings its own cache")
     if arguments.get("use_cache") is False:
         raise ConfigError("use_cache=False leaves nothing to reuse; call model.generate instead")
     if settings.get("token_healing"):
@@ -151,7 +152,11 @@ def read_plan(
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)}: not an argument of generate that leaves K and V a function "
-            "of the token ids; such a request cannot share a prefix, call model.generate instead"
+            "of the token ids"
+            + (
+                nearest(unknown[0], {*signatures.generate, *_DEFAULTS, *_OURS})
+                or "; such a request cannot share a prefix, call model.generate instead"
+            )
         )
     columns = prompts.ids.shape[1]
     budget = settings.get("max_new_tokens")
@@ -167,12 +172,13 @@ def read_plan(
         or settings.get("prompt_lookup_num_tokens") is not None
         or settings.get("assistant_early_exit") is not None,
         chunk=settings.get("prefill_chunk_size"),
-        # Some configs on the Hub turn the cache off by default.
-        extra={"use_cache": True} if settings.get("use_cache") is False else {},
+        # Some configs on the Hub turn the cache off by default, or ask for one of another kind.
+        extra=({"use_cache": True} if settings.get("use_cache") is False else {})
+        | ({"cache_implementation": None} if settings.get("cache_implementation") else {}),
     )
 
 
-def inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:
+def _inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:
     """Return the id that `generate` takes for padding when no mask is given; None if none."""
     settings = _Settings(model, arguments)
     pad = _ids(settings.get("pad_token_id"))
@@ -199,7 +205,8 @@ class _Settings:
         return hasattr(self._own, name) or name in _DEFAULTS
 
 
-_DEFAULTS = frozenset(vars(GenerationConfig()))
+_DEFAULTS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "ranges", "hint")
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -208,18 +215,6 @@ def _ids(value: Any) -> tuple[int, ...]:
         if value is None
         else tuple(int(i) for i in torch.as_tensor(value).flatten().cpu().numpy())
     )
-
-
-def _read_mask(input_ids: torch.Tensor, mask: object) -> torch.Tensor | None:
-    if mask is None:
-        return None
-    if not isinstance(mask, torch.Tensor) or mask.shape != input_ids.shape:
-        shape = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise TokensError(
-            f"attention_mask is {shape}; it must be a tensor of the shape of input_ids, "
-            f"{list(input_ids.shape)}"
-        )
-    return mask
 
 
 def _left_padding(mask: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -1,17 +1,19 @@
 """What a cache of a transformers model keeps: pools on its device, and tiers below them."""
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 
-from quire.config import parse_bytes
+from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
-from quire.engines.hf.fingerprint import Weights, whole_weights
+from quire.engines.hf.battery import check_kind
+from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import MediaReader
@@ -23,11 +25,15 @@ from quire.engines.hf.memory import (
     split_layout,
     used_words,
 )
+from quire.engines.hf.models import ModelFace, check_model
+from quire.engines.hf.naming import checksum
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
 from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, OutOfBlocks
 from quire.extras import lacking
 from quire.tensors.pool import make_pool
@@ -41,7 +47,11 @@ if TYPE_CHECKING:
     from quire.tiers.stack.stack import TierStack
 
 
-class KeptBlocks:
+Verify = Literal["probe", "first"] | None
+_VERIFY = ("probe", "first", None)
+
+
+class KeptBlocks(ModelFace):
     """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
 
     def __init__(
@@ -59,10 +69,23 @@ class KeptBlocks:
         observer: Observer | None = None,
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
+        verify: "Verify" = "probe",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            name = next(iter(unknown))
+            known = inspect.signature(type(self)).parameters
+            raise ConfigError(
+                f"{type(self).__name__} has no setting {name!r}{nearest(name, known)}"
+            )
+        check_model(model, type(self).__name__)
         self._turn = Turn()
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
+        if verify not in _VERIFY:
+            raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
+        before = Sight(model)
         kinds, computed = probe_model(model, block_size)
+        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
         computed = computed.with_interval(snapshot_interval)
         self.layout = computed.stored_as(dtype)
         groups = (
@@ -70,7 +93,7 @@ class KeptBlocks:
             if capacity_bytes is None
             else split_layout(self.layout, capacity_bytes, expected_tokens)
         )
-        self.model = model
+        self._model = model
         self.pools = [
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
@@ -87,12 +110,16 @@ class KeptBlocks:
             curve=True,
         )
         self.last = NO_REPORT
+        self._first = FirstCalls(model, kinds) if verify == "first" else None
         self._clock = clock
         self._signatures = Signatures.of(model)
         self._watched = Watched(model, self._signatures.forward)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
-        self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
+        read = None if self.tiers is None else checksum
+        self._weights = Weights(
+            model, self.layout, read, before, lambda: probe_model(model, block_size)
+        )
         transfers = transfers_to(model.device)
         self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:
@@ -103,7 +130,7 @@ class KeptBlocks:
                 self.close()
                 raise
         self._balance = Balance(manager, self.layout)
-        self._making = Making(kinds, computed, model.device, debug_nan=debug)
+        self._making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
 
     @property
     def manager(self) -> CacheManager:
@@ -118,7 +145,11 @@ class KeptBlocks:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what binds K and V to the model: config, layout, weights (a sample; with tiers, all)."""
+        """SHA-256 (hex) of the model when this cache was made or cleared, without adapters.
+
+        Over its settings, its layout and its weights (a sample; with tiers, all). What has changed since
+        is part of the key of what is computed since.
+        """
         return self._weights.fingerprint
 
     @property
@@ -148,10 +179,16 @@ class KeptBlocks:
 
     @in_turn
     def clear(self) -> int:
-        """Drop all that is cached, accept changed weights, and return how many blocks that were.
+        """Drop all that is cached, and return how many blocks that were.
 
-        Tiers keep what they have; under changed weights it is not found.
+        Tiers keep what they have; under changed weights it is not found. After `Interrupted` this is what
+        starts the cache anew: all is dropped, counters start again, and 0 is returned.
         """
+        if self._store.manager.interrupted:
+            self._store.recover()
+            self._balance = Balance(self._store.manager, self.layout)
+            self._weights.renew()
+            return 0
         self._store.transfers.join()
         dropped = self.manager.clear()
         self._weights.renew()
@@ -256,7 +293,7 @@ class KeptBlocks:
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self._weights.whole()
         if self.tiers is None:
-            self.manager.digests.public[self._weights.fingerprint] = whole
+            self.manager.digests.public[self._weights.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

@@ -75,7 +75,11 @@ class WorkingLayer(CacheLayerMixin):
     @property
     def seen_from(self) -> int:
         """The first column that the next token looks at."""
-        return 0 if self.window is None else max(self.length - self.window + 1, 0)
+        return self.seen_at(self.length)
+
+    def seen_at(self, column: int) -> int:
+        """Return the first column that a token at `column` looks at."""
+        return 0 if self.window is None else max(column - self.window + 1, 0)
 
     def extend(
         self, key_states: torch.Tensor, value_states: torch.Tensor
@@ -106,8 +110,12 @@ class WorkingLayer(CacheLayerMixin):
         """
         if self.length:
             raise InvariantError(f"a layer of columns {self.first} to {self.length} begins again")
-        self.length = column
-        self.first = self.length = self.seen_from if first is None else first
+        seen_from = self.seen_at(column)
+        self.first = self.length = seen_from if first is None else first
+        if self.first > seen_from:
+            raise InvariantError(
+                f"a layer begins with column {self.first}; a token at {column} looks at {seen_from}"
+            )
         k, v = like
         num_columns = column - self.first
         shape = (*k.shape[:2], num_columns)
@@ -134,9 +142,7 @@ class WorkingLayer(CacheLayerMixin):
 
     def can_crop(self, num_columns: int) -> bool:
         """Whether the layer still holds all it looks at when it has `num_columns` fewer columns."""
-        length = max(self.length - num_columns, 0)
-        seen_from = 0 if self.window is None else max(length - self.window + 1, 0)
-        return num_columns == 0 or self.first <= seen_from
+        return num_columns == 0 or self.first <= self.seen_at(max(self.length - num_columns, 0))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last columns: `tokens_to_remove` is zero or negative, as the protocol says."""

@@ -19,15 +19,21 @@ class TokenLedger:
     `tokens[r, pads[r]:known]`, whatever a decoding loop did in between.
 
     0 <= known <= length; columns from `known` on were computed from something other than
-    token ids (embeddings, a forward past the recorder) and can never be committed.
+    token ids (embeddings, a foreign mask, a forward past the recorder), or are past `max_known`,
+    where the model computes something else for padded rows; they can never be committed. `reason`
+    says which of these, and is None where known == length.
     """
 
-    def __init__(self, tokens: torch.Tensor, pads: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, tokens: torch.Tensor, pads: npt.NDArray[np.int64], *, max_known: int | None = None
+    ) -> None:
         rows, length = tokens.shape
         if pads.shape != (rows,):
             raise InvariantError(f"{pads.shape} paddings for {rows} rows")
         self.length = length
         self.known = length
+        self.reason: str | None = None
+        self.max_known = max_known
         self.pads = pads
         self.origins = np.arange(rows)
         self._tokens = tokens.clone()
@@ -36,6 +42,11 @@ class TokenLedger:
     def num_rows(self) -> int:
         """Rows of the working cache."""
         return self._tokens.shape[0]
+
+    @property
+    def num_unknown(self) -> int:
+        """Tokens of all rows that are unknown, padding not counted."""
+        return sum(max(self.length - max(self.known, int(pad)), 0) for pad in self.pads)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -53,15 +64,29 @@ class TokenLedger:
         if self.known == self.length:
             self.known = stop
         self.length = stop
+        if self.max_known is not None:
+            self.forget_from(
+                self.max_known, f"the model pads no rows past {self.max_known} columns"
+            )
 
-    def append_unknown(self, num_columns: int) -> None:
+    def append_unknown(self, num_columns: int, reason: str) -> None:
         """Enter columns computed from something other than token ids."""
         self.length += num_columns
+        self.forget_from(self.length - num_columns, reason)
+
+    def forget_from(self, column: int, reason: str) -> None:
+        """Count the columns from `column` on as unknown, unless they are none."""
+        if column >= self.length:
+            return
+        if column < self.known or self.reason is None:
+            self.known, self.reason = min(self.known, column), reason
 
     def crop(self, num_columns: int) -> None:
         """Forget the last `num_columns` columns."""
         self.length = max(self.length - num_columns, 0)
         self.known = min(self.known, self.length)
+        if self.known == self.length:
+            self.reason = None
 
     def select(self, rows: torch.Tensor) -> None:
         """Make row i what row `rows[i]` was."""
@@ -88,6 +113,7 @@ class TokenLedger:
             0 <= self.known <= self.length
             and self.known <= self._tokens.shape[1]
             and self.pads.shape == self.origins.shape == (rows,)
+            and (self.reason is None) == (self.known == self.length)
         ):
             raise InvariantError(
                 f"ledger of {rows} rows: known {self.known}, length {self.length}, "

@@ -13,6 +13,7 @@ from quire.engines.hf.layers import WorkingLayer
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.states import HybridLayer, RowStates, StateLayer
 from quire.engines.hf.working import AnyLayer, WorkingCache
+from quire.errors import InvariantError
 from quire.tensors.copy import KV
 from quire.tensors.kinds import LayerKind
 from quire.tensors.layout import KVLayout, StateLayout
@@ -29,6 +30,7 @@ class Making:
     room        columns to allocate from the start
     ends        ids after which a row is finished
     debug_nan   fresh memory is NaN
+    padded_below  the column from which rows behind padding are not exact; None: all are
     """
 
     kinds: Sequence[LayerKind]
@@ -37,6 +39,7 @@ class Making:
     room: int = 0
     ends: tuple[int, ...] = ()
     debug_nan: bool = False
+    padded_below: int | None = None
 
     def for_call(self, room: int, ends: tuple[int, ...]) -> "Making":
         """Return the same with the room and the ends of one call."""
@@ -46,7 +49,8 @@ class Making:
         """Make a working cache without columns for prompts of ids `[rows, n]`."""
         layers = make_layers(self.kinds, room=max(self.room, room), debug_nan=self.debug_nan)
         # The ledger lies beside the states: no transfer per token.
-        ledger = TokenLedger(ids[:, :0].to(self.device), pads)
+        below = self.padded_below if pads.any() else None
+        ledger = TokenLedger(ids[:, :0].to(self.device), pads, max_known=below)
         cache = WorkingCache(layers, ledger, block_size=self.layout.block_size)
         cache.ends, cache.prompt_columns = frozenset(self.ends), ids.shape[1]
         return cache
@@ -105,15 +109,23 @@ def make_layers(
     return layers
 
 
-def stacked(caches: Sequence[WorkingCache], prompts: Prompts, making: Making) -> WorkingCache:
+def stacked(
+    caches: Sequence[WorkingCache], prompts: Prompts, column: int, making: Making
+) -> WorkingCache:
     """Join caches of one row each into one of all rows, left-padded as `prompts` are.
 
-    All end at the same column: `caches[r].ledger.length + prompts.pads[r]`.
+    The rows are brought to `column`: row r has `max(column - prompts.pads[r], 0)` tokens. Raises
+    `InvariantError` for any other number.
     """
     pads = prompts.pads
-    column = caches[0].ledger.length + int(pads[0])
+    for row, (each, pad) in enumerate(zip(caches, pads, strict=True)):
+        if each.ledger.length != max(column - int(pad), 0):
+            raise InvariantError(
+                f"row {row} has {each.ledger.length} tokens behind {pad} columns of padding, and "
+                f"joins others at column {column}"
+            )
     cache = making.cache(prompts.ids, pads, column)
-    if not any(each.ledger.length for each in caches):
+    if column == 0:
         return cache
     for group, memory in making.token_groups:
         like = making.like(memory, len(caches))
@@ -135,7 +147,9 @@ def _stack_columns(
     pads = cache.ledger.pads
     own = [each.kv_layers[layer] for each in caches]
     firsts = [int(pad) + each.first for pad, each in zip(pads, own, strict=True) if each.length]
-    k, v = cache.kv_layers[layer].start_with(column, like, min(firsts))
+    # A window reaches into the padding where no row has as many tokens.
+    first = min([*firsts, cache.kv_layers[layer].seen_at(column)])
+    k, v = cache.kv_layers[layer].start_with(column, like, first)
     for row, each in enumerate(own):
         num_before = k.shape[-2] - (each.length - each.first)
         # What a row has no columns for is padding or behind its window: masked, but 0 * NaN is NaN.

@@ -21,6 +21,10 @@ TYPE_IDS = "mm_token_type_ids"
 """The argument that tells a model the modality of each token, for its positions."""
 
 
+ENCODED = "mm_encoder_outputs"
+"""The argument in which generate passes content on that it has had encoded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """The media of a request.
@@ -31,6 +35,7 @@ class Media:
     placeholders                   token ids that stand for media
     positions     [.., columns]    position ids of the whole prompt, None where columns tell them
     type_ids      [rows, columns]  the modality of each token, where the model takes it
+    names                          arguments of a forward that carry media
     """
 
     spans: Spans
@@ -40,6 +45,7 @@ class Media:
     positions: torch.Tensor | None = None
     type_ids: torch.Tensor | None = None
     items: Sequence[Item] = field(default_factory=list[Item])
+    names: frozenset[str] = frozenset()
 
     def cut(self, num_columns: int) -> int:
         """Return the most columns up to `num_columns` that end inside no item of any row.
@@ -69,6 +75,17 @@ class Media:
         given = {name: value for name, value in beside.items() if value is not None}
         return self.content(num_columns) | given
 
+    def positions_of(self, origins: npt.NDArray[np.int64], start: int, stop: int) -> torch.Tensor:
+        """Return the position ids of columns of rows that descend from `origins`.
+
+        Behind the prompt they go on by one, as generate has them.
+        """
+        assert self.positions is not None
+        whole = self.positions[..., origins, :]
+        end = whole.shape[-1]
+        new = torch.arange(1, max(stop - end, 0) + 1, device=whole.device)
+        return torch.cat([whole, whole[..., -1:] + new], dim=-1)[..., start:stop]
+
     def num_known(self, fed: torch.Tensor, start: int, origins: npt.NDArray[np.int64]) -> int:
         """Return how many leading columns of `fed`, fed at column `start`, a key can name.
 
@@ -92,6 +109,8 @@ class MediaReader:
         self._model = model
         self._modalities = MODALITIES.get(model_type(model.config), ())
         self._placeholders = tuple(placeholder_id(model.config, m) for m in self._modalities)
+        names = (name for modality in self._modalities for name in modality.arguments)
+        self._names = frozenset([*names, TYPE_IDS, ENCODED] if self._modalities else [])
 
     def read(self, prompts: Prompts, arguments: dict[str, Any], named: object = None) -> Media:
         """Find the items of the prompts, and take their arguments out of `arguments`.
@@ -140,7 +159,7 @@ class MediaReader:
         for row, (pad, items) in enumerate(zip(prompts.pads, spans, strict=True)):
             for item in items:
                 declared[row, pad + item.start : pad + item.start + item.length] = True
-        return Media(spans, prompts.pads, declared, self._placeholders)
+        return Media(spans, prompts.pads, declared, self._placeholders, names=self._names)
 
     def _take(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if not self._modalities:

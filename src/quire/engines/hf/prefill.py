@@ -19,7 +19,7 @@ def prefill(
     stop: int,
     chunk: int | None,
 ) -> None:
-    """Compute the columns of prompts that `past` lacks, up to column `stop`, -1 for all but one.
+    """Compute the columns of prompts that `past` lacks, up to column `stop`.
 
     So a prompt is computed once before its rows multiply, where generate would do it once per beam
     or return sequence, and so rows and pieces are computed that generate knows nothing of.

@@ -1,6 +1,7 @@
 """Finding out, by running it, what a model writes into its cache, and whether that can be reused."""
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +9,11 @@ import numpy as np
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.making import Making, make_layers
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
-from quire.tensors.copy import KV
 from quire.tensors.kinds import (
     KVShape,
     LayerKind,
@@ -26,12 +27,13 @@ from quire.tensors.model import ModelLayout
 
 _NUM_TOKENS = 8
 _NUM_FIRST = 5
-_LAYERS_IN_PARTS = 2
+_NUM_PADDING = 3
+_FIRST_LAYERS = 2
 # Relative L2 distances of K and V. The same tokens with other tokens after them give at most
 # rounding, as shapes are equal; a layer that sees them gives 1e-3 with random weights and
-# about 1 with trained ones. In two pieces instead of one, shapes differ as well: 1e-6 in
+# about 1 with trained ones. In two pieces or behind padding, shapes differ as well: 1e-6 in
 # float32 and 1e-2 in half precision, in the first layers (later ones may route tokens to
-# other experts); state outside the cache gives about 1.
+# other experts); state outside the cache, and positions that count padding, give about 1.
 _TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.float64: (1e-4, 1e-3)}
 _TOLERANCE_HALF = (0.03, 0.15)
 # A recurrent state in two pieces, against what it is when the second begins with a blank one: with
@@ -44,9 +46,10 @@ _STATE_ROUNDING_HALF = 0.02
 def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayout]:
     """Return what each layer of `model` keeps, and its layer groups, as it computes them.
 
-    Runs four or five short forwards. Raises `UnsupportedModel` for a model for which what is kept
-    is not a function of the tokens before it, with the layers and the reason, and `ConfigError`
-    for one that is in training mode or spread over devices.
+    Runs four or five short forwards of the model itself. What its kind does with longer texts and
+    with batches is seen on a twin (`battery.py`). Raises `UnsupportedModel` for a model for which
+    what is kept is not a function of the tokens before it, with the layer, the reason, the distance
+    and its limit, and `ConfigError` for one that is in training mode or spread over devices.
     """
     _check_model(model)
     name, kinds = model_type(model.config), layer_kinds(model.config)
@@ -66,32 +69,50 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             f"{name} is a composite model with layers other than full attention: where its images "
             "or audio end, a window or state cannot start; use its text decoder as a model of its own"
         )
-    first, making = run(_NUM_FIRST), Making(kinds, layout, model.device)
-    parts, blank = _rebuilt(first, making), _rebuilt(first, making, blank=True)
-    other = run(_NUM_TOKENS, other_end=True)
-    run.go_on(parts)
-    causal, split = _TOLERANCE.get(_dtype(whole), _TOLERANCE_HALF)
+    causal, shaped = _TOLERANCE.get(_dtype(whole), _TOLERANCE_HALF)
+    other, making = run(_NUM_TOKENS, other_end=True), Making(kinds, layout, model.device)
     for layer in whole.kv_layers:
-        if not _distance(_kv(whole, layer), _kv(other, layer), _NUM_FIRST) <= causal:
+        if not (far := _distance(whole, other, layer, _NUM_FIRST)) <= causal:
             raise UnsupportedModel(
-                f"{name}: K or V of layer {layer} depend on the tokens that follow; such a layer "
-                "is not causal, and a prefix of it cannot be reused"
+                f"{name}: K or V of layer {layer} depend on the tokens that follow (distance "
+                f"{far:.2g}, limit {causal:g}); such a layer is not causal, and a prefix of it "
+                "cannot be reused"
             )
-    for layer in list(whole.kv_layers)[:_LAYERS_IN_PARTS]:
-        if layer < _LAYERS_IN_PARTS and not _split_distance(whole, parts, layer) <= split:
+    first = run(_NUM_FIRST) if whole.state_layers else other
+    parts, blank = _rebuilt(first, making), _rebuilt(first, making, blank=True)
+    run.go_on(parts)
+    for layer in _first_layers(whole):
+        if not (far := _distance(whole, parts, layer, _NUM_TOKENS)) <= shaped:
             raise UnsupportedModel(
-                f"{name}: K or V of layer {layer} differ when the tokens are fed in two pieces; "
-                "such a layer keeps state outside the cache, and a prefix of it cannot be reused"
+                f"{name}: K or V of layer {layer} differ when the tokens are fed in two pieces "
+                f"(distance {far:.2g}, limit {shaped:g}); such a layer keeps state outside the "
+                "cache, and a prefix of it cannot be reused"
             )
     if whole.state_layers:
         run.go_on(blank)
-    if whole.state_layers and _forgets(whole, parts, blank):
-        raise UnsupportedModel(
-            f"{name}: its recurrent layers do not go on from their state when they are fed several "
-            "tokens at once (transformers starts them anew, or keeps state outside the cache); "
-            "what was computed before cannot be reused"
-        )
+        if (far := _forgotten(whole, parts, blank)) > _FORGOTTEN:
+            raise UnsupportedModel(
+                f"{name}: its recurrent layers do not go on from their state when they are fed "
+                f"several tokens at once (distance {far:.2g} of that from a blank state, limit "
+                f"{_FORGOTTEN}): transformers starts them anew, or keeps state outside the cache; "
+                "what was computed before cannot be reused"
+            )
+        return kinds, layout  # rows with states are computed one by one, without padding
+    padded = run(_NUM_TOKENS, padding=_NUM_PADDING)
+    for layer in _first_layers(whole):
+        if not (far := _distance(whole, padded, layer, _NUM_TOKENS)) <= shaped:
+            raise UnsupportedModel(
+                f"{name}: K or V of layer {layer} differ behind {_NUM_PADDING} columns of padding "
+                f"(distance {far:.2g}, limit {shaped:g}): its positions count padding, or its mask "
+                "does not hide it, so that rows of a batch cannot be found again"
+            )
     return kinds, layout
+
+
+def relative(difference: torch.Tensor, whole: torch.Tensor) -> float:
+    """Return the L2 norm of a difference as a part of a whole's; infinite for what is no number."""
+    far = _norm(difference) / max(_norm(whole), 1e-12)
+    return math.inf if math.isnan(far) else far
 
 
 class _Run:
@@ -100,39 +121,47 @@ class _Run:
     def __init__(self, model: Any, kinds: Sequence[LayerKind]) -> None:
         self._model = model
         self._kinds = kinds
-        vocab = model.get_input_embeddings().num_embeddings
+        vocab = num_embeddings(model)
         self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
         self._vocab = vocab
         names = inspect.signature(model.forward).parameters
-        self._counts = "position_ids" in names and not hasattr(model.base_model, "rope_deltas")
+        self._takes_positions = "position_ids" in names
 
-    def __call__(self, num_tokens: int, *, other_end: bool = False) -> WorkingCache:
-        """Feed the first tokens at once; `other_end`: other ones from `_NUM_FIRST` on."""
+    def __call__(
+        self, num_tokens: int, *, other_end: bool = False, padding: int = 0
+    ) -> WorkingCache:
+        """Feed the first tokens at once, behind so many columns of padding.
+
+        `other_end`: other ones from `_NUM_FIRST` on.
+        """
         ids = self._ids.clone()
         if other_end:
             ids[:, _NUM_FIRST:] = (ids[:, _NUM_FIRST:] + 1) % self._vocab
-        return self._feed(self._empty(), ids[:, :num_tokens], 0)
+        ledger = TokenLedger(ids[:, :0], np.array([padding]))
+        columns = torch.nn.functional.pad(ids[:, :num_tokens], (padding, 0))
+        return self._feed(WorkingCache(make_layers(self._kinds), ledger), columns, 0)
 
     def go_on(self, cache: WorkingCache) -> None:
-        """Feed the tokens that a cache lacks."""
+        """Feed the tokens that a cache without padding lacks."""
         start = cache.get_seq_length()
         self._feed(cache, self._ids[:, start:], start)
 
-    def _empty(self) -> WorkingCache:
-        return WorkingCache(
-            make_layers(self._kinds), TokenLedger(self._ids[:, :0], np.zeros(1, dtype=np.int64))
-        )
-
     def _feed(self, cache: WorkingCache, ids: torch.Tensor, start: int) -> WorkingCache:
         model: Any = self._model
-        if hasattr(model.base_model, "rope_deltas"):
+        offset = hasattr(model.base_model, "rope_deltas")
+        if offset:
             model.base_model.rope_deltas = None  # the position offset of an earlier call
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
-        given = {"position_ids": positions} if self._counts else {}
+        padding = int(cache.ledger.pads[0])
+        columns = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        given: dict[str, Any] = {}
+        if self._takes_positions and (padding or not offset):
+            given["position_ids"] = (columns - padding).clamp_min(0)
+        if padding:
+            given["attention_mask"] = (columns >= padding).long()
         try:
             with torch.no_grad():
                 model(input_ids=ids, past_key_values=cache, use_cache=True, **given)
-        except (TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # a model may raise anything for a cache that it does not know
             raise UnsupportedModel(
                 f"{model_type(model.config)} does not compute with a transformers cache of one "
                 f"layer per decoder layer: {error}"
@@ -143,6 +172,11 @@ class _Run:
 def _check_model(model: Any) -> None:
     check_cacheable(model.config)
     name = model_type(model.config)
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts a learned prompt before the tokens, which quire does not keep and "
+            "its base model alone does not compute; call this model's own model.generate, without a cache"
+        )
     if hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
         raise UnsupportedModel(
             f"{type(model).__name__} wraps the model that computes, and quire watches that one: "
@@ -174,11 +208,11 @@ def _check_model(model: Any) -> None:
 
 
 def _rebuilt(cache: WorkingCache, making: Making, *, blank: bool = False) -> WorkingCache:
-    """Return a new cache with what a next token needs of `cache`, and nothing else.
+    """Return a new cache with what a token behind `_NUM_FIRST` needs of `cache`, and nothing else.
 
     `blank`: with the sums of recurrences as they are before any token.
     """
-    column = cache.get_seq_length()
+    column = _NUM_FIRST
     rebuilt = making.cache(cache.ledger.tokens, np.zeros(1, dtype=np.int64))
     for group, memory in making.token_groups:
         for layer in group.layers:
@@ -221,36 +255,35 @@ def _dtype(cache: WorkingCache) -> torch.dtype:
     return layer.row(0, layer.first, layer.length)[0].dtype
 
 
-def _kv(cache: WorkingCache, layer: int) -> KV:
-    """Return K and V of the last tokens that a layer of a cache holds, `_NUM_TOKENS` at most."""
-    held = cache.kv_layers[layer]
-    return held.row(0, held.first, held.length)
+def _first_layers(cache: WorkingCache) -> list[int]:
+    return [layer for layer in cache.kv_layers if layer < _FIRST_LAYERS]
 
 
-def _split_distance(whole: WorkingCache, parts: WorkingCache, layer: int) -> float:
-    """Return the distance of a layer's K and V, over the columns that both caches hold."""
-    first = parts.kv_layers[layer].first
-    one = whole.kv_layers[layer].row(0, first, _NUM_TOKENS)
-    return _distance(one, _kv(parts, layer), _NUM_TOKENS)
+def _distance(whole: WorkingCache, other: WorkingCache, layer: int, stop: int) -> float:
+    """Return the larger relative distance of K and of V of a layer.
+
+    Over the tokens up to `stop` that both caches hold; `whole` has no padding.
+    """
+    held, pad = other.kv_layers[layer], int(other.ledger.pads[0])
+    start = max(held.first - pad, 0)
+    one = whole.kv_layers[layer].row(0, start, stop)
+    two = held.row(0, pad + start, pad + stop)
+    return max(relative(a - b, a) for a, b in zip(one, two, strict=True))
 
 
-def _forgets(whole: WorkingCache, parts: WorkingCache, blank: WorkingCache) -> bool:
-    """Whether the first recurrent layer ends as if the second piece had begun with a blank state."""
+def _forgotten(whole: WorkingCache, parts: WorkingCache, blank: WorkingCache) -> float:
+    """Return how near the first recurrent layer ends to where it does from a blank state.
+
+    0: in two pieces as in one, but for rounding; 1: as if the second had begun with a blank state.
+    """
+    largest = 0.0
     ends = (cache.state_layers[0].read(0) for cache in (whole, parts, blank))
     for one, two, three in zip(*ends, strict=True):
-        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF) * _norm(one)
-        if not _norm(one - two) <= max(rounding, _FORGOTTEN * _norm(one - three)):
-            return True
-    return False
-
-
-def _distance(one: KV, two: KV, num_tokens: int) -> float:
-    """Return the larger relative distance of K and of V over the first `num_tokens` tokens."""
-    pairs = [
-        (a[..., :num_tokens, :], b[..., :num_tokens, :]) for a, b in zip(one, two, strict=True)
-    ]
-    return max(_norm(a - b) / max(_norm(a), 1e-12) for a, b in pairs)
+        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF)
+        if relative(one - two, one) > rounding:
+            largest = max(largest, relative(one - two, one - three))
+    return largest
 
 
 def _norm(states: torch.Tensor) -> float:
-    return float(states.float().square().sum().sqrt())
+    return float(states.double().square().sum().sqrt())

@@ -7,7 +7,10 @@ from typing import Any, Self
 
 import torch
 
+from quire.engines.hf.fed import foreign, positions
+from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.media import Media
+from quire.engines.hf.verify import Check
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
 
@@ -27,9 +30,13 @@ class Recorder:
     head cut off its input. It is recognised by its position ids, which start at 0, and by its
     tokens, which are those the cache holds.
 
-    `learn` is told what the first forward over one row took. Placeholders that `media` does not
-    declare, and all that follows them, count as not known: their K and V are those of content
-    without a name.
+    Another: `position_ids` that are left out, over a cache that holds columns already or rows with
+    padding, are given as those of the tokens; some models would count them from 0 again.
+
+    `check` is given what the first forward returned, `learn` is told what it took over one row.
+    What a forward computes under a mask, positions or other arguments than quire's own counts as
+    not known, with all that follows it: `fed.foreign` says when. So do placeholders that `media`
+    does not declare: their K and V are those of content without a name.
     """
 
     def __init__(
@@ -40,9 +47,11 @@ class Recorder:
         *,
         media: Media | None = None,
         learn: Learn | None = None,
+        check: Check | None = None,
     ) -> None:
         self.first_token_at: float | None = None
         self._learn = learn
+        self._check = check
         self._begun_at = 0.0
         self._first_span = (0, 0)
         self.num_forwards = 0
@@ -51,7 +60,7 @@ class Recorder:
         self._cache = cache
         self._clock = clock
         self._media = media
-        self._fed: torch.Tensor | None = None
+        self._fed: torch.Tensor | str = ""
 
     def __enter__(self) -> Self:
         self._watched.recorders[id(self._cache)] = self
@@ -67,6 +76,11 @@ class Recorder:
         self.mark_first_token()
         self._cache.drop_partial()
 
+    @property
+    def ledger(self) -> TokenLedger:
+        """The tokens behind the columns of the cache."""
+        return self._cache.ledger
+
     def mark_first_token(self) -> None:
         """Note the time of the first token: the first call after the first forward does."""
         if self.first_token_at is None and self.num_forwards:
@@ -80,40 +94,56 @@ class Recorder:
         if not self.num_forwards and self._learn is not None:
             self._begun_at = self._clock()
         self._cache.forward_starts()
-        ids = given.get("input_ids")
-        self._fed = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else None
-        if self._fed is None or not self._feeds_again(self._fed, given):
-            return None
-        held = self._cache.ledger.length
-        self._fed = self._fed[:, held:]
-        positions: torch.Tensor = given["position_ids"]
-        return {**given, "input_ids": self._fed, "position_ids": positions[..., held:]}
+        changed = self._without_head(given) or self._with_positions(given)
+        given = changed or given
+        reason = foreign(given, self._cache.ledger, self._media)
+        if self._watched.model.training:
+            reason = "the model was in training mode"
+        self._fed = reason or given["input_ids"]
+        return changed
 
-    def forward_ends(self) -> None:
-        """Enter what the forward that began last has computed."""
+    def forward_ends(self, output: Any) -> None:
+        """Enter what the forward that began last has computed, and returned as `output`."""
         start = self._cache.ledger.length
         self.num_computed += self._cache.forward_ends(self._fed)
         self._forget_unnamed(self._fed, start)
-        self._fed = None
+        self._fed = ""
         if not self.num_forwards:
             self._first_span = (start, self._cache.ledger.length)
         self.num_forwards += 1
+        if self.num_forwards == 1 and self._check is not None:
+            self._check(self._cache, output)
 
-    def _forget_unnamed(self, fed: torch.Tensor | None, start: int) -> None:
-        if fed is not None and self._media is not None:
+    def _forget_unnamed(self, fed: torch.Tensor | str, start: int) -> None:
+        if isinstance(fed, torch.Tensor) and self._media is not None:
             ledger = self._cache.ledger
             known = start + self._media.num_known(fed, start, ledger.origins)
-            ledger.known = min(ledger.known, known)
+            ledger.forget_from(known, "a placeholder stood for content that has no name")
 
-    def _feeds_again(self, fed: torch.Tensor, given: Mapping[str, Any]) -> bool:
-        """Whether `fed` starts with the very tokens that the cache holds already."""
+    def _without_head(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments without what the cache holds, where they begin with the very same."""
+        ids, places = given.get("input_ids"), given.get("position_ids")
         ledger = self._cache.ledger
         held = ledger.known
-        if not 0 < held == ledger.length < fed.shape[1] or fed.shape[0] != ledger.num_rows:
-            return False
-        positions = given.get("position_ids")
-        if not isinstance(positions, torch.Tensor) or positions.shape[-1] != fed.shape[1]:
-            return False
-        if ledger.pads.min() > 0 or bool((positions[..., 0] != 0).any()):
-            return False
-        return bool((fed[:, :held] == ledger.tokens.to(fed.device)).all())
+        if not isinstance(ids, torch.Tensor) or not isinstance(places, torch.Tensor):
+            return None
+        if not 0 < held == ledger.length < ids.shape[-1] == places.shape[-1]:
+            return None
+        if ids.shape[0] != ledger.num_rows or bool((places[..., 0] != 0).any()):
+            return None
+        if not bool((ids[:, :held] == ledger.tokens.to(ids.device)).all()):
+            return None
+        return {**given, "input_ids": ids[:, held:], "position_ids": places[..., held:]}
+
+    def _with_positions(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments with the positions of the tokens, where these are left out."""
+        ids, ledger = given.get("input_ids"), self._cache.ledger
+        if given.get("position_ids") is not None or "position_ids" not in self._watched.names:
+            return None
+        if not isinstance(ids, torch.Tensor) or not (ledger.length or ledger.pads.any()):
+            return None
+        if self._media is not None and self._media.positions is not None:
+            return None
+        start = ledger.length
+        own = positions(ledger, start, start + ids.shape[-1], ids.device)
+        return {**given, "position_ids": own.clamp_min(0)}

@@ -18,6 +18,9 @@ class CallReport:
     tier_tokens: tokens that came back from tiers for this call, by the tier's name; they are
     among `cached_tokens` where all rows could start behind them.
     tier_misses: records that were found in a tier and did not come, by cause: `quire.tiers.Outcome`.
+    unknown_tokens: tokens that cannot be stored, as what the model computed for them, or for one before
+    them, is not what their ids alone give: a mask, positions or embeddings of the caller's.
+    unknown_reason: what came first among these; None where all tokens are known.
     """
 
     prompt_tokens: int
@@ -26,6 +29,8 @@ class CallReport:
     ttft_s: float | None
     tier_tokens: dict[str, int] = field(default_factory=dict[str, int])
     tier_misses: dict[str, int] = field(default_factory=dict[str, int])
+    unknown_tokens: int = 0
+    unknown_reason: str | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -68,7 +68,8 @@ class Request:
         Full attention can start anywhere in what is cached: at `num_columns`. A window or a
         state is valid at the end of a row's cached tokens only, so that rows which end at
         different columns are brought to one by computing them alone, with `feed`; recurrent rows
-        so that their states are kept at each of the manager's stops as well.
+        so that their states are kept at each of the manager's stops as well. A row whose padding
+        reaches to that column or beyond it has nothing to compute yet.
         """
         rows = range(len(self._sequences))
         hits = [seq.num_cached for seq in self._sequences]
@@ -76,19 +77,23 @@ class Request:
             return self._loaded(rows, self.num_columns, making)
         if self._store.layout.is_recurrent:
             return self._start_recurrent(making, feed)
-        pads = self.prompts.pads
-        column = max((int(pads[row]) + hits[row] for row in rows if hits[row]), default=0)
+        pads, column = self.prompts.pads, self._column(hits)
         if all(int(pads[row]) + hits[row] == column for row in rows) or column == 0:
             return self._loaded(rows, column, making)
         caches = [self._row_loaded(row, making) for row in rows]
         for row, cache in zip(rows, caches, strict=True):
-            feed(self.prompts.row(row), cache, column - int(pads[row]))
-        return stacked(caches, self.prompts, making)
+            feed(self.prompts.row(row), cache, max(column - int(pads[row]), 0))
+        return stacked(caches, self.prompts, column, making)
 
     def start_empty(self, making: Making) -> WorkingCache:
         """Return a working cache of all rows without columns: everything is computed."""
         self.num_reused = 0
         return making.cache(self.prompts.ids, self.prompts.pads)
+
+    def _column(self, lengths: Items[int]) -> int:
+        """Return the last column at which a row of `lengths[r]` tokens ends; 0 where none has any."""
+        pads = self.prompts.pads
+        return max((int(p) + n for p, n in zip(pads, lengths, strict=True) if n), default=0)
 
     def _start_recurrent(self, making: Making, feed: Feed) -> WorkingCache:
         """Compute each row alone, and keep its states at each stop on the way."""
@@ -106,7 +111,8 @@ class Request:
             caches.append(cache)
         if alone and self.prompts.pads[0] == 0:
             return caches[0]
-        return stacked(caches, self.prompts, making)
+        lengths = [cache.ledger.length for cache in caches]
+        return stacked(caches, self.prompts, self._column(lengths), making)
 
     def _row_loaded(self, row: int, making: Making) -> WorkingCache:
         """Return a working cache of one row, without its padding, up to its cached end."""
@@ -173,13 +179,18 @@ class Request:
             finally:
                 self._close_sequences()
                 self._store.settle()
-                self._store.manager.clear()
+                if not self._store.manager.interrupted:
+                    self._store.manager.clear()
             raise
         self._close_sequences()
 
     def _close_sequences(self) -> None:
-        while self._sequences:
-            self._store.close(self._sequences.pop())
+        try:
+            while self._sequences:
+                self._store.close(self._sequences.pop())
+        except BaseException as error:
+            self._store.manager.cut_off("the end of a request", error)  # it may hold blocks still
+            raise
 
     def _keep_row(self, cache: WorkingCache, origin: int, texts: list[Kept]) -> int:
         prompt, seq = self.prompts.tokens[origin], self._sequences[origin]

@@ -10,17 +10,19 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
 from quire.core.slots import SlotCache, SlotHandle, SlotStats
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
     Signatures,
-    inferred_pad_id,
     read_plan,
     read_prompts,
 )
+from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -116,7 +118,7 @@ class SlotSession:
         return output.logits
 
 
-class SlotPrefixCache:
+class SlotPrefixCache(ModelFace):
     """The KV of what a model has read before, in slots of fixed size.
 
         cache = SlotPrefixCache(model, num_slots=8, max_tokens=4096)
@@ -148,13 +150,17 @@ class SlotPrefixCache:
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> None:
+        check_model(model, type(self).__name__)
         self._turn = Turn()
-        self.model = model
+        before = Sight(model)
+        self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._weights = Weights(model, self.layout)
+        self._weights = Weights(
+            model, self.layout, before=before, verify=lambda: slot_layout(model)
+        )
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
@@ -227,26 +233,25 @@ class SlotPrefixCache:
     def _opened(self, prompts: Prompts, scope: Scope | None) -> Generator[SlotSession, None, None]:
         handle = self.slots.open(prompts.tokens[0], self._scope(scope))
         try:
-            self.pool.copy(self.slots.take_copies())
+            self._copy()
             self.pool.forget(handle.slot, handle.num_cached)
             layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
             yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
         finally:
-            self.slots.close(handle)
+            if not self.slots.interrupted:
+                self.slots.close(handle)
+
+    def _copy(self) -> None:
+        try:
+            self.pool.copy(self.slots.take_copies())
+        except BaseException as error:
+            self.slots.cut_off("copying slots", error)  # they count as copied
+            raise
 
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
     ) -> Prompts:
-        if self.model.training:
-            raise ConfigError(
-                "the model is in training mode, where dropout changes K and V; call model.eval()"
-            )
-        prompts = read_prompts(
-            input_ids,
-            attention_mask,
-            self.model.get_input_embeddings().num_embeddings,
-            inferred_pad_id(self.model, arguments),
-        )
+        prompts = read_prompts(self.model, input_ids, attention_mask, arguments)
         if len(prompts.tokens) != 1 or prompts.mask is not None:
             raise ConfigError(
                 f"{len(prompts.tokens)} rows, {int(prompts.pads.max())} columns of padding; a slot "
@@ -299,7 +304,7 @@ def check_static(model: Any, pool: SlotPool) -> None:
     Some models take the number of keys for the number of tokens, which is wrong where a slot has
     room left. Found by running a few tokens over a slot whose room is poisoned.
     """
-    vocab = model.get_input_embeddings().num_embeddings
+    vocab = num_embeddings(model)
     tolerance = _TOLERANCE.get(pool.layout.dtype, _TOLERANCE_HALF)
     for states in (pool.k[:, 0], pool.v[:, 0]):
         states.fill_(_POISON)

@@ -120,10 +120,22 @@ class BlockStore:
 
     def close(self, seq: Sequence) -> None:
         """Close a sequence; what was saved of it is handed down to the tiers that want it."""
+        if self.manager.interrupted:
+            return  # nobody holds anything any more
         if self.tiers is not None and id(seq) in self._saved:
             self._saved.discard(id(seq))
             self.tiers.offload_beside(seq)
         self.manager.close(seq)
+
+    def recover(self) -> None:
+        """Start the manager anew, empty, after a call of it was cut off half-way.
+
+        What is on its way down to tiers is copied before: no block has been written to since.
+        """
+        self.transfers.give_up()
+        self.settle()
+        self._saved.clear()
+        self.manager.reset()
 
     def settle(self) -> None:
         """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
@@ -207,11 +219,15 @@ class BlockStore:
         self.settle()
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
-        self.manager.resize(shrunk)
-        self._copy()
-        for name, count in num_blocks.items():
-            pools[name].resize(count)
-        self.manager.resize({name: n for name, n in num_blocks.items() if name not in shrunk})
+        try:
+            self.manager.resize(shrunk)
+            self._copy()
+            for name, count in num_blocks.items():
+                pools[name].resize(count)
+            self.manager.resize({name: n for name, n in num_blocks.items() if name not in shrunk})
+        except BaseException as error:
+            self.manager.cut_off("resizing pools", error)
+            raise
 
     def _write_states(self, seq: Sequence, states: RowStates) -> None:
         first = 0
@@ -261,10 +277,14 @@ class BlockStore:
     def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
         if self.tiers is not None:
             self.tiers.spill()
-        copies = self.manager.take_copies()
-        if any(isinstance(self.pools[copy.group], KVPool) for copy in copies):
-            self.transfers.join()
-        apply_plan(self.pools, copies, fresh)
+        try:
+            copies = self.manager.take_copies()
+            if any(isinstance(self.pools[copy.group], KVPool) for copy in copies):
+                self.transfers.join()
+            apply_plan(self.pools, copies, fresh)
+        except BaseException as error:
+            self.manager.cut_off("copying blocks", error)  # they count as copied
+            raise
 
     def _most_tokens(self) -> int:
         """Return the longest prompt that the pools can hold at once, what windows drop not counted."""

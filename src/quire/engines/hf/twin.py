@@ -124,6 +124,11 @@ def shrunk(config: Any) -> Any:
     return twin
 
 
+def distances(config: Any) -> dict[int, int]:
+    """Return the windows, chunks and thresholds that a config names, in tokens, and the twin's of each."""
+    return _Shared(cast("_Values", config.to_dict())).distances
+
+
 def _small(
     config: Any, values: _Values, shared: "_Shared", outer: "_Maps | None" = None
 ) -> _Values:
@@ -318,7 +323,8 @@ def _kept_layers(config: Any, values: _Values) -> list[int]:
 
 def _times_run(values: _Values, num_layers: int) -> int:
     """Return how often each layer is run, where a config counts runs and layers."""
-    counts = [v for n, v in values.items() if _LAYERS.fullmatch(n) and isinstance(v, int) and v > 0]
+    named = {n: v for n, v in values.items() if _LAYERS.fullmatch(n) and "coder" not in n}
+    counts = [count for count in named.values() if isinstance(count, int) and count > 0]
     times = [num_layers // count for count in counts if num_layers % count == 0]
     return max([1, *(n for n in times if n <= _FEW_LAYERS)])
 

@@ -35,7 +35,7 @@ class Watched:
             return model(*args, **kwargs)
         changed = recorder.forward_starts(given)
         output = model(*args, **kwargs) if changed is None else model(**changed)
-        recorder.forward_ends()
+        recorder.forward_ends(output)
         return output
 
 

@@ -70,17 +70,20 @@ class WorkingCache(Cache):
             )
         self._in_forward = True
 
-    def forward_ends(self, fed: torch.Tensor | None) -> int:
+    def forward_ends(self, fed: torch.Tensor | str) -> int:
         """Enter the columns that a finished forward computed; return how many.
 
-        `fed`: the token ids `[rows, n]`; None, or of another shape: they are unknown.
+        `fed`: the token ids `[rows, n]`, or why the columns are not those of tokens.
         """
         self._in_forward = False
         computed = self.get_seq_length() - self.ledger.length
-        if fed is not None and fed.shape == (self.ledger.num_rows, computed):
+        if isinstance(fed, str):
+            self.ledger.append_unknown(computed, fed)
+        elif fed.shape == (self.ledger.num_rows, computed):
             self.ledger.append(fed)
         else:
-            self.ledger.append_unknown(computed)
+            reason = f"input_ids of shape {list(fed.shape)} made {computed} columns"
+            self.ledger.append_unknown(computed, reason)
         if self.state_layers:
             self._take_snapshots()
         return computed
@@ -140,7 +143,9 @@ class WorkingCache(Cache):
         if lengths == {self.ledger.length}:
             return
         if len(lengths) == 1 and (length := lengths.pop()) > self.ledger.length:
-            self.ledger.append_unknown(length - self.ledger.length)
+            self.ledger.append_unknown(
+                length - self.ledger.length, "the model was called where quire does not see it"
+            )
             return
         whole = min(min(lengths, default=0), self.ledger.length)
         for layer in self.kv_layers.values():

@@ -1,0 +1,225 @@
+"""A call that is cut off at any bytecode leaves a sound manager, or one that refuses all but `reset`."""
+
+import zlib
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from core_help import prefill, rejected, run, serve, state
+from hybrid_help import make, serve_in_pieces
+from interrupt_help import Cut
+
+from quire import errors
+from quire.core import (
+    CacheManager,
+    ChunkedAttention,
+    FullAttention,
+    Hint,
+    MediaItem,
+    Recurrent,
+    Scope,
+    SlidingWindow,
+    TokenRange,
+)
+
+SAMPLES = 12
+"""So many places of each call are tried by default; all of them in the long run."""
+
+FULL = ("full", 40, FullAttention())
+MIXES = {
+    "full": ([FULL], "lru"),
+    "windows": ([FULL, ("w", 24, SlidingWindow(9, sinks=2, interval=8))], "s3fifo"),
+    "all": ([FULL, ("c", 30, ChunkedAttention(8)), ("s", 9, Recurrent(8))], "learned"),
+}
+IMAGE = MediaItem(b"i" * 32, 2, 9)
+PROMPT = run(0, 30)
+
+
+def build(mix):
+    """Return a manager in which much goes on, and what is open."""
+    groups, policy = MIXES[mix]
+    now = [0.0]
+    m = make(
+        *groups,
+        policy=policy,
+        events=True,
+        evictions=True,
+        curve=True,
+        pin_budget=1.0,
+        clock=lambda: now[0],
+    )
+    for tail in range(3):
+        hint = Hint("session", session_id="s", ttl_s=50)
+        serve(m, [*PROMPT[:18], *run(1000 * tail, 9)], hint=hint, priority=tail)
+        now[0] += 1
+    serve(m, run(4000, 17), Scope(salt="x"), media=[IMAGE])
+    a = prefill(m, PROMPT[:22])
+    b = m.fork(a)
+    c = m.open(run(2000, 23), ranges=[TokenRange(0, 8, priority=2)])
+    m.reserve(c, 10)
+    m.take_copies()
+    m.commit(c, run(2000, 6))
+    d = prefill(m, run(3000, 9), Scope(salt="x"))
+    m.suspend(d)
+    e = m.fork(a)
+    m.take_copies()
+    f = prefill(m, run(6000, 6))
+    pins = [m.pin(PROMPT[:12]), m.pin(run(1000, 5), ttl_s=3)]
+    now[0] += 5
+    m.take_copies()
+    return SimpleNamespace(m=m, a=a, b=b, c=c, d=d, e=e, f=f, pins=pins, batch=m.batch([a, b]))
+
+
+def restoring(w):
+    here = w.m.residency([*run(7000, 16), 0])
+    brought = {g: w.m.required(g, 4) for g in range(len(w.m.groups))}
+    w.m.take_copies()
+    assert here.accepted == 0
+    return w.m.restore(run(7000, 16), 4, brought)
+
+
+def drafted(w):
+    w.m.draft(w.f, 3)
+    w.m.take_copies()
+
+
+def stepped(w):
+    w.m.reserve_step(w.batch)
+    w.m.take_copies()
+
+
+CALLS = {
+    "open": lambda w: w.m.open([*PROMPT, 7], priority=1, hint=Hint("session", session_id="s")),
+    "open media": lambda w: w.m.open(run(4000, 20), Scope(salt="x"), media=[IMAGE]),
+    "open another scope": lambda w: w.m.open(PROMPT, Scope(salt="new")),
+    "reserve": lambda w: w.m.reserve(w.c, 40),
+    "commit": lambda w: w.m.commit(w.c, run(2006, 4)),
+    "truncate": lambda w: w.m.truncate(w.a, 16),
+    "fork": lambda w: w.m.fork(w.c),
+    "suspend": lambda w: w.m.suspend(w.c),
+    "resume": lambda w: w.m.resume(w.d),
+    "close": lambda w: w.m.close(w.b),
+    "reserve_step": lambda w: w.m.reserve_step(w.batch),
+    "take_copies": lambda w: w.m.take_copies(),
+    "tables": lambda w: w.m.tables([w.a, w.e]),
+    "block_ids": lambda w: w.e.block_ids(),
+    "stop_storing": lambda w: w.m.stop_storing(w.c),
+    "draft": lambda w: w.m.draft(w.f, 3),
+    "compact": lambda w: w.m.compact(),
+    "resize": lambda w: w.m.resize({"full": 34}),
+    "usage": lambda w: w.m.usage(),
+    "pin": lambda w: w.m.pin(run(1000, 9), ttl_s=9),
+    "unpin": lambda w: w.pins[0].close(),
+    "evict": lambda w: w.m.evict(PROMPT[:8]),
+    "reclaim": lambda w: w.m.reclaim(9),
+    "clear": lambda w: w.m.clear(),
+    "end_session": lambda w: w.m.end_session("s"),
+    "take_events": lambda w: w.m.take_events(),
+    "take_evicted": lambda w: w.m.take_evicted(),
+    "hold": lambda w: w.m.hold(w.c),
+    "restore": restoring,
+    "stats": lambda w: w.m.stats,
+    "what_if": lambda w: w.m.what_if(),
+    "probe": lambda w: w.m.probe([*PROMPT[:18], 999]),
+    "explain": lambda w: w.m.explain(PROMPT, Scope(salt="x")),
+    "residency": lambda w: w.m.residency(PROMPT),
+    "fits": lambda w: w.m.fits(w.c, 60),
+    "snapshot": lambda w: w.m.snapshot(),
+    "check": lambda w: w.m.check(),
+}
+AFTER = {
+    "accept": (drafted, lambda w, _: w.m.accept(w.f, [0, 1], [1, 2])),
+    "commit_step": (stepped, lambda w, _: w.m.commit_step(w.batch, [1, 2])),
+    "close a session": (
+        lambda w: w.m.open(PROMPT[:19], hint=Hint("never")),
+        lambda w, seq: w.m.close(seq),
+    ),
+    "commit a restore": (restoring, lambda _, restore: restore.commit()),
+    "leave a restore": (restoring, lambda _, restore: restore.__exit__()),
+    "release a hold": (lambda w: w.m.hold(w.c), lambda _, release: release()),
+    "reset": (lambda w: None, lambda w, _: w.m.reset()),
+}
+
+
+def prepared(mix, name):
+    """Return a world and the call to cut off, which is ready to be made."""
+    w = build(mix)
+    if name in CALLS:
+        return w, lambda: CALLS[name](w)
+    prepare, call = AFTER[name]
+    ready = prepare(w)
+    return w, lambda: call(w, ready)
+
+
+def check_barred(w):
+    """Nothing but `reset` is left, letting go is silent, and a reset manager is as new."""
+    m = w.m
+    for name in ("open", "probe", "stats", "num_free", "sequences", "check", "clear", "fits"):
+        with pytest.raises(errors.Interrupted, match=r"cut off half-way .* reset\(\)"):
+            getattr(m, name)
+    for seq in (w.a, w.c):
+        with pytest.raises(errors.Interrupted):
+            seq.block_ids()
+    assert "reset()" in repr(m)
+    for pin in w.pins:
+        if pin.open:
+            pin.close()
+    m.reset()
+    check_new(w)
+
+
+def check_new(w):
+    m = w.m
+    m.check()
+    assert type(m) is CacheManager
+    assert m.num_free == m.groups[0].num_blocks
+    assert (m.sequences, m.pins.held, m.anchors) == ({}, {}, {})
+    assert m.probe(PROMPT).num_tokens == 0
+    for seq in (w.a, w.c, w.d):
+        with rejected(m, errors.SequenceError):
+            m.close(seq)
+    serve_in_pieces(m, PROMPT)
+    assert m.probe(PROMPT).num_tokens > 0
+    m.check()
+
+
+def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
+    w, call = prepared(mix, name)
+    before = state(w.m)
+    whole = Cut(error=error)
+    whole.run(call)
+    after = state(w.m)
+    barred = 0
+    places = range(1, whole.count + 1)
+    if samples is not None:
+        places = sorted(
+            Random(zlib.crc32(f"{mix} {name}".encode())).sample(places, min(samples, len(places)))
+        )
+    for at in places:
+        w, call = prepared(mix, name)
+        assert state(w.m) == before, "the worlds are not the same"
+        Cut(at, error).run(call)
+        if w.m.interrupted:
+            barred += 1
+            check_barred(w)
+        else:
+            w.m.check()
+            assert state(w.m) in (before, after), f"cut at {at} of {whole.count}: between"
+    return barred
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("name", [*CALLS, *AFTER])
+def test_a_call_that_is_cut_off_happens_whole_or_bars_the_manager(mix, name):
+    cut_everywhere(mix, name, SAMPLES)
+
+
+def test_want_of_memory_cuts_off_as_ctrl_c_does():
+    assert cut_everywhere("windows", "reserve", SAMPLES, MemoryError) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("name", [*CALLS, *AFTER])
+def test_a_call_that_is_cut_off_anywhere_happens_whole_or_bars_the_manager(mix, name):
+    cut_everywhere(mix, name, None)

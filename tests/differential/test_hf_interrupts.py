@@ -1,0 +1,130 @@
+"""Ctrl-C in the middle of a call of a cache: the next call is exact, or says what to do, and then is."""
+
+import gc
+import sys
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hf_help import group_names, make_cache, random_ids, same, tiny_model  # noqa: E402
+
+import quire  # noqa: E402
+from quire.engines.hf import SlotPrefixCache  # noqa: E402
+from quire.errors import Interrupted  # noqa: E402
+
+HERE = Path(quire.__file__).parent
+WATCHED = (
+    str(HERE / "core"),
+    str(HERE / "tensors"),
+    str(HERE / "engines" / "hf" / "store.py"),
+    str(HERE / "engines" / "hf" / "static.py"),
+)
+PLACES = 14
+SMALL = {"full": 40, "sliding": 14, "chunked": 12, "recurrent": 5}
+
+
+class Cut:
+    """Raises Ctrl-C before line number `at` of a call, counted in what keeps the books and the bytes."""
+
+    def __init__(self, at=None):
+        self.at = at
+        self.count = 0
+
+    def trace(self, frame, event, _arg):
+        code = frame.f_code
+        if event == "call" and (
+            not code.co_filename.startswith(WATCHED) or code.co_name == "__del__"
+        ):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+        return self.trace
+
+    def run(self, call):
+        gc.disable()
+        sys.settrace(self.trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+            gc.enable()
+        return False
+
+
+def text(seed, num_tokens):
+    return random_ids(torch.Generator().manual_seed(seed), num_tokens)
+
+
+def talk(cache, ids):
+    cache.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
+
+
+def served(family):
+    """Return a cache that has evicted, and a prompt that it has in part."""
+    model = tiny_model(family)
+    names = group_names(model)
+    cache = make_cache(model, block_size=4, num_blocks={name: SMALL[name] for name in names})
+    ids = text(0, 40)
+    for tail in range(3):
+        talk(cache, torch.cat([ids[:, :22], text(10 + tail, 14)], dim=1))
+    return model, cache, torch.cat([ids[:, :30], text(20, 8)], dim=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family):
+    _, cache, prompt = served(family)
+    whole = Cut()
+    assert not whole.run(lambda: talk(cache, prompt))
+    for at in Random(family).sample(range(1, whole.count + 1), PLACES):
+        model, cache, prompt = served(family)
+        assert Cut(at).run(partial(talk, cache, prompt)), f"line {at} of {whole.count} hides Ctrl-C"
+        try:
+            same(model, cache, prompt, max_new_tokens=5)
+        except Interrupted as error:
+            assert "clear()" in str(error)  # noqa: PT017
+            cache.clear()
+            same(model, cache, prompt, max_new_tokens=5)
+        cache.manager.check()
+        assert not cache.manager.sequences, f"line {at}: blocks are held by nobody"
+        same(model, cache, prompt, max_new_tokens=5)
+        assert cache.last.cached_tokens > 0
+
+
+def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
+    model = tiny_model("llama")
+    ids = text(0, 40)
+
+    def used():
+        cache = SlotPrefixCache(model, 2, 64, poison=9e3)
+        for tail in range(3):
+            prompt = torch.cat([ids[:, :20], text(10 + tail, 6)], dim=1)
+            cache.generate(prompt, max_new_tokens=3)
+        return cache, torch.cat([ids[:, :24], text(20, 6)], dim=1)
+
+    def answer(cache, prompt):
+        return cache.generate(prompt, max_new_tokens=5)
+
+    cache, prompt = used()
+    whole = Cut()
+    whole.run(lambda: answer(cache, prompt))
+    wanted = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    for at in Random(1).sample(range(1, whole.count + 1), PLACES):
+        cache, prompt = used()
+        Cut(at).run(partial(answer, cache, prompt))
+        try:
+            output = answer(cache, prompt)
+        except Interrupted:
+            cache.slots.reset()
+            output = answer(cache, prompt)
+        assert output.tolist() == wanted.tolist()
+        cache.slots.check()
+        assert cache.slots.num_busy == 0

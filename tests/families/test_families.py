@@ -1,0 +1,68 @@
+"""A sample of `make test-families`: the same verdicts as the kept ones, other classes each day."""
+
+import datetime as dt
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from classes import registered  # noqa: E402
+from judge import judge  # noqa: E402
+
+from quire.engines.hf.store import BlockStore  # noqa: E402
+
+KEPT = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text())
+VERDICTS = {verdict["name"]: verdict for verdict in KEPT["classes"]}
+SEED = int(os.environ.get("QUIRE_FAMILIES_SEED", dt.datetime.now(dt.UTC).toordinal()))
+SAME_TRANSFORMERS = KEPT["transformers"] == transformers.__version__
+DELICATE = ["gemma3_text", "gpt_oss", "llama4_text", "falcon_h1"]
+
+
+def _sample():
+    others = sorted(set(VERDICTS) - set(DELICATE))
+    return DELICATE + random.Random(SEED).sample(others, 6)
+
+
+@pytest.mark.parametrize("name", _sample())
+def test_a_class_is_sorted_as_it_was(name):
+    verdict, kept = judge(name), VERDICTS[name]
+    again = f"QUIRE_FAMILIES_SEED={SEED} draws this sample; all classes: make test-families"
+    assert verdict.state != "wrong", f"{name}: {verdict.reason}; {again}"
+    if SAME_TRANSFORMERS:
+        assert verdict.state == kept["state"], f"{verdict.reason}; {again}"
+
+
+@pytest.mark.skipif(
+    not SAME_TRANSFORMERS, reason=f"sorted with transformers {KEPT['transformers']}"
+)
+def test_every_class_that_transformers_registers_is_sorted():
+    assert list(VERDICTS) == registered(), "run: make test-families"
+
+
+def test_no_class_is_wrong():
+    assert [name for name, verdict in VERDICTS.items() if verdict["state"] == "wrong"] == []
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon_h1"])
+def test_kv_of_another_prefix_is_noticed(name, monkeypatch):
+    load = BlockStore.load
+
+    def load_wrongly(self, seq, upto, targets, *rest, **named):
+        result = load(self, seq, upto, targets, *rest, **named)
+        for layers in targets:
+            for kv in layers:
+                for states in kv:
+                    states.neg_()
+        return result
+
+    monkeypatch.setattr(BlockStore, "load", load_wrongly)
+    verdict = judge(name)
+    assert verdict.state == "wrong"

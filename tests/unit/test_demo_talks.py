@@ -1,0 +1,65 @@
+"""What a person sees of the demo is conversations: each question has an answer of its own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="install it with: make setup")
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import torch
+from tiny_talks import ASKED, MORE, Talks
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import quire
+from quire.cli.chat import message, prompt_ids, reply_text
+from quire.cli.comparison import Size
+from quire.cli.talks import QUESTIONS, system_text
+
+TALKS = 3
+"""So many of the demo's conversations are held here."""
+
+
+@pytest.fixture(scope="module")
+def replies():
+    """The demo's conversations, all of its turns, under its system prompt."""
+    model = AutoModelForCausalLM.from_pretrained(quire.demo_model())
+    tokenizer = AutoTokenizer.from_pretrained(quire.demo_model())
+    cache = quire.PrefixCache(model, "64MiB")
+    system = message("system", system_text(Size().system_tokens, len))
+    found = []
+    for questions in QUESTIONS[:TALKS]:
+        talk = [system]
+        for question in questions[: Size().num_turns]:
+            ids = prompt_ids(tokenizer, [*talk, message("user", question)])
+            limit = Size().max_new_tokens
+            output = cache.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit)
+            found.append(reply_text(tokenizer, output[0, ids.shape[1] :].tolist()))
+            talk += [message("user", question), message("assistant", found[-1])]
+    return found
+
+
+def test_questions_get_different_answers_in_whole_sentences(replies):
+    assert len(set(replies)) >= len(replies) - 2
+    assert sum(reply.endswith(".") and reply[0].isupper() for reply in replies) >= len(replies) - 2
+
+
+def test_answers_are_those_that_the_model_was_taught(replies):
+    taught = [answer for talk in ASKED[:TALKS] for _, answer in talk[: Size().num_turns]]
+    assert sum(said == answer for said, answer in zip(replies, taught, strict=True)) >= 7
+
+
+def test_what_is_taught_fits_the_demo():
+    answers = [answer for talk in (*ASKED, *MORE) for _, answer in talk]
+    assert max(map(len, answers)) < Size().max_new_tokens
+    assert len(set(answers)) == len(answers)
+
+
+def test_only_answers_count_in_a_lesson():
+    import numpy as np
+
+    tokens, labels = Talks(["a stranger"], np.random.default_rng(1)).row(700)
+    said = labels != -100
+    assert (tokens[said] == labels[said]).all()
+    assert 40 < said.sum() < 500

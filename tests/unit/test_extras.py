@@ -1,0 +1,141 @@
+"""Each extra is enough for what it is for: nothing asks for another one afterwards."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import quire
+from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, extra_of
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+BASE = {"numpy", "msgspec"}
+TRACE = "tests/data/traces/mooncake_conversation.head.jsonl.gz"
+WITHOUT = """
+import importlib.abc, importlib.util, sys
+blocked = {blocked!r}
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in blocked else real(name, *rest)
+"""
+MODEL = "model = AutoModelForCausalLM.from_pretrained(quire.demo_model())"
+HF = f"import quire; from transformers import AutoModelForCausalLM; {MODEL}"
+COMMAND = "import sys; sys.argv = {words!r}; from quire.cli import main; main()"
+CHAT = ("generate", "--max-new-tokens", "2", "hi")
+
+THINGS = {
+    ("", "CacheManager"): "from quire import CacheManager; CacheManager(8, 4).open([1, 2, 3])",
+    ("", "a trace"): f"from quire.sim.trace import open_trace; next(iter(open_trace({TRACE!r})))",
+    ("torch", "KVPool"): "from quire import KVPool, SlotPool",
+    ("hf", "PrefixCache with tiers"): f"{HF}; from quire import PrefixCache\n"
+    "with PrefixCache(model, '8MiB', tiers=['host:8MiB', 'disk:{tmp}?capacity=8MiB']) as cache:\n"
+    "    cache.generate(input_ids=quire_ids(), max_new_tokens=2)\n"
+    "    cache.save('{tmp}/saved')",
+    ("tiers", "TierStack"): "from quire.tiers import Host, TierStack; TierStack([Host('1MiB')]).close()",
+    ("redis", "Redis"): "from quire.tiers.redis.url import parse_server; parse_server('redis://h')",
+    ("objects", "Objects"): "from quire.tiers import open_tier; open_tier('memory:///').close()",
+    ("cli", "trace"): ("trace", "info", TRACE),
+    ("cli", "curve"): ("curve", TRACE),
+    ("cli", "replay"): ("replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1"),
+    ("cli", "plan"): ("plan", "--model", "llama-3.1-8b", "--gpu", "h100"),
+    ("cli", "simulate"): ("simulate", "--trace", TRACE, "--num-requests", "9"),
+    ("cli", "inspect"): ("inspect",),
+    ("cli", "doctor"): ("doctor",),
+    ("cli", "cache"): ("cache", "import", "none.safetensors", "files:{tmp}/there"),
+    ("cli", "bench core"): ("bench", "core", "--rows", "alloc_free_1"),
+    ("demo", "generate --tier"): (*CHAT, "--tier", "disk:{tmp}/kv?capacity=9MiB"),
+    ("report", "replay --report"): (
+        "replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1",
+        "--report", "{tmp}/r.html"),
+    ("zstd", "a trace in zstd"): "from quire.sim.trace import open_trace, save_trace\n"
+    f"save_trace(open_trace({TRACE!r}), '{{tmp}}/t.jsonl.zst')",
+}  # fmt: skip
+
+
+def closure(extra):
+    """What pip installs for an extra, by its name as a package."""
+    names = set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        of_own = re.fullmatch(rf"{DISTRIBUTION}\[(.*)\]", line)
+        if of_own:
+            names.update(*(closure(each) for each in of_own[1].split(",")))
+        else:
+            names.add(re.match(r"[\w.-]+", line)[0])
+    return names
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    declared = {name: closure(name) for name in PROJECT["optional-dependencies"] if name != "all"}
+    table = {
+        name: {DISTRIBUTIONS.get(module, module) for module in extra.modules}
+        for name, extra in EXTRAS.items()
+    }
+    assert table == declared
+
+
+@pytest.mark.parametrize("thing", THINGS, ids=lambda thing: f"{thing[1]} with [{thing[0]}]")
+def test_an_extra_is_enough_for_what_it_is_for(thing, tmp_path):
+    extra, _ = thing
+    every = {module for each in EXTRAS.values() for module in each.modules}
+    mine = set(EXTRAS[extra].modules) if extra else set()
+    if mine & {"torch", "matplotlib"}:
+        mine |= {"jinja2", "PIL"}  # which these bring themselves
+    code = THINGS[thing]
+    if isinstance(code, tuple):
+        code = COMMAND.format(
+            words=["quire", *(word.replace("{tmp}", str(tmp_path)) for word in code)]
+        )
+    code = code.replace("{tmp}", str(tmp_path))
+    ids = "def quire_ids():\n    import torch\n    return torch.arange(40)[None]\n"
+    program = WITHOUT.format(blocked=sorted(every - mine)) + ids + code
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert "pip install" not in done.stderr + done.stdout * (thing[1] != "doctor")
+    assert "No module named" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert thing[1] == "cache" or done.returncode == 0, done.stderr  # there is no such file
+
+
+@pytest.mark.parametrize("module", sorted({m for extra in EXTRAS.values() for m in extra.modules}))
+def test_what_a_missing_library_asks_for_brings_it(module):
+    assert module in EXTRAS[extra_of(module)].modules
+    assert extra_of(f"{module}.inside") == extra_of(module)
+
+
+@pytest.mark.parametrize("name", ["PrefixCache", "KVPool"])
+def test_what_the_message_names_is_all_that_a_name_needs(name):
+    program = WITHOUT.format(blocked=["torch", "transformers"]) + (
+        f"import quire\ntry: quire.{name}\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    extra = {"PrefixCache": "hf", "KVPool": "torch"}[name]
+    assert done.stdout.strip() == f"quire.{name} needs torch: pip install 'quire-kv[{extra}]'"
+
+
+def test_the_model_comes_with_its_licence_and_the_package_says_whose_it_is():
+    folder = quire.demo_model()
+    assert (folder / "config.json").is_file()
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (folder / "LICENSE").read_text("utf-8")
+    assert str((folder / "LICENSE").relative_to(ROOT)) in PROJECT["license-files"]
+    assert PROJECT["license"] == "Apache-2.0 AND PSF-2.0"
+    assert PROJECT["authors"] == [{"name": "quire contributors"}]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_snippets_name_no_path_of_a_clone(page):
+    place = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    for snippet in re.findall(r"```python\n(.*?)```", place.read_text("utf-8"), re.DOTALL):
+        assert "src/quire" not in snippet
