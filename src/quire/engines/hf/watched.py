@@ -31,7 +31,8 @@ class Watched:
     def _forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(self.names, args, strict=False)) | kwargs
         recorder = self.recorders.get(id(given.get("past_key_values")))
-        if recorder is None:
+        is_given_twice = len(given) < len(args) + len(kwargs)  # Python refuses such a call
+        if recorder is None or is_given_twice:
             return model(*args, **kwargs)
         changed = recorder.forward_starts(given)
         output = model(*args, **kwargs) if changed is None else model(**changed)
