@@ -219,6 +219,10 @@ def test_a_call_that_is_cut_off_happens_whole_or_bars_the_manager(mix, name):
         pytest.skip(f"refused: {error}")
 
 
+def test_want_of_memory_cuts_off_as_ctrl_c_does():
+    assert cut_everywhere("windows", "reserve", SAMPLES, MemoryError) > 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("name", [*CALLS, *AFTER])

@@ -198,10 +198,12 @@ class Requests(BlockStore):
         raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self._check_open(seq)
-        check_settled(self.rows, seq, "fork")
+        if seq.drafts:
+            check_settled(self.rows, seq, "fork")
         try:
             twin = self._claims.fork(seq)
-            self.media.hold_again(twin.media)
+            if twin.media:
+                self.media.hold_again(twin.media)
             self._adopt(twin)
         except BaseException as error:
             self.cut_off("fork", error)
@@ -227,7 +229,8 @@ class Requests(BlockStore):
             if seq.session is not None:
                 self.sessions.closed(seq, last.path())
             seq.state = "closed"
-            self.media.release(seq.media)
+            if seq.media:
+                self.media.release(seq.media)
             seq.root.locks -= 1
             del self.sequences[id(seq)]
         except BaseException as error:
