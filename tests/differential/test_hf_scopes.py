@@ -11,7 +11,7 @@ from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
 
 from quire.core import Scope  # noqa: E402
 from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
+from quire.errors import UnsupportedModel  # noqa: E402
 
 
 @pytest.fixture
@@ -79,19 +79,13 @@ def change(model, by=0.5):
         weight.add_(low @ torch.randn(1, weight.shape[1], generator=generator), alpha=by)
 
 
-def test_weights_that_change_without_a_name_are_refused_and_change_nothing(model, cache, ids):
+def test_changed_weights_have_prefixes_of_their_own(model, cache, ids):
     assert reused(model, cache, ids) == 0
     change(model)
-    before = cache.manager.snapshot()
-    with pytest.raises(
-        ConfigError, match=r"1 of the model's 21.*layers\.0\.self_attn\.k_proj.*clear"
-    ):
-        cache.generate(ids)
-    with pytest.raises(ConfigError, match="k_proj"), cache.session(ids):
-        pytest.fail("the block ran")
-    with pytest.raises(ConfigError, match=r"Scope\(lora="):
-        cache.generate(ids, scope=Scope(salt="a"))
-    assert cache.manager.snapshot() == before
+    assert [reused(model, cache, ids) for _ in range(2)] == [0, 40]
+    assert cache.explain(ids).hit.num_tokens == 40
+    with cache.session(ids) as (_, past):
+        assert past.get_seq_length() == 40
 
 
 def test_changed_weights_under_a_name_have_prefixes_of_their_own(model, cache, ids):
@@ -125,8 +119,7 @@ def test_a_change_that_no_sample_shows_is_a_change(model, cache, ids):
 def test_a_weight_that_is_replaced_is_noticed(model, cache, ids):
     reused(model, cache, ids)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
-    with pytest.raises(ConfigError, match=r"lm_head\.weight"):
-        cache.generate(ids)
+    assert [reused(model, cache, ids) for _ in range(2)] == [0, 40]
 
 
 def test_a_step_of_an_optimizer_is_noticed(model, cache, ids):
@@ -134,8 +127,7 @@ def test_a_step_of_an_optimizer_is_noticed(model, cache, ids):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(ids, labels=ids).loss.backward()
     optimizer.step()
-    with pytest.raises(ConfigError, match="21 of the model's 21"):
-        cache.generate(ids)
+    assert [reused(model, cache, ids) for _ in range(2)] == [0, 40]
 
 
 # -- adapters ------------------------------------------------------------------------------
@@ -239,8 +231,10 @@ def test_merged_adapters_are_active_adapters(model, ids):
         assert reused(inner, cache, ids) == 0
     wrapped.merge_adapter()
     reused(inner, cache, ids)
-    with wrapped.disable_adapter():
-        assert reused(inner, cache, ids) == 40
+    assert reused(inner, cache, ids) == 40
+    wrapped.unmerge_adapter()
+    with wrapped.disable_adapter():  # the weights are not what they were: they were rounded twice
+        assert [reused(inner, cache, ids) for _ in range(2)] == [0, 40]
     cache.manager.check()
 
 
@@ -258,8 +252,7 @@ def test_slots_tell_adapters_and_weights_apart_too(model, ids):
     model.disable_adapters()
     assert ask() == 40
     change(model)
-    with pytest.raises(ConfigError, match="k_proj"):
-        slots.generate(ids)
+    assert [ask(), ask()] == [0, 40]
 
 
 def test_a_session_in_which_the_adapter_is_switched_keeps_nothing(model, cache, ids):

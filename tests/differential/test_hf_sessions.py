@@ -86,9 +86,9 @@ def test_a_forward_that_fails_half_way_counts_for_nothing(model, cache, ids, lay
         with cache.session(ids) as (model, past), torch.no_grad():
             model(ids[:, :18], past_key_values=past)
             model(ids[:, 18:], past_key_values=past)
-    handle.remove()
     assert held(cache, ids) == 16
     assert check_stored(model, cache, ids[0]) == 16
+    handle.remove()
     assert cache.manager.num_active == 0
     same(model, cache, ids)
 
@@ -102,9 +102,9 @@ def test_a_failed_forward_can_be_tried_again(model, cache, ids, layer):
             model(ids[:, 18:], past_key_values=past)
         logits = model(ids[:, 18:], past_key_values=past).logits
         past.check()
-    handle.remove()
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=1e-4, rtol=1e-4)
     assert check_stored(model, cache, ids[0]) == 40
+    handle.remove()
 
 
 def test_an_exception_of_the_caller_keeps_what_was_computed(model, cache, ids):

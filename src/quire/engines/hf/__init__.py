@@ -14,7 +14,7 @@ inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed
 probe        what a model really keeps, found by running it
-fingerprint  what binds cached KV to the weights that computed it
+fingerprint  what binds cached KV to the model that computed it, with weights, adapters, watching, naming
 memory       one capacity, split over layer groups and moved between them
 store        manager and pools together: load and save sequences
 turns        one thread at a time in a cache, seen to

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.probe import probe_model, relative
 from quire.engines.hf.twin import MAX_DISTANCE, distances, shrunk
 from quire.errors import QuireError, UnsupportedModel
@@ -205,7 +206,7 @@ class _Texts:
 
     def __init__(self, model: Any) -> None:
         special = set(_special_ids(model.config.to_dict())) | {_PAD}
-        vocab = model.get_input_embeddings().num_embeddings
+        vocab = num_embeddings(model)
         self._ids = torch.tensor([n for n in range(vocab) if n not in special])
 
     def __call__(self, seed: int, num_tokens: int) -> torch.Tensor:

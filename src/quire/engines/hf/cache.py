@@ -69,8 +69,8 @@ class PrefixCache(KeptBlocks):
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
-    Adapters (PEFT) are too, by name and content, whenever they are switched. Any other change of
-    the weights is refused until it is named in `Scope(lora=...)`, or `clear()` starts anew.
+    So are adapters (PEFT) that take part, changed weights, buffers and settings, and autocast: each state
+    of the model finds what it has computed itself. `docs/identity.md` says what cannot be noticed.
 
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
     KV is not a function of the tokens before it; the message names the check, the distance and its limit.
@@ -144,7 +144,8 @@ class PrefixCache(KeptBlocks):
                     **arguments,
                     **plan.extra,
                 )
-            stored = request.keep(past, returned(prompts, plan, past, output))
+            unchanged = self._weights.is_unchanged(terms.scope, by_itself=True)
+            stored = request.keep(past, returned(prompts, plan, past, output)) if unchanged else 0
             self._report(request, stored, started, recorder)
         finally:
             self._close(request)
@@ -206,7 +207,6 @@ class PrefixCache(KeptBlocks):
                 self._first.admit(declared, is_session=True)
             terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
             request = Request(self._store, prompts, declared, terms)
-            state = self._weights.state()
             try:
                 past = request.start(self._making, self._feed(None))
                 self._store.transfers.join()
@@ -217,7 +217,7 @@ class PrefixCache(KeptBlocks):
                         yield self._watched.model, past
                 finally:
                     refused = self._first is not None and self._first.refusal is not None
-                    unchanged = self._weights.state() == state and not refused
+                    unchanged = not refused and self._weights.is_unchanged(terms.scope)
                     stored = request.keep(past, recorded(past)) if unchanged else 0
                     self._report(request, stored, started, recorder)
             finally:

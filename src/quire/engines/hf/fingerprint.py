@@ -1,120 +1,95 @@
-"""What binds cached KV to the model that computed it: weights, config, layout, adapters."""
+"""What binds cached KV to the model that computed it: weights, settings, layout, adapters."""
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
-
-import torch
-import transformers
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from quire.core import Scope
+from quire.engines.hf.naming import Names, Read, all_values, checksum, release, sampled_values
+from quire.engines.hf.weights import Sight, Stamp, Weight
 from quire.errors import ConfigError, ScopeError
 
-SAMPLED_VALUES = 32
-
-PIECE_BYTES = 64 << 20
-"""Weights are copied from a device in pieces of so many bytes."""
-
-NamedWeights = Sequence[tuple[str, torch.Tensor]]
-
-Version = tuple[int, int]
-"""Where a tensor's values lie, and how often they were written in place."""
+_NUM_SIGHTS = 8
 
 
-class State(NamedTuple):
-    """What decides a model's K and V at a moment, as far as it can be told without reading weights.
+class _Part(NamedTuple):
+    """What stands for a setting or a tensor in the name of a model; `owner` is None for a parameter."""
 
-    base      versions of all weights that belong to no adapter
-    adapters  per layer with adapters in use    its name, its active and its merged adapters
-    names     the active and merged adapters of all layers, sorted
-    """
+    owner: str | None
+    content: bytes
 
-    base: frozenset[Version]
-    adapters: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
-    names: tuple[str, ...]
+
+_Parts = dict[str, _Part]
 
 
 class Weights:
-    """Binds scopes to the weights that a model has when it is asked.
+    """Binds scopes to the model as it is when it is asked.
 
-    Adapters as PEFT injects them, whether by `model.load_adapter` or `get_peft_model`, are seen in
-    the modules: which are active is part of the key, by name and by content. So they may be
-    switched, trained and merged between calls, and each finds what it has computed itself.
+    Everything that decides K and V is part of the key: the values of parameters, buffers and other
+    tensors of the modules, their settings, classes and hooks, the config, autocast. So weights may
+    be trained, replaced, merged and switched between calls: each state finds what it has computed
+    itself, and nothing else. Adapters as PEFT injects them count where they take part.
 
-    Other changes are noticed where torch counts them: a weight that was written in place (an
-    optimizer's step, `weight.add_(...)` under `no_grad`) or replaced. They are the caller's to
-    name. Writing through `weight.data`, and hooks that change what a layer returns, leave no trace.
+    A call looks at the address, the version and a few values of each tensor, and reads whole what
+    has changed. `docs/identity.md` says what that cannot notice.
 
-    `read` turns weights into bytes that name them: a sample of their values, which tells models of one
-    process apart, or with `whole_weights` all of them, for what is kept beyond it. Then names are
+    `read` turns a tensor into bytes that name it: when the cache is made a sample of its values, which
+    tells models of one process apart, or all of them, for what is kept beyond it. Then names are
     of contents alone, the same in every process.
+
+    What a model notes in its own forward (a count, the offset of its last positions) is working
+    state: it counts as it was before. `before` is a sight of the model from before it was first run.
+
+    `verify` looks whether K and V are still a function of the tokens before them. It is called when
+    modules of another class take part, or the forward of a class is another, and raises if they are not.
     """
 
     def __init__(
-        self, model: Any, layout: object, read: Callable[[NamedWeights], bytes] | None = None
+        self,
+        model: Any,
+        layout: object,
+        read: Read | None = None,
+        before: Sight | None = None,
+        verify: Callable[[], object] | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
         self._read = read
-        self._content: tuple[frozenset[Version], str] | None = None
-        self._digests: dict[str, tuple[object, bytes]] = {}
-        self._base: dict[str, Version] = {}
-        self._num_changes = -1
+        self._names = Names()
+        self._known: dict[str, tuple[Stamp, bytes]] = {}
+        self._verify = verify
+        self._verified = Sight(model).classes
+        self._working: set[str] = set()
+        self._pinned: _Parts = {}
+        self._sights: OrderedDict[str, tuple[Sight, _Parts]] = OrderedDict()
+        self._kind = (model.dtype, model.device)
+        self._last: tuple[Sight, str, tuple[str, ...]] | None = None
+        if before is not None:
+            sight = Sight(model)
+            own = {
+                weight.owner for weight in sight.weights if not weight.added
+            } | sight.facts.keys()
+            parts = self._parts(before, before.facts, sampled_values, added=False)
+            self._known.clear()
+            self._let_go(parts, [path for path in before.changes(sight) if path in own])
         self.renew()
 
     def renew(self) -> None:
-        """Take the weights as they are now for those that unnamed scopes are bound to."""
-        self.fingerprint = self._named()
-        base = {name: _version(weight) for name, weight in _base_weights(self._model)}
-        if base != self._base:  # a sample of the values might not show it
-            self._base = base
-            if self._read is None or self._num_changes < 0:
-                self._num_changes += 1
-
-    def state(self) -> State:
-        """Return what decides K and V now; it is compared with `==`."""
-        layers: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
-        names: set[str] = set()
-        adapted: set[int] = set()
-        modules: list[tuple[str, torch.nn.Module]] = list(self._model.named_modules())
-        for layer, module in modules:
-            if not _is_adapted(module):
-                continue
-            adapted.update(id(weight) for weight in _adapter_weights(module))
-            active, merged = _in_use(module)
-            if active or merged:
-                layers.append((layer, active, merged))
-                names.update(active, merged)
-        base = frozenset(
-            _version(weight)
-            for _, module in modules
-            for weight in module._parameters.values()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - parameters() is slower
-            if weight is not None and id(weight) not in adapted
-        )
-        return State(base, tuple(layers), tuple(sorted(names)))
+        """Forget what the model was, and take it as it is now."""
+        self._known.clear()
+        self._sights.clear()
+        self._last = None
+        self.fingerprint = self.base(self._read or sampled_values)
 
     def bind(self, scope: Scope) -> Scope:
-        """Return `scope` for the weights as they are now.
-
-        Raises `ConfigError` for weights that have changed under a scope without a `lora`.
-        """
-        state = self.state()
-        if scope.lora is None and state.base != frozenset(self._base.values()):
-            raise ConfigError(self._what_changed())
-        fingerprint = self._fingerprint_of(state)
-        if not state.names and not self._num_changes:
-            return Scope(salt=scope.salt, lora=scope.lora, model=fingerprint)
-        digest = hashlib.sha256(fingerprint.encode())
-        _add(digest, repr((self._num_changes, state.adapters)).encode())
-        for name in state.names:
-            _add(digest, name.encode())
-            _add(digest, self._adapter_digest(name))
-        lora = "+".join(state.names) or None if scope.lora is None else scope.lora
-        return Scope(salt=scope.salt, lora=lora, model=digest.hexdigest())
+        """Return `scope` for the model as it is now."""
+        model, names = self._identity()
+        lora = scope.lora if scope.lora is not None else "+".join(names) or None
+        return Scope(salt=scope.salt, lora=lora, model=model)
 
     def scope(self, scope: object) -> Scope:
-        """Return what a caller gave as its scope, bound as `bind` does. Raises `ScopeError` as well."""
+        """Return what a caller gave as its scope, bound as `bind` does. Raises `ScopeError`."""
         if scope is None:
             return self.bind(Scope())
         if not isinstance(scope, Scope):
@@ -126,157 +101,123 @@ class Weights:
             )
         return self.bind(scope)
 
-    def _fingerprint_of(self, state: State) -> str:
-        """Return the fingerprint of the weights of a state that a caller has named."""
-        if self._read is None or state.base == frozenset(self._base.values()):
-            return self.fingerprint
-        if self._content is None or self._content[0] != state.base:
-            self._content = (state.base, self._named())
-        return self._content[1]
+    def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
+        """Whether the model is what a scope was bound to.
+
+        `by_itself`: only the model has run meanwhile, so that what it counts and notes in its
+        attributes is working state. Numbers with a fraction are not: K and V may depend on them.
+        """
+        if (self._model.dtype, self._model.device) != self._kind:
+            return False
+        last = self._last
+        if last is not None and last[1] == bound.model and last[0].holds(sampled=not by_itself):
+            return True
+        if self._identity()[0] == bound.model:
+            return True
+        if not by_itself or bound.model not in self._sights:
+            return False
+        before, parts = self._sights[str(bound.model)]
+        changes = before.changes(Sight(self._model))
+        self._let_go(parts, [path for path, is_note in changes.items() if is_note])
+        return self._identity()[0] == bound.model
+
+    def base(self, read: Read | None = None) -> str:
+        """Return the name of the model as it is now, without adapters."""
+        return self._name(self._base_parts(Sight(self._model), read or self._read or all_values))
 
     def whole(self) -> str:
-        """Return the fingerprint over all of the weights, as they are now."""
-        if self._read is whole_weights:
-            return self.fingerprint
-        return model_fingerprint(self._model, self._layout, whole_weights)
+        """Return `base` over all values of the weights, the same in every process."""
+        known, self._known = self._known, {}
+        try:
+            return self.base(checksum)
+        finally:
+            self._known = known
 
-    def _named(self) -> str:
-        return model_fingerprint(self._model, self._layout, self._read or sampled_weights)
+    def _let_go(self, parts: _Parts, paths: Iterable[str]) -> None:
+        """Let settings and tensors that the model changes itself count as they were, if they were there."""
+        self._working.update(paths)
+        for name, part in parts.items():
+            if part.owner in self._working:
+                self._pinned.setdefault(name, part)
+        self._last = None
 
-    def _adapter_digest(self, name: str) -> bytes:
-        """Return SHA-256 over all that an adapter adds; read again only when it was written."""
-        layers = [
-            (layer, weight, scaling)
-            for layer, module in self._model.named_modules()
-            if _is_adapted(module)
-            for weight, scaling in _one_adapter(module, name)
-        ]
-        seen = [(layer, _version(weight), scaling) for layer, weight, scaling in layers]
-        known = self._digests.get(name)
-        if known is not None and known[0] == seen:
-            return known[1]
-        digest = hashlib.sha256()
-        for layer, weight, scaling in layers:
-            values = weight.detach().cpu().contiguous()
-            _add(digest, f"{layer} {list(values.shape)} {values.dtype} {scaling}".encode())
-            digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
-        self._digests[name] = (seen, digest.digest())
-        return digest.digest()
+    def _identity(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the model as it is now, and its adapters that take part."""
+        if self._last is not None and self._last[0].holds():
+            return self._last[1:]
+        self._check_kind()
+        sight, read = Sight(self._model), self._read or all_values
+        if self._verify is not None and not sight.classes <= self._verified:
+            self._verify()
+            self._verified |= sight.classes
+        parts, adapters = self._base_parts(sight, read), tuple(sorted(sight.names))
+        name = self._name(parts)
+        if adapters:
+            name = _digest(name, self._parts(sight, sight.added, read, added=True))
+        if len(self._known) > _NUM_SIGHTS * (len(sight.weights) + 1):  # of adapters that are gone
+            here = {weight.path for weight in sight.weights}
+            self._known = {path: known for path, known in self._known.items() if path in here}
+        self._last = (sight.forget_tensors(), name, adapters)
+        self._sights[name] = (sight, parts)
+        self._sights.move_to_end(name)
+        if len(self._sights) > _NUM_SIGHTS:
+            self._sights.popitem(last=False)
+        return name, adapters
 
-    def _what_changed(self) -> str:
-        now = {name: _version(weight) for name, weight in _base_weights(self._model)}
-        changed = [name for name in {**self._base, **now} if self._base.get(name) != now.get(name)]
-        return (
-            f"{len(changed)} of the model's {len(now)} weights have changed since this cache was made "
-            f"(the first one is {changed[0]!r}), so that cached K and V are not what it computes; "
-            "make a new cache or clear() this one, or name each set of weights: Scope(lora=...)"
-            if changed
-            else "the model's weights have moved since this cache was made; make a new PrefixCache"
-        )
+    def _name(self, parts: _Parts) -> str:
+        return _digest(f"{release()} {self._layout!r}", parts)
+
+    def _base_parts(self, sight: Sight, read: Read) -> _Parts:
+        """Return what stands for all that belongs to no adapter."""
+        parts = self._parts(sight, sight.facts, read, added=False)
+        if not self._working:
+            return parts
+        own = {name: part for name, part in parts.items() if part.owner not in self._working}
+        return own | self._pinned
+
+    def _parts(self, sight: Sight, facts: dict[str, object], read: Read, *, added: bool) -> _Parts:
+        """Return what stands for settings and for the tensors that belong to them."""
+        parts = {path: _Part(path, self._names.of(fact).encode()) for path, fact in facts.items()}
+        for weight, stamp in zip(sight.weights, sight.stamps, strict=True):
+            if weight.added is added:
+                about = f"{list(weight.tensor.shape)} {weight.tensor.dtype} ".encode()
+                values = about + self._values(weight, stamp, read)
+                parts[f"{weight.path} values"] = _Part(weight.owner, values)
+        return parts
+
+    def _values(self, weight: Weight, stamp: Stamp, read: Read) -> bytes:
+        """Return what stands for a tensor's values; they are read again only when it was changed."""
+        known = self._known.get(weight.path)
+        values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
+        self._known[weight.path] = (stamp, values)
+        return values
+
+    def _check_kind(self) -> None:
+        kind = (self._model.dtype, self._model.device)
+        if kind != self._kind:
+            raise ConfigError(
+                f"the model is {kind[0]} on {kind[1]} now, and was {self._kind[0]} on {self._kind[1]} when "
+                "this cache took its memory: K and V of the one are of no use to the other; make a new cache"
+            )
 
 
-def model_fingerprint(
-    model: Any, layout: object, read: Callable[[NamedWeights], bytes] | None = None
-) -> str:
-    """Return SHA-256 (hex) over the config, the KV layout and what `read` makes of the weights.
+def _is_same(known: Stamp, now: Stamp) -> bool:
+    """Whether a tensor's values are those that were read.
 
-    By default a sample of each, `sampled_weights`. Adapters are left out.
+    PEFT merges through `.data`, which torch does not count: a layer whose merged adapters are
+    others, or that is unwrapped, is read again. Wrapping alone changes nothing.
     """
-    digest = hashlib.sha256()
-    config = model.config.to_dict()
-    for unstable in ("transformers_version", "_name_or_path", "name_or_path"):
-        config.pop(unstable, None)
-    _add(digest, json.dumps(config, sort_keys=True, default=str).encode())
-    _add(digest, repr(layout).encode())
-    named = sorted(_base_weights(model))
-    for name, weight in named:
-        _add(digest, f"{name}{list(weight.shape)}{weight.dtype}".encode())
-    _add(digest, (read or sampled_weights)(named))
+    *values, merged = known
+    *values_now, merged_now = now
+    unwrapped = merged is not None and merged_now is None
+    return (values, merged or ()) == (values_now, merged_now or ()) and not unwrapped
+
+
+def _digest(start: str, parts: _Parts) -> str:
+    """Return SHA-256 (hex) over parts, in the order of their names."""
+    digest = hashlib.sha256(start.encode())
+    for name in sorted(parts):
+        for each in (name.encode(), parts[name].content):
+            digest.update(len(each).to_bytes(8, "little"))
+            digest.update(each)
     return digest.hexdigest()
-
-
-def sampled_weights(named: NamedWeights) -> bytes:
-    """Return `SAMPLED_VALUES` evenly spaced values of each weight.
-
-    It tells checkpoints and fine-tunes apart in milliseconds, and is no proof of equal weights.
-    """
-    return torch.cat([_sample(weight) for _, weight in named]).cpu().numpy().tobytes()
-
-
-def whole_weights(named: NamedWeights) -> bytes:
-    """Return a checksum of every byte of each weight, and the release of the library that computes with them.
-
-    XXH3 with 128 bits, at the speed of memory; weights on a device are copied to the host in pieces.
-    """
-    import xxhash  # noqa: PLC0415 - of the extra `tiers`
-
-    release = ".".join(transformers.__version__.split(".")[:2])
-    parts = [f"transformers {release}".encode()]
-    for _, weight in named:
-        values = weight.detach()
-        checksum = xxhash.xxh3_128()
-        flat = values.reshape(-1).contiguous().view(torch.uint8)
-        for start in range(0, flat.numel(), PIECE_BYTES):
-            checksum.update(cast("Any", flat[start : start + PIECE_BYTES].cpu().numpy()).data)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
-        parts.append(checksum.digest())
-    return b"".join(parts)
-
-
-def _base_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights that belong to no adapter, under the names they have without any."""
-    adapted: set[int] = set()
-    for module in filter(_is_adapted, model.modules()):
-        adapted.update(id(weight) for weight in _adapter_weights(module))
-    for name, weight in model.named_parameters():
-        if id(weight) not in adapted:
-            yield name.replace(".base_layer.", ".").replace(".original_module.", "."), weight
-
-
-def _is_adapted(module: Any) -> bool:
-    """Whether PEFT has wrapped this layer (its `BaseTunerLayer`, `AuxiliaryTrainingWrapper`)."""
-    kind = cast("type[object]", type(module))  # asking the module itself takes ten times longer
-    return hasattr(kind, "adapter_layer_names") and hasattr(kind, "active_adapters")
-
-
-def _in_use(module: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the active and the merged adapters that a layer has."""
-    if module.disable_adapters:
-        return (), ()
-    holders = [getattr(module, attribute, ()) for attribute in module.adapter_layer_names]
-    active = (name for name in module.active_adapters if any(name in holder for holder in holders))
-    return tuple(active), tuple(module.merged_adapters)
-
-
-def _adapter_weights(module: Any) -> Iterator[torch.Tensor]:
-    """Yield the weights of all adapters of a layer."""
-    for attribute in module.adapter_layer_names:
-        holder = getattr(module, attribute, None)
-        if isinstance(holder, torch.nn.Module):
-            yield from holder.parameters()
-
-
-def _one_adapter(module: Any, name: str) -> Iterator[tuple[torch.Tensor, float]]:
-    """Yield the weights of one adapter of a layer, with its scaling there."""
-    scaling = cast("dict[str, float]", getattr(module, "scaling", {})).get(name, 1.0)
-    for attribute in module.adapter_layer_names:
-        holder: Any = getattr(module, attribute, None)
-        if holder is None or name not in holder:
-            continue
-        entry = holder[name]
-        weights = entry.parameters() if isinstance(entry, torch.nn.Module) else [entry]
-        for weight in weights:
-            yield weight, scaling
-
-
-def _version(weight: torch.Tensor) -> Version:
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version  # noqa: SLF001 - torch has no other name for it
-
-
-def _sample(weight: torch.Tensor) -> torch.Tensor:
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(flat.numel() // SAMPLED_VALUES, 1)][:SAMPLED_VALUES].float()
-
-
-def _add(digest: Any, part: bytes) -> None:
-    digest.update(len(part).to_bytes(8, "little"))
-    digest.update(part)

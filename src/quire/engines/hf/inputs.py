@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from quire.config import nearest
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ids import as_ids, as_mask, unpacked
 from quire.errors import ConfigError, TokensError
 
@@ -92,7 +93,7 @@ def read_prompts(
     prompt_ids = as_ids(given)
     mask = None if attention_mask is None else as_mask(attention_mask, prompt_ids)
     ids = prompt_ids.cpu().numpy()
-    vocab_size = model.get_input_embeddings().num_embeddings
+    vocab_size = num_embeddings(model)
     if ids.min() < 0 or ids.max() >= vocab_size:
         bad = int(ids[(ids < 0) | (ids >= vocab_size)][0])
         raise TokensError(f"token id {bad} is not in the vocabulary of {vocab_size} ids")

@@ -13,7 +13,7 @@ from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
 from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.battery import check_kind
-from quire.engines.hf.fingerprint import Weights, whole_weights
+from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import MediaReader
@@ -26,12 +26,14 @@ from quire.engines.hf.memory import (
     used_words,
 )
 from quire.engines.hf.models import ModelFace, check_model
+from quire.engines.hf.naming import checksum
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.report import NO_REPORT
 from quire.engines.hf.store import BlockStore
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, OutOfBlocks
 from quire.extras import lacking
 from quire.tensors.pool import make_pool
@@ -81,6 +83,7 @@ class KeptBlocks(ModelFace):
         capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
         if verify not in _VERIFY:
             raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
+        before = Sight(model)
         kinds, computed = probe_model(model, block_size)
         below = None if verify is None else check_kind(model, needs_twin=verify != "first")
         computed = computed.with_interval(snapshot_interval)
@@ -90,7 +93,7 @@ class KeptBlocks(ModelFace):
             if capacity_bytes is None
             else split_layout(self.layout, capacity_bytes, expected_tokens)
         )
-        self.model = model
+        self._model = model
         self.pools = [
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
@@ -113,7 +116,10 @@ class KeptBlocks(ModelFace):
         self._watched = Watched(model, self._signatures.forward)
         self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
-        self._weights = Weights(model, self.layout, None if self.tiers is None else whole_weights)
+        read = None if self.tiers is None else checksum
+        self._weights = Weights(
+            model, self.layout, read, before, lambda: probe_model(model, block_size)
+        )
         transfers = transfers_to(model.device)
         self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
         if self.tiers is not None:
@@ -139,7 +145,11 @@ class KeptBlocks(ModelFace):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what binds K and V to the model: config, layout, weights (a sample; with tiers, all)."""
+        """SHA-256 (hex) of the model when this cache was made or cleared, without adapters.
+
+        Over its settings, its layout and its weights (a sample; with tiers, all). What has changed since
+        is part of the key of what is computed since.
+        """
         return self._weights.fingerprint
 
     @property
@@ -169,7 +179,7 @@ class KeptBlocks(ModelFace):
 
     @in_turn
     def clear(self) -> int:
-        """Drop all that is cached, accept changed weights, and return how many blocks that were.
+        """Drop all that is cached, and return how many blocks that were.
 
         Tiers keep what they have; under changed weights it is not found. After `Interrupted` this is what
         starts the cache anew: all is dropped, counters start again, and 0 is returned.
@@ -283,7 +293,7 @@ class KeptBlocks(ModelFace):
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self._weights.whole()
         if self.tiers is None:
-            self.manager.digests.public[self._weights.fingerprint] = whole
+            self.manager.digests.public[self._weights.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

@@ -41,7 +41,20 @@ class ModelFace:
     All of it is the model's own.
     """
 
-    model: Any
+    _model: Any
+
+    @property
+    def model(self) -> Any:
+        """The model that this cache belongs to. Setting it raises `ConfigError`."""
+        return self._model
+
+    @model.setter
+    def model(self, model: object) -> None:
+        name = type(self).__name__
+        raise ConfigError(
+            f"this cache holds K and V of its {type(self._model).__name__}, and of no {type(model).__name__}; "
+            f"make a new {name} for another model (load_state_dict changes the weights of this one)"
+        )
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.making import Making, make_layers
 from quire.engines.hf.working import WorkingCache
@@ -120,7 +121,7 @@ class _Run:
     def __init__(self, model: Any, kinds: Sequence[LayerKind]) -> None:
         self._model = model
         self._kinds = kinds
-        vocab = model.get_input_embeddings().num_embeddings
+        vocab = num_embeddings(model)
         self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
         self._vocab = vocab
         names = inspect.signature(model.forward).parameters
@@ -171,6 +172,11 @@ class _Run:
 def _check_model(model: Any) -> None:
     check_cacheable(model.config)
     name = model_type(model.config)
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts a learned prompt before the tokens, which quire does not keep and "
+            "its base model alone does not compute; call this model's own model.generate, without a cache"
+        )
     if hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
         raise UnsupportedModel(
             f"{type(model).__name__} wraps the model that computes, and quire watches that one: "

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
 from quire.core.slots import SlotCache, SlotHandle, SlotStats
+from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
     Plan,
@@ -21,6 +22,7 @@ from quire.engines.hf.inputs import (
 from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -150,12 +152,15 @@ class SlotPrefixCache(ModelFace):
     ) -> None:
         check_model(model, type(self).__name__)
         self._turn = Turn()
-        self.model = model
+        before = Sight(model)
+        self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._weights = Weights(model, self.layout)
+        self._weights = Weights(
+            model, self.layout, before=before, verify=lambda: slot_layout(model)
+        )
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
@@ -299,7 +304,7 @@ def check_static(model: Any, pool: SlotPool) -> None:
     Some models take the number of keys for the number of tokens, which is wrong where a slot has
     room left. Found by running a few tokens over a slot whose room is poisoned.
     """
-    vocab = model.get_input_embeddings().num_embeddings
+    vocab = num_embeddings(model)
     tolerance = _TOLERANCE.get(pool.layout.dtype, _TOLERANCE_HALF)
     for states in (pool.k[:, 0], pool.v[:, 0]):
         states.fill_(_POISON)

@@ -1,0 +1,54 @@
+"""What PEFT has put around a model's layers, and what of it a forward uses."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+
+BASE_CHILDREN = frozenset({"base_layer", "original_module", "token_adapter"})
+"""Children of a wrapper that hold what was there before it."""
+
+OWN_STATE = frozenset({"_disable_adapters", "_active_adapter", "merged_adapters", "_adapters"})
+"""Attributes of a wrapper that `in_use` has read."""
+
+
+class InUse(NamedTuple):
+    """Which adapters of one layer take part in what it returns.
+
+    active, merged  names, in the order in which they are applied
+    unused          names of the layer's other adapters
+    undone          merged ones are disabled: the next forward takes them out of the weights
+    """
+
+    active: tuple[str, ...]
+    merged: tuple[str, ...]
+    unused: frozenset[str]
+    undone: bool
+
+
+def is_adapted(kind: type[object]) -> bool:
+    """Whether modules of this class are wrappers of PEFT (`BaseTunerLayer`, `AuxiliaryTrainingWrapper`)."""
+    return hasattr(kind, "adapter_layer_names") and hasattr(kind, "active_adapters")
+
+
+def in_use(module: Any) -> InUse:
+    """Return which adapters of a wrapper take part now."""
+    known = set(cast("Iterable[str]", getattr(module, "_adapters", ())))
+    for attribute in module.adapter_layer_names:
+        holder: object = module
+        for name in attribute.split("."):
+            holder = getattr(holder, name, None)
+        if isinstance(holder, (Mapping, torch.nn.ModuleDict, torch.nn.ParameterDict)):
+            known.update(cast("Iterable[str]", holder.keys()))
+    merged = tuple(cast("Iterable[str]", getattr(module, "merged_adapters", ())))
+    disabled = bool(module.disable_adapters)
+    active = () if disabled else tuple(name for name in module.active_adapters if name in known)
+    return InUse(active, merged, frozenset(known.difference(active, merged)), disabled)
+
+
+def num_embeddings(model: Any) -> int:
+    """Return how many tokens a model has embeddings for, an adapter around them or not."""
+    layer: Any = model.get_input_embeddings()
+    while is_adapted(cast("type[object]", type(layer))):
+        layer = next(child for name, child in layer.named_children() if name in BASE_CHILDREN)
+    return layer.num_embeddings
