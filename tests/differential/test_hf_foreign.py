@@ -62,7 +62,7 @@ OURS = {
     "a mask of booleans": lambda mask, start, stop: {"attention_mask": mask[:, :stop].bool()},
     "what changes the output alone": lambda mask, start, stop: {
         "attention_mask": mask[:, :stop],
-        "output_hidden_states": True,
+        "return_dict": True,
         "logits_to_keep": 1,
         "use_cache": True,
         "token_type_ids": None,
