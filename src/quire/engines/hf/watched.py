@@ -61,6 +61,7 @@ def _stand_in(model: Any, forward: Callable[[Any, tuple[Any, ...], dict[str, Any
     body = {
         "__call__": call,
         "__reduce_ex__": reduce,
+        "__wrapped__": kind,  # what builds another model of this class
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
