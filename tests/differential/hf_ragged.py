@@ -110,7 +110,7 @@ class Ragged:
         """Compute a text of one row and compare the logits of its last token."""
         ids = torch.tensor([text])
         if by_session:
-            with self.cache.session(ids) as (model, past), torch.no_grad():
+            with self.cache.session(ids) as past, torch.no_grad():
                 logits = model(ids[:, past.get_seq_length() :], past_key_values=past).logits[:, -1]
                 past.check()
         else:
@@ -153,7 +153,7 @@ class Ragged:
 
     def session(self, ids, mask, batch):
         """The model's own generate over a lent cache."""
-        with self.cache.session(ids, attention_mask=mask) as (model, past):
+        with self.cache.session(ids, attention_mask=mask) as past:
             out = model.generate(
                 ids,
                 attention_mask=mask,
@@ -169,7 +169,7 @@ class Ragged:
     def loop(self, ids, mask, batch):
         """A loop over a lent cache that feeds a few columns at a time."""
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        with self.cache.session(ids, attention_mask=mask) as (model, past), torch.no_grad():
+        with self.cache.session(ids, attention_mask=mask) as past, torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], batch.step):
                 stop = min(start + batch.step, ids.shape[1])
                 logits = model(

@@ -46,7 +46,7 @@ def test_nothing_is_registered_at_the_model(own_model, ids):
     cache = make_cache(own_model, block_size=4)
     cache.generate(ids, max_new_tokens=2)
     cache.generate(ids, max_new_tokens=2, num_beams=2)
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         model(ids, past_key_values=past)
     handle.remove()
     assert seen
@@ -55,7 +55,7 @@ def test_nothing_is_registered_at_the_model(own_model, ids):
 
 def test_a_lent_model_is_the_original_in_all_but_its_class(own_model, ids):
     cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
+    with cache.session(ids) as _:
         assert isinstance(model, type(own_model))
         assert type(model).__name__ == type(own_model).__name__
         assert model.can_generate()
@@ -69,7 +69,7 @@ def test_a_lent_model_is_the_original_in_all_but_its_class(own_model, ids):
 
 def test_copies_of_a_lent_model_are_copies_of_the_original(own_model, ids):
     cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
+    with cache.session(ids) as _:
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
             assert type(twin) is type(own_model)
             assert torch.equal(twin(ids).logits, own_model(ids).logits)
@@ -145,7 +145,7 @@ def test_a_generate_that_cannot_be_watched_is_refused(own_model, ids):
 
 
 def test_a_cache_is_made_of_a_lent_model(cache, ids):
-    with cache.session(ids) as (model, _):
+    with cache.session(ids) as _:
         pass
     again = make_cache(model, block_size=4)
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_a_cache_is_made_of_a_lent_model(cache, ids):
 
 
 def test_what_the_original_is_fed_is_right_and_not_kept(model, cache, ids):
-    with cache.session(ids) as (_, past):
+    with cache.session(ids) as past:
         out = model.generate(ids, past_key_values=past, max_new_tokens=4)
     assert torch.equal(out, model.generate(ids, max_new_tokens=4))
     assert cache.last.stored_tokens == 0

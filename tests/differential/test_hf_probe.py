@@ -107,7 +107,7 @@ def test_a_model_without_a_twin_is_refused_unless_calls_are_compared():
 
 def test_the_model_that_a_session_lends_is_of_the_kind_of_the_model():
     model = tiny_model("gemma2")
-    with make_cache(model).session(random_ids(None, 9)) as (lent, _):
+    with make_cache(model).session(random_ids(None, 9)) as _:
         assert check_kind(lent, needs_twin=True) is None
 
 
