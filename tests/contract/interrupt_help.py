@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import quire.core
+from quire.errors import InvariantError, QuireError
 
 CORE = str(Path(quire.core.__file__).parent)
 
@@ -38,6 +39,10 @@ class Cut:
             call()
         except self.error:
             return True
+        except QuireError as error:
+            if isinstance(error, InvariantError):
+                raise
+            return False  # refused, as it may be
         finally:
             sys.settrace(before)
             gc.enable()

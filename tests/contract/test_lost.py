@@ -75,7 +75,7 @@ def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
         manager.reclaim(1)
         assert evicted(manager, run(0, 40)) == 40 - 4 * left
         manager.check()
-    (run_lost,) = manager.default_root.lost.values()
+    (run_lost,) = manager.default_root.lost[0].values()
     assert len(run_lost.marks) == 10
     assert run_lost.below is None
 
@@ -172,9 +172,9 @@ def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
         manager.close(manager.open([*run(0, left), 2**31 - 1]))
         manager.reclaim(1)
     forget_all(manager)
-    (run_lost,) = manager.default_root.lost.values()
+    (run_lost,) = manager.default_root.lost[0].values()
     assert (len(run_lost.marks), run_lost.below) == (400, None)
-    assert manager.tree.lost_runs.num_blocks == 400
+    assert manager.tree.lost.runs.num_blocks == 400
 
 
 @given(st.integers(0, 10**6), st.integers(12, 60))

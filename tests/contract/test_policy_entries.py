@@ -151,7 +151,8 @@ def names(manager, world, prompt, scope=None):
     touched = [call[1] for call in world.take() if call[0] == "touched"]
     manager.close(seq)
     world.take()
-    return [name for entry in reversed(touched) for name in entry.names()]
+    there = [entry for entry in reversed(touched) if entry.parent is not None]  # not joined since
+    return [name for entry in there for name in entry.names()]
 
 
 class TestNames:

@@ -17,6 +17,8 @@ from hf_help import (  # noqa: E402
     tiny_model,
 )
 
+from quire.errors import TokensError  # noqa: E402
+
 
 @pytest.fixture
 def model():
@@ -60,7 +62,7 @@ OURS = {
     "a mask of booleans": lambda mask, start, stop: {"attention_mask": mask[:, :stop].bool()},
     "what changes the output alone": lambda mask, start, stop: {
         "attention_mask": mask[:, :stop],
-        "output_hidden_states": True,
+        "return_dict": True,
         "logits_to_keep": 1,
         "use_cache": True,
         "token_type_ids": None,
@@ -183,6 +185,16 @@ def test_what_was_foreign_and_cropped_is_forgotten(model, cache, ids):
         lent(ids[:, 20:], past_key_values=past)
     assert cache.last.unknown_tokens == 0
     assert check_stored(model, cache, ids[0]) == 40
+
+
+@pytest.mark.parametrize("value", [2, 0.5])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused(cache, ids, value):
+    mask = torch.ones(ids.shape)
+    mask[0, 5:] = value
+    before = cache.manager.snapshot()
+    with pytest.raises(TokensError, match=f"attention_mask holds {value}"):
+        cache.generate(ids, attention_mask=mask, max_new_tokens=1)
+    assert cache.manager.snapshot() == before
 
 
 def test_drafts_over_one_padded_row_reuse_its_head(model, cache, ids):

@@ -145,6 +145,23 @@ class HybridMachine(RuleBasedStateMachine):
             self.world.close(live)
         self.count()
 
+    @rule(recipe=prompts(), computed=st.booleans(), backwards=st.booleans())
+    def branch_everywhere(self, recipe, computed, backwards):
+        """Others leave a prompt after each of its blocks and are dropped; then it is used again."""
+        world, size = self.world, self.world.settings.block_size
+        tokens, scope = self.build(recipe)
+        branches = [[*tokens[:end], *[2] * size] for end in range(size, len(tokens), size)][-6:]
+        for prompt in (tokens, *branches, tokens):
+            if prompt is tokens:
+                for branch in branches[:: -1 if backwards else 1]:
+                    world.drop(world.manager.evict, branch, scope)
+            live = world.open(prompt, scope)
+            if live is not None:
+                if computed or prompt is tokens:
+                    world.prefill(live, [1])
+                world.close(live)
+        self.count()
+
     @rule(recipe=prompts(), blocks=some, extra=st.integers(0, 255), end=st.sampled_from("cdw"))
     def restore(self, recipe, blocks, extra, end):
         """A prefix comes back from elsewhere and is read by a request, or its restore waits open."""

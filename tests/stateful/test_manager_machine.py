@@ -173,6 +173,24 @@ class ManagerMachine(RuleBasedStateMachine):
             world.close(live)
         self.count()
 
+    @rule(recipe=prompts(), computed=st.booleans(), backwards=st.booleans())
+    def branch_everywhere(self, recipe, computed, backwards):
+        """Others leave a prompt after each of its blocks and are dropped; then it is used again."""
+        world, size = self.world, self.world.settings.block_size
+        tokens, scope, _ = self.build(recipe)
+        branches = [[*tokens[:end], *[3] * size] for end in range(size, len(tokens), size)]
+        for prompt in (tokens, *branches, tokens):
+            if prompt is tokens:
+                for branch in branches[:: -1 if backwards else 1]:
+                    world.drop(world.manager.evict, branch, scope)
+            live = world.open(prompt, scope)
+            if live is not None:
+                wanted = len(prompt) - len(live.tokens)
+                if (computed or prompt is tokens) and world.reserve(live, wanted):
+                    world.commit(live, wanted, [1])
+                world.close(live)
+        self.count()
+
     @precondition(has_running)
     @rule(choice=index, num_tokens=some)
     def reserve(self, choice, num_tokens):

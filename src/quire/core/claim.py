@@ -8,6 +8,7 @@ import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy, CopyPlan
+from quire.core.joining import join_path
 from quire.core.lookup import Found
 from quire.core.radix import PrefixTree
 from quire.core.rows import Rows
@@ -43,9 +44,11 @@ class Claims:
         since, number = node.used, seq.number
         if not since and node.parent is not None:
             since = self._used_above(seq)
-        self._cut_at_terms(seq)
+        if seq.terms is not None:
+            tree.cut_path(node, (term.start for term in seq.terms.steps))
         if seq.visit is not None:
             tree.evictor.opened(seq.visit, node)
+        divided = False
         while node.parent is not None:
             tree.lock(node)
             tree.evictor.touched(node)
@@ -59,7 +62,11 @@ class Claims:
             for group in tree.sparse:
                 group.touched(node)
             node = node.parent
+            if len(node.children) == 1 and node.parent is not None:
+                divided = True
         tree.stand(seq.node, tree.sparse)
+        if divided:
+            join_path(tree, seq.node)
         if num_tokens and all(tree.pools[group].num_available for group in groups):
             self._make_room([int(g in groups) for g in range(len(tree.pools))])
             tail = seq.node.end
@@ -189,14 +196,3 @@ class Claims:
         else:
             return
         self._copies.plan(BlockCopy(group, source, entry[0], num_tokens))
-
-    def _cut_at_terms(self, seq: Sequence) -> None:
-        """Make every change of terms on the path of a sequence the start of a node."""
-        if seq.terms is None:
-            return
-        node = seq.node
-        for term in reversed(seq.terms.steps):
-            while node.parent is not None and node.start > term.start:
-                node = node.parent
-            if node.start < term.start < node.end:
-                self._tree.split(node, term.start - node.start)

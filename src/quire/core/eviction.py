@@ -107,6 +107,11 @@ class Evictor:
             lower.policy.split(upper, lower)
             self._remind(upper)
 
+    def joinable(self, upper: Node, lower: Node) -> bool:
+        """Whether two referenced nodes may be one entry from now on, with what is kept of `lower`."""
+        policy = upper.policy
+        return policy is lower.policy and (policy or self._plain).joinable(upper, lower)
+
     def foresee(self, node: Node) -> None:
         """Nobody is expected to come back to this cached node: it goes before all others."""
         node.spent_from = SPENT

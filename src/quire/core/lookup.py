@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.blocks import GAP
-from quire.core.lost import marks_of
+from quire.core.lost import Lost, marks_of
 from quire.core.node import Match, Node
 from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
@@ -149,15 +149,18 @@ class Lookup:
             return "window", min(missed, found.refused * self._block_size), 0
         if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
             return "partial_block", missed, 0
-        if match.node.lost and not match.into:
-            end, used = self._lost_end(match, key)
+        holder = match.edge if match.edge is not None and match.into else match.node
+        lost = holder.lost.get(match.num_bytes // self._block_bytes) if holder.lost else None
+        if lost:
+            end, used = self._lost_end(lost, match.num_bytes, key)
             if end > match.num_bytes:
                 return "evicted", min(missed, max(end // TOKEN_BYTES - cached, 1)), used
         return "cold", 0, 0
 
-    def _lost_end(self, match: Match, key: Key) -> tuple[int, int]:
-        """Follow what was evicted below a match: where that ends, in bytes, and who used it last."""
-        lost, end, used, first = match.node.lost, match.num_bytes, 0, match.sought
+    def _lost_end(self, at: dict[int, Lost], end: int, key: Key) -> tuple[int, int]:
+        """Follow what was evicted after `end` bytes: where that ends, and who used it last."""
+        lost: dict[int, Lost] | None = at
+        used, first = 0, key[end : end + self._block_bytes].tobytes()
         while lost and end + self._block_bytes < len(key):
             run = lost.get(hash(first))
             if run is None:

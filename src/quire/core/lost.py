@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
 from quire.core.tokens import TOKEN_BYTES, Key
+
+if TYPE_CHECKING:
+    from quire.core.node import Node
 
 MAX_RUNS = 1 << 15
 """Runs that are remembered, about 300 bytes each."""
@@ -33,6 +36,10 @@ class Lost(msgspec.Struct, gc=False, eq=False):
     is_end: bool = False
 
 
+Forks: TypeAlias = "dict[int, dict[int, Lost]]"
+"""Runs that were evicted, by the boundary where they went on and the hash of their first block's bytes."""
+
+
 class LostRuns:
     """Forgets the runs that were evicted first, when there are many."""
 
@@ -50,6 +57,92 @@ class LostRuns:
             self.num_blocks -= len(lost.marks)
             if among.get(first) is lost:
                 del among[first]
+
+
+class LostOf:
+    """Reads and writes what was evicted below the nodes of a tree: `Node.lost`, by the boundary where it went on.
+
+    A boundary is counted in blocks from the root, so it stays right when a node is cut or joined.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self._size = block_bytes
+        self.runs = LostRuns()
+
+    def take(self, node: Node, first: bytes) -> Lost | None:
+        """Return the run that was evicted at the end of a node and began with a block; it is remembered no more."""
+        among = node.lost.get(node.end) if node.lost else None
+        return among.pop(hash(first), None) if among else None
+
+    def tail(self, node: Node, num_blocks: int) -> Lost:
+        """Return what will be remembered of the last blocks of a leaf, with what had been lost along them."""
+        key, size, end = node.key, self._size, node.end
+        lost_at, used, rest = node.lost, node.used, b""
+        below = lost_at.pop(end, None) if lost_at else None
+        if below and len(below) == 1:
+            (lost,) = below.values()
+            if lost.is_end:
+                rest, used, below = lost.marks, lost.used, lost.below
+        stop = len(key)
+        for at in reversed(between(lost_at, end - num_blocks, end)) if lost_at else ():
+            if lost_at and (among := lost_at.pop(at)):
+                place = len(key) - (end - at) * size
+                first = hash(bytes(key[place : place + size]))
+                marks = marks_of(key, place, stop, size) + rest
+                self.runs.remember(among, first, Lost(marks, used, below))
+                below, stop, used, rest = among, place, node.used, b""
+        return Lost(marks_of(key, len(key) - num_blocks * size, stop, size) + rest, used, below)
+
+    def hang(self, lost: Lost, first: bytes, node: Node, *, is_end: bool) -> None:
+        """Remember a run at the end of a node: one that was its own, or that of a node that hung below."""
+        if node.lost is None:
+            node.lost = {}
+        among = node.lost.get(node.end)
+        if among is None:
+            among = node.lost[node.end] = {}
+        if is_end:
+            lost.is_end = True
+            among[hash(first)] = lost
+        else:
+            self.runs.remember(among, hash(first), lost)
+
+    def put_back(self, node: Node, start: int, lost: Lost) -> Lost | None:
+        """Hang what had been lost below a run where it belongs, now that the run came back from block `start` on.
+
+        Returns what is left of the run, if it came back in part.
+        """
+        key, size, base = node.key, self._size, node.start
+        goes_on: Lost | None = lost
+        while goes_on is not None:
+            marks, below = goes_on.marks, goes_on.below
+            end = start + len(marks)
+            if not below and end <= node.end:
+                return None
+            back = marks_of(key, (start - base) * size, (min(end, node.end) - base) * size, size)
+            if not marks.startswith(back):
+                return None
+            if end > node.end:
+                return Lost(marks[len(back) :], goes_on.used, below, is_end=True)
+            assert below
+            place = (end - base) * size
+            goes_on = below.pop(hash(bytes(key[place : place + size])), None)
+            if below:
+                if node.lost is None:
+                    node.lost = {}
+                node.lost[end] = below
+                if end == node.end:
+                    node.writer = None
+            start = end
+        return None
+
+
+def between(lost: Forks, start: int, end: int) -> list[int]:
+    """Return the boundaries above `start`, up to `end`, at which something was lost, rising."""
+    if len(lost) == 1:
+        return [at for at in lost if start < at <= end]
+    if end - start < len(lost):
+        return [at for at in range(start + 1, end + 1) if at in lost]
+    return sorted(at for at in lost if start < at <= end)
 
 
 def marks_of(key: Run, start: int, stop: int, block_bytes: int) -> Run:

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import msgspec
 
-from quire.core.lost import Lost
+from quire.core.lost import Forks
 from quire.core.policies import Entry
 from quire.core.sparse import Part
 from quire.core.tokens import TOKEN_BYTES
@@ -39,7 +39,7 @@ class Node(Entry, gc=False, eq=False):
     `used`       number of the last request that used it, 0 if nobody did
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations, by the hash of their first block's bytes
+    `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
     `hashes`     digests of the first blocks, as far as they were computed
     `named`      what `names` gives, as far as it was asked for
@@ -62,7 +62,7 @@ class Node(Entry, gc=False, eq=False):
     pins: int = 0
     grown: bool = True
     has_media: bool = False
-    lost: dict[int, Lost] | None = None
+    lost: Forks | None = None
     hashes: list[bytes] | None = None
     named: array[int] | None = None
     name_above: tuple[int, int] | None = None
@@ -174,11 +174,9 @@ class Match(msgspec.Struct, gc=False, eq=False):
     """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
 
     `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
-    `sought` is the block that no child of `node` begins with, empty where there is such an edge.
     """
 
     node: Node
     num_bytes: int
     edge: Node | None
     into: int
-    sought: bytes = b""

@@ -124,7 +124,7 @@ class Publisher:
         for state in rows.states:
             ids[state.index] = NO_IDS
         blocks = tuple(array("i", each.tobytes()) for each in ids)
-        lost = self._tree.take_lost(parent, first)
+        lost = self._tree.lost.take(parent, first)
         node = seq.node = self._tree.add(parent, first, key, blocks, seq.priority)
         node.used = lost.used if lost is not None else 0
         node.session = parent.session
@@ -137,7 +137,7 @@ class Publisher:
         if self._events is not None:
             self._events.stored(node, seq.scope, left)
         if lost is not None:
-            self._tree.put_back(node, start, lost)
+            self._tree.lost.put_back(node, start, lost)
 
     def _publish_run(self, seq: Sequence, key: Key, num_blocks: int) -> None:
         tree, rows, row = self._tree, self._rows, seq.row
@@ -157,10 +157,9 @@ class Publisher:
         if seq.terms is not None:
             priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
             goes_on = seq.terms.at(start).start != start
-        lost = tree.take_lost(node, first) if node.lost else None
+        lost = tree.lost.take(node, first) if node.lost else None
         if (
             node.locks == 1
-            and not node.lost
             and not node.children
             and node.parent is not None
             and node.used == seq.number
@@ -186,11 +185,12 @@ class Publisher:
         if self._events is not None:
             self._events.stored(node, seq.scope, num_blocks)
         if lost is not None:
-            left = tree.put_back(node, start, lost)
+            left = tree.lost.put_back(node, start, lost)
             at = (stop * rows.block_size - seq.known_start) * TOKEN_BYTES
             if left is not None and 0 <= at <= len(seq.known) - tree.block_bytes:
                 first = seq.known[at : at + tree.block_bytes]
-                node.lost, node.writer = {hash(first): left}, None
+                tree.lost.hang(left, first, node, is_end=True)
+                node.writer = None
 
     def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
         """Take over the tree's blocks as far as it has these tokens.

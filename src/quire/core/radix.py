@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
-from quire.core.lost import Lost, LostRuns, marks_of
+from quire.core.lost import LostOf, between
 from quire.core.media import UsedMedia
 from quire.core.node import NO_CHILDREN, Match, Node
 from quire.core.scope import Scope
@@ -59,7 +59,7 @@ class PrefixTree:
         self.roots: dict[Scope, Node] = {}
         self._num_roots = 0
         self._max_roots = MAX_ROOTS
-        self.lost_runs = LostRuns()
+        self.lost = LostOf(self.block_bytes)
 
     def root(self, scope: Scope) -> Node:
         """Return the root of a scope, made at first use."""
@@ -80,7 +80,7 @@ class PrefixTree:
             first = key[start : start + block_bytes].tobytes()
             edge = node.children.get(first)
             if edge is None:
-                return Match(node, start, None, 0, first)
+                return Match(node, start, None, 0)
             edge_key = edge.key
             end = start + len(edge_key)
             if end > num_bytes:
@@ -130,6 +130,9 @@ class PrefixTree:
             upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
         if edge.named is not None:
             upper.named, edge.named = edge.named[:num_blocks], edge.named[num_blocks:]
+        if edge.lost:
+            above = between(edge.lost, parent.end, upper.end)
+            upper.lost = {at: edge.lost.pop(at) for at in above}
         edge.parent = upper
         edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
@@ -138,6 +141,14 @@ class PrefixTree:
         for group in self.sparse:
             group.split(upper, edge)
         return upper
+
+    def cut_path(self, node: Node, starts: Iterable[int]) -> None:
+        """Make these blocks of the path to a node, rising, starts of nodes."""
+        for start in reversed(list(starts)):
+            while node.parent is not None and node.start > start:
+                node = node.parent
+            if node.start < start < node.end:
+                self.split(node, start - node.start)
 
     def cut(self, found: Match) -> Node:
         """Make the end of a match a node of its own and return it."""
@@ -206,37 +217,6 @@ class PrefixTree:
             group.created(node)
         return node
 
-    def take_lost(self, node: Node, first: bytes) -> Lost | None:
-        """Return the run that was evicted below a node and began with a block, and remember it no more."""
-        return node.lost.pop(hash(first), None) if node.lost else None
-
-    def put_back(self, node: Node, start: int, lost: Lost) -> Lost | None:
-        """Hang what had been lost below a run where it belongs, now that the run came back from block `start` on.
-
-        Returns what is left of the run, if it came back in part.
-        """
-        size, whole = self.block_bytes, len(node.key)
-        at = (start - node.start) * size
-        goes_on: Lost | None = lost
-        while goes_on is not None:
-            marks, below = goes_on.marks, goes_on.below
-            end = at + len(marks) * size
-            if not below and end <= whole:
-                return None
-            back = marks_of(node.key, at, min(end, whole), size)
-            if not marks.startswith(back):
-                return None
-            if end > whole:
-                return Lost(marks[len(back) :], goes_on.used, below, is_end=True)
-            assert below
-            goes_on = below.pop(hash(bytes(node.key[end : end + size])), None)
-            at = end
-            if below:
-                upper = self.split(node, end // size) if end < whole else node
-                upper.lost, upper.writer = below, None
-                at, whole = 0, len(node.key)
-        return None
-
     def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
         """Lengthen a leaf that only the caller references, in place."""
         node.key += key
@@ -258,21 +238,12 @@ class PrefixTree:
         for g, pool in self.full:
             pool.free(memoryview(node.blocks[g])[-num_blocks:])
             pool.num_cached -= num_blocks
-        size, used, below, parent = self.block_bytes, node.used, node.lost, node.parent
-        marks = node.key[len(node.key) - num_blocks * size + size - TOKEN_BYTES :: size]
-        if below and len(below) == 1:
-            (lost,) = below.values()
-            if lost.is_end:
-                marks += lost.marks
-                used, below = lost.used, lost.below
-        first = hash(self.cut_tail(node, num_blocks))
-        lost = Lost(marks, used, below, node.parent is not None)
-        if lost.is_end:
-            node.lost = {first: lost}
+        lost, parent = self.lost.tail(node, num_blocks), node.parent
+        first = self.cut_tail(node, num_blocks)
+        if node.parent is not None:
+            self.lost.hang(lost, first, node, is_end=True)
         elif parent is not None:
-            if parent.lost is None:
-                parent.lost = {}
-            self.lost_runs.remember(parent.lost, first, lost)
+            self.lost.hang(lost, first, parent, is_end=False)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
@@ -291,8 +262,11 @@ class PrefixTree:
             del node.key[at:]
             for ids in node.blocks:
                 del ids[left:]
+            if node.lost:
+                for boundary in between(node.lost, node.end - num_blocks, node.end):
+                    del node.lost[boundary]
             node.end -= num_blocks
-            node.lost = None
+            node.writer = None
             if node.hashes is not None:
                 del node.hashes[left:]
             if node.named is not None:

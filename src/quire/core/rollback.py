@@ -34,6 +34,8 @@ class Rollback:
         self._free(seq, seq.node.end, seq.num_blocks)
         tree.leave(seq.node, rows.standing(seq))
         self._free_states(seq)
+        if seq.terms is not None:  # what was cut for them may have been joined since
+            tree.cut_path(seq.node, (term.start for term in seq.terms.steps))
         node = seq.node
         while node.parent is not None:
             keep_for = seq.keep_for_at(node.parent.end)

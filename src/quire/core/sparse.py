@@ -146,6 +146,14 @@ class SparseGroup(ABC):
         """`upper` took over the head of `lower`."""
 
     @abstractmethod
+    def joinable(self, upper: Node) -> bool:
+        """Whether nothing is kept for the end of this node alone, so that it need not be an end."""
+
+    @abstractmethod
+    def joined(self, node: Node, upper: Part) -> None:
+        """`node` took over the run of the node above it, whose part this was."""
+
+    @abstractmethod
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         """The last blocks of a leaf leave the tree; those from `freed_from` on are freed."""
 

@@ -103,6 +103,19 @@ class StateGroup(SparseGroup):
         self._enter(lower, part)
         self._enter(upper, top)
 
+    def joinable(self, upper: Node) -> bool:
+        return upper.end not in self._part(upper).passing
+
+    def joined(self, node: Node, upper: Part) -> None:
+        assert isinstance(upper, StatePart)
+        part = self._part(node)
+        part.snapshots = upper.snapshots | part.snapshots
+        part.passing |= upper.passing
+        part.num_held = len(part.snapshots)
+        part.guarded += upper.guarded
+        self._recount(node, part)
+        self._enter(node, part)
+
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:  # noqa: ARG002 - states are whole
         end = node.end - num_blocks
         part = self._part(node)

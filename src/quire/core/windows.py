@@ -154,6 +154,19 @@ class WindowGroup(WindowGuards):
         if part.guards:
             self._tell(lower)  # a leaf that grew in place may need less than it did
 
+    def joinable(self, upper: Node) -> bool:
+        end = upper.end
+        return self._kept_window(end - 1)[1] == end or self.accepted(upper, end) != end
+
+    def joined(self, node: Node, upper: Part) -> None:
+        assert isinstance(upper, WindowPart)
+        part = self._part(node)
+        part.num_held += upper.num_held
+        part.guarded += upper.guarded
+        part.swept = upper.swept
+        self._recount(node, part)
+        self._enter(node, part)
+
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         part = self._part(node)
         end = node.end - num_blocks

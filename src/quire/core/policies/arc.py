@@ -46,6 +46,9 @@ class Arc(QueuedPolicy):
         entry.uses = 1
         entry.queue = FREQUENT
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        return upper.queue == lower.queue  # its place is that of its release, which is the same
+
     def released(self, entry: Entry) -> None:
         entry.rank = (self.tick(),)
         super().released(entry)

@@ -166,6 +166,14 @@ class Policy(ABC):
     def split(self, upper: Entry, lower: Entry) -> None:
         """A new cached entry took over the head of `lower`, with its rank and uses."""
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        """Whether `lower`, the only one below `upper`, may take over its run, and keeps its own rank and uses.
+
+        Both are referenced, by the same requests, and the latest one has just used both.
+        """
+        alike = upper.queue == lower.queue and upper.uses == lower.uses
+        return alike and upper.note is lower.note
+
     @abstractmethod
     def victim(self) -> Entry | None:
         """Return the evictable entry to evict next, or None.

@@ -18,5 +18,8 @@ class Fifo(RankedPolicy):
     def added(self, entry: Entry) -> None:
         entry.rank = (self.tick(),)
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        return upper.rank == lower.rank
+
     def touched(self, entry: Entry) -> None:
         pass

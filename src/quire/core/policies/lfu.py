@@ -34,6 +34,9 @@ class Lfu(RankedPolicy):
     def extendable(self, entry: Entry) -> bool:
         return entry.uses <= 1
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        return upper.uses <= 2 * lower.uses  # so that a path of n uses has log n entries at most
+
     def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - its value is per block
         self.age = max(self.age, entry.rank[0])
 

@@ -73,6 +73,9 @@ class Lru(Policy):
         lower.newer = upper
         newer.older = upper
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:  # noqa: ARG002 - both were used at once
+        return True
+
     def victim(self) -> Entry | None:
         oldest = self._ends.newer
         return None if oldest is self._ends else oldest

@@ -57,6 +57,9 @@ class QueuedPolicy(Policy):
     def extendable(self, entry: Entry) -> bool:  # noqa: ARG002 - what one request stored has one history
         return False
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        return upper.rank == lower.rank and super().joinable(upper, lower)
+
     def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - its blocks stay counted
         self._num_cached += 1
         if upper.queue in self.interior:

@@ -37,6 +37,10 @@ class TwoQ(QueuedPolicy):
     def touched(self, entry: Entry) -> None:
         pass
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        both_used_now = upper.queue == lower.queue == MAIN
+        return both_used_now or super().joinable(upper, lower)
+
     def released(self, entry: Entry) -> None:
         if entry.queue == MAIN:
             entry.rank = (self.tick(),)

@@ -54,6 +54,9 @@ class WTinyLfu(QueuedPolicy):
             entry.queue = PROTECTED
         self._sketch.add(entry.names())
 
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
+        return upper.queue == lower.queue  # its place is that of its release, which is the same
+
     def released(self, entry: Entry) -> None:
         entry.rank = (self.tick(),)
         super().released(entry)

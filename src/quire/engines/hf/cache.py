@@ -171,7 +171,8 @@ class PrefixCache(KeptBlocks):
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
-        The prompt may be given in any form that `generate` takes. For beams or return sequences, call `past.batch_repeat_interleave(n)` first.
+        The prompt may be given in any form that `generate` takes. For beams or return sequences, call
+        `past.batch_repeat_interleave(n)` first.
 
         The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
         it calls the original, so that tokens are recorded as it is fed. What the original is fed with

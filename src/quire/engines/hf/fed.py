@@ -18,6 +18,8 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "logits_to_keep",
+        "tokenizer",
+        "assistant_tokenizer",
         "labels",
     }
 )

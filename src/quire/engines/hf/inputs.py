@@ -220,6 +220,11 @@ def _ids(value: Any) -> tuple[int, ...]:
 def _left_padding(mask: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Leading zeros per row; `TokensError` unless each row is zeros, then ones."""
     ones = mask != 0
+    if (odd := mask[ones & (mask != 1)]).size:
+        raise TokensError(
+            f"attention_mask holds {odd[0]}; it is 1 for tokens and 0 for padding, as positions are "
+            "counted by it"
+        )
     pads = ones.argmax(axis=1)
     for row, pad in enumerate(pads):
         if not ones[row].any():

@@ -31,7 +31,8 @@ class Watched:
     def _forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(self.names, args, strict=False)) | kwargs
         recorder = self.recorders.get(id(given.get("past_key_values")))
-        if recorder is None:
+        is_given_twice = len(given) < len(args) + len(kwargs)  # Python refuses such a call
+        if recorder is None or is_given_twice:
             return model(*args, **kwargs)
         changed = recorder.forward_starts(given)
         output = model(*args, **kwargs) if changed is None else model(**changed)
@@ -61,6 +62,7 @@ def _stand_in(model: Any, forward: Callable[[Any, tuple[Any, ...], dict[str, Any
     body = {
         "__call__": call,
         "__reduce_ex__": reduce,
+        "__wrapped__": kind,  # what builds another model of this class
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
