@@ -254,3 +254,14 @@ def test_an_adapter_that_is_not_causal_is_refused_when_it_comes():
     assert cache.manager.snapshot() == before
     lily.unload()
     assert ask(model, cache) == 20
+
+
+def test_the_strength_of_one_of_two_adapters_counts():
+    wrapped = wrapped_model("LORA")
+    model = wrapped.get_base_model()
+    wrapped.add_adapter("other", config_of("LORA"))
+    model.eval()
+    cache = make_cache(model, block_size=4)
+    assert [ask(model, cache) for _ in range(2)] == [0, 20]
+    model.model.layers[0].self_attn.k_proj.scale_layer(1.5)
+    assert [ask(model, cache) for _ in range(2)] == [0, 20]

@@ -208,6 +208,8 @@ class Sight:
                 facts[f"{path}.{name}"] = value
             else:
                 kept = _without(value, unused) if unused else value
+                if kept is not value:
+                    self._watch.containers.append(value)
                 facts[f"{path}.{name}"] = self._frozen(kept, f"{path}.{name}", added=added)
         if module._forward_hooks or module._forward_pre_hooks:
             hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
