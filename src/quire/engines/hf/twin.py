@@ -106,7 +106,7 @@ _PRODUCTS = (
     ("mamba_num_heads", "mamba_head_dim"),
     ("num_heads", "head_dim"),
 )
-_EXPANSIONS = ("expand", "mamba_expand")
+_TOTALS = ("expand", "mamba_expand", "mamba_d_ssm")
 
 
 def shrunk(config: Any) -> Any:
@@ -204,10 +204,9 @@ class _Maps:
             heads, width = old.get(counted), old.get(per_head)
             if not isinstance(heads, int) or not isinstance(width, int):
                 continue
-            for name, factor in [(n, old.get(n)) for n in (*_EXPANSIONS, "mamba_d_ssm")]:
-                base, new = self._width, self.width(self._width)
-                if isinstance(factor, int) and heads * width == factor * base:
-                    small[per_head] = factor * new // small[counted]
+            for name, factor in [(n, old.get(n)) for n in _TOTALS]:
+                if isinstance(factor, int) and heads * width == factor * self._width:
+                    small[per_head] = factor * self.width(self._width) // small[counted]
                 elif name == "mamba_d_ssm" and factor == heads * width:
                     small[per_head] = small[name] // small[counted]
         for name, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),):
@@ -283,8 +282,8 @@ def _rotated_part(values: _Values, head_width: int) -> float:
 def _head_unit(rotated_part: float) -> int:
     """Return a head's width of which that part is a whole, even number of at least 8."""
     for width in range(_UNIT, 8 * _UNIT, _UNIT):
-        rotated = width * rotated_part
-        if rotated >= _UNIT - 1e-6 and abs(rotated / 2 - round(rotated / 2)) < 1e-6:
+        half = width * rotated_part / 2
+        if half >= _UNIT / 2 - 1e-6 and abs(half - round(half)) < 1e-6:
             return width
     return 8 * _UNIT
 
@@ -367,10 +366,8 @@ def _cut_layers(old: _Values, small: _Values, kept: list[int], maps: _Maps) -> _
 
 
 def _are_indices(members: list[Any], num_layers: int) -> bool:
-    return (
-        all(type(m) is int and 0 <= m < num_layers for m in members)
-        and sorted(set(members)) == members
-    )
+    known = all(type(m) is int and 0 <= m < num_layers for m in members)
+    return known and sorted(set(members)) == members
 
 
 def _is_config(name: str, value: Any) -> bool:
