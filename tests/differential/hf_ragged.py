@@ -111,7 +111,9 @@ class Ragged:
         ids = torch.tensor([text])
         if by_session:
             with self.cache.session(ids) as past, torch.no_grad():
-                logits = model(ids[:, past.get_seq_length() :], past_key_values=past).logits[:, -1]
+                logits = self.model(ids[:, past.get_seq_length() :], past_key_values=past).logits[
+                    :, -1
+                ]
                 past.check()
         else:
             out = self.cache.generate(
@@ -154,7 +156,7 @@ class Ragged:
     def session(self, ids, mask, batch):
         """The model's own generate over a lent cache."""
         with self.cache.session(ids, attention_mask=mask) as past:
-            out = model.generate(
+            out = self.model.generate(
                 ids,
                 attention_mask=mask,
                 past_key_values=past,
@@ -172,7 +174,7 @@ class Ragged:
         with self.cache.session(ids, attention_mask=mask) as past, torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], batch.step):
                 stop = min(start + batch.step, ids.shape[1])
-                logits = model(
+                logits = self.model(
                     ids[:, start:stop],
                     attention_mask=mask[:, :stop],
                     position_ids=positions[:, start:stop],

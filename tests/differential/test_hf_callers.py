@@ -107,7 +107,9 @@ def test_ids_and_masks_of_every_form_are_the_same_request(form, mask_form, pads,
         assert hit == cache.explain(ids, attention_mask=mask).hit.num_tokens > 0
     elif call == "session":
         with cache.session(given_ids, attention_mask=given_mask) as past:
-            out = cache.model.generate(ids, attention_mask=mask, past_key_values=past, max_new_tokens=4)
+            out = cache.model.generate(
+                ids, attention_mask=mask, past_key_values=past, max_new_tokens=4
+            )
         assert torch.equal(out, plain)
     else:
         out = cache.generate(given_ids, attention_mask=given_mask, max_new_tokens=4)

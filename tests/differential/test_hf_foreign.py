@@ -123,7 +123,9 @@ def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
     padded, mask = left_padded([ids[0], ids[0, :17]])
     with cache.session(padded, attention_mask=mask) as past, torch.no_grad():
         for start, stop in ((0, 20), (20, 26), (26, 41)):
-            cache.model(padded[:, start:stop], past_key_values=past, **OURS[name](mask, start, stop))
+            cache.model(
+                padded[:, start:stop], past_key_values=past, **OURS[name](mask, start, stop)
+            )
     assert cache.last.unknown_tokens == 0
     assert held(cache, ids) == 40
     assert check_stored(model, cache, ids[0]) == 40

@@ -153,7 +153,9 @@ def test_a_second_thread_is_refused_and_nothing_is_harmed(model, cache):
                     out = cache.generate(texts[at], max_new_tokens=2)
                 else:
                     with cache.session(texts[at]) as past:
-                        out = cache.model.generate(texts[at], past_key_values=past, max_new_tokens=2)
+                        out = cache.model.generate(
+                            texts[at], past_key_values=past, max_new_tokens=2
+                        )
                     repr(cache)
                 assert torch.equal(out, expected[at])
                 counts["done"] += 1

@@ -83,7 +83,7 @@ def test_a_session_that_differs_is_refused_and_keeps_nothing(wrong):
         pytest.raises(UnsupportedModel, match="not exact with reuse"),
         cache.session(text(40)) as past,
     ):
-        model.generate(text(40), past_key_values=past, max_new_tokens=3)
+        wrong.generate(text(40), past_key_values=past, max_new_tokens=3)
     assert cache.manager.num_cached == cache.manager.num_active == 0
 
 

@@ -42,7 +42,7 @@ def test_a_session_goes_on_from_what_came_back_and_hands_down_what_it_computed(f
     for came in ({}, {"host": 80}):
         cache = make_cache(model, tiers=host)
         with cache.session(IDS) as past:
-            text = lent.generate(IDS, past_key_values=past, max_new_tokens=30, min_new_tokens=30)
+            text = model.generate(IDS, past_key_values=past, max_new_tokens=30, min_new_tokens=30)
         assert torch.equal(text, plain)
         assert cache.last.tier_tokens == came
     cache = make_cache(model, tiers=host)

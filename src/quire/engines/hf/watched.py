@@ -92,13 +92,22 @@ class SeenForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.watched.forward(self._forward, *args, **kwargs)
 
+    def beneath(self) -> Any:
+        """Return what stands in the model's own attributes but for sessions; None for nothing."""
+        replaced = self.replaced
+        return replaced.beneath() if isinstance(replaced, SeenForward) else replaced
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._forward.__reduce_ex__(protocol)  # copied or pickled, it is the one of the model
+        return self._forward.__reduce_ex__(
+            protocol
+        )  # copied or pickled, it is the one of the model
 
 
 def _take_away(attributes: dict[str, Any]) -> None:
     """Take away what nobody needs any more of what was put before a model's forward."""
-    while isinstance(seen := attributes.get("forward"), SeenForward) and not seen.watched.is_lending:
+    while (
+        isinstance(seen := attributes.get("forward"), SeenForward) and not seen.watched.is_lending
+    ):
         if seen.replaced is None:
             del attributes["forward"]
         else:
@@ -127,7 +136,6 @@ def _stand_in(model: Any, forward: Callable[..., Any]) -> Any:
     body = {
         "__call__": call,
         "__reduce_ex__": reduce,
-        "__wrapped__": kind,  # what builds another model of this class
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
