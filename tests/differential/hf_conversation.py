@@ -74,7 +74,7 @@ class Conversation:
 
     def session(self):
         ids = self.text()[None]
-        with self.cache.session(ids) as (model, past):
-            out = model.generate(ids, past_key_values=past, max_new_tokens=6)
+        with self.cache.session(ids) as past:
+            out = self.model.generate(ids, past_key_values=past, max_new_tokens=6)
         assert torch.equal(out, self.model.generate(ids, max_new_tokens=6))
         self.remember(out)

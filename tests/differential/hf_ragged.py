@@ -110,8 +110,10 @@ class Ragged:
         """Compute a text of one row and compare the logits of its last token."""
         ids = torch.tensor([text])
         if by_session:
-            with self.cache.session(ids) as (model, past), torch.no_grad():
-                logits = model(ids[:, past.get_seq_length() :], past_key_values=past).logits[:, -1]
+            with self.cache.session(ids) as past, torch.no_grad():
+                logits = self.model(ids[:, past.get_seq_length() :], past_key_values=past).logits[
+                    :, -1
+                ]
                 past.check()
         else:
             out = self.cache.generate(
@@ -153,8 +155,8 @@ class Ragged:
 
     def session(self, ids, mask, batch):
         """The model's own generate over a lent cache."""
-        with self.cache.session(ids, attention_mask=mask) as (model, past):
-            out = model.generate(
+        with self.cache.session(ids, attention_mask=mask) as past:
+            out = self.model.generate(
                 ids,
                 attention_mask=mask,
                 past_key_values=past,
@@ -169,10 +171,10 @@ class Ragged:
     def loop(self, ids, mask, batch):
         """A loop over a lent cache that feeds a few columns at a time."""
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        with self.cache.session(ids, attention_mask=mask) as (model, past), torch.no_grad():
+        with self.cache.session(ids, attention_mask=mask) as past, torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], batch.step):
                 stop = min(start + batch.step, ids.shape[1])
-                logits = model(
+                logits = self.model(
                     ids[:, start:stop],
                     attention_mask=mask[:, :stop],
                     position_ids=positions[:, start:stop],

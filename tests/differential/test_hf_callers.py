@@ -106,8 +106,10 @@ def test_ids_and_masks_of_every_form_are_the_same_request(form, mask_form, pads,
         hit = cache.explain(given_ids, attention_mask=given_mask).hit.num_tokens
         assert hit == cache.explain(ids, attention_mask=mask).hit.num_tokens > 0
     elif call == "session":
-        with cache.session(given_ids, attention_mask=given_mask) as (lent, past):
-            out = lent.generate(ids, attention_mask=mask, past_key_values=past, max_new_tokens=4)
+        with cache.session(given_ids, attention_mask=given_mask) as past:
+            out = cache.model.generate(
+                ids, attention_mask=mask, past_key_values=past, max_new_tokens=4
+            )
         assert torch.equal(out, plain)
     else:
         out = cache.generate(given_ids, attention_mask=given_mask, max_new_tokens=4)
@@ -171,8 +173,8 @@ def test_calls_under_every_mode_share(model, cache, ids, mode):
             out = cache.generate(ids, max_new_tokens=4)
     assert cache.last.cached_tokens == 40
     assert torch.equal(out, model.generate(ids, max_new_tokens=4))
-    with torch.inference_mode(), cache.session(ids) as (lent, past):
-        lent(ids[:, past.get_seq_length() :], past_key_values=past)
+    with torch.inference_mode(), cache.session(ids) as past:
+        cache.model(ids[:, past.get_seq_length() :], past_key_values=past)
     same(model, cache, ids)
     check_stored(model, cache, out[0])
 
@@ -221,11 +223,11 @@ def test_settings_of_another_cache_change_nothing(ids, kind, where):
 
 def test_positional_arguments_of_a_forward_in_a_session(model, cache, ids):
     positions = torch.arange(41)[None]
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], None, positions[:, :20], past)
-        lent(ids[:, 20:], None, positions[:, 20:], past)
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], None, positions[:, :20], past)
+        cache.model(ids[:, 20:], None, positions[:, 20:], past)
         with pytest.raises(TypeError, match="multiple values"):
-            lent(ids, input_ids=ids, past_key_values=past)
+            cache.model(ids, input_ids=ids, past_key_values=past)
         past.check()
     assert check_stored(model, cache, ids[0]) == 40
     same(model, cache, ids)
@@ -233,18 +235,18 @@ def test_positional_arguments_of_a_forward_in_a_session(model, cache, ids):
 
 def test_a_whole_prompt_fed_again_by_position_is_cut(model, cache, ids):
     cache.generate(ids, max_new_tokens=1)
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        logits = lent(ids, None, torch.arange(41)[None], past).logits
+    with cache.session(ids) as past, torch.no_grad():
+        logits = cache.model(ids, None, torch.arange(41)[None], past).logits
     assert past.get_seq_length() == 41
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=1e-4, rtol=1e-4)
 
 
 def test_a_copy_of_a_lent_cache_goes_on_alone(model, cache, ids):
     cache.generate(ids, max_new_tokens=1)
-    with cache.session(ids) as (lent, past):
+    with cache.session(ids) as past:
         for _ in range(2):
             twin = copy.deepcopy(past)
-            out = lent.generate(ids, past_key_values=twin, max_new_tokens=4)
+            out = cache.model.generate(ids, past_key_values=twin, max_new_tokens=4)
             assert torch.equal(out, model.generate(ids, max_new_tokens=4))
         assert past.get_seq_length() == 40
     same(model, cache, ids)

@@ -104,10 +104,10 @@ def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
     model, ids = tiny_model(family), random_ids(torch.Generator().manual_seed(2), 41)
     cache = make_cache(model, block_size=4)
     mask = torch.ones_like(ids)
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], past_key_values=past)
-        lent(ids[:, 20:30], past_key_values=past, **FOREIGN[name](mask, 20, 30))
-        lent(ids[:, 30:], past_key_values=past)
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], past_key_values=past)
+        cache.model(ids[:, 20:30], past_key_values=past, **FOREIGN[name](mask, 20, 30))
+        cache.model(ids[:, 30:], past_key_values=past)
         past.check()
     assert held(cache, ids) == 20
     assert cache.last.unknown_tokens == 21
@@ -121,9 +121,11 @@ def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
 @pytest.mark.parametrize("name", OURS)
 def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
     padded, mask = left_padded([ids[0], ids[0, :17]])
-    with cache.session(padded, attention_mask=mask) as (lent, past), torch.no_grad():
+    with cache.session(padded, attention_mask=mask) as past, torch.no_grad():
         for start, stop in ((0, 20), (20, 26), (26, 41)):
-            lent(padded[:, start:stop], past_key_values=past, **OURS[name](mask, start, stop))
+            cache.model(
+                padded[:, start:stop], past_key_values=past, **OURS[name](mask, start, stop)
+            )
     assert cache.last.unknown_tokens == 0
     assert held(cache, ids) == 40
     assert check_stored(model, cache, ids[0]) == 40
@@ -131,16 +133,16 @@ def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
 
 
 def test_positional_arguments_are_seen_as_well(model, cache, ids):
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], None, torch.arange(20)[None], past)
-        lent(ids[:, 20:30], None, torch.arange(10)[None], past)
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], None, torch.arange(20)[None], past)
+        cache.model(ids[:, 20:30], None, torch.arange(10)[None], past)
     assert held(cache, ids) == 20
 
 
 def test_padding_without_a_mask_is_text_and_is_not_kept(model, cache, ids):
     padded, mask = left_padded([ids[0], ids[0, :17]])
-    with cache.session(padded, attention_mask=mask) as (lent, past), torch.no_grad():
-        lent(padded, past_key_values=past)
+    with cache.session(padded, attention_mask=mask) as past, torch.no_grad():
+        cache.model(padded, past_key_values=past)
     assert (cache.last.stored_tokens, cache.last.unknown_tokens) == (0, 41 + 17)
     same(model, cache, ids[:, :17])
 
@@ -157,20 +159,20 @@ def test_padding_without_a_mask_is_text_and_is_not_kept(model, cache, ids):
 def test_an_argument_that_is_not_known_to_be_harmless_makes_the_columns_unknown(
     model, cache, ids, arguments, words
 ):
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], past_key_values=past)
-        lent(**{"input_ids": ids[:, 20:30], "past_key_values": past, **arguments})
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], past_key_values=past)
+        cache.model(**{"input_ids": ids[:, 20:30], "past_key_values": past, **arguments})
     assert held(cache, ids) == 20
     assert words in cache.last.unknown_reason
     assert cache.last.unknown_tokens == 10
 
 
 def test_what_a_model_in_training_mode_computes_is_not_kept(model, cache, ids):
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], past_key_values=past)
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], past_key_values=past)
         model.train()
         try:
-            lent(ids[:, 20:], past_key_values=past)
+            cache.model(ids[:, 20:], past_key_values=past)
         finally:
             model.eval()
     assert held(cache, ids) == 20
@@ -178,11 +180,11 @@ def test_what_a_model_in_training_mode_computes_is_not_kept(model, cache, ids):
 
 
 def test_what_was_foreign_and_cropped_is_forgotten(model, cache, ids):
-    with cache.session(ids) as (lent, past), torch.no_grad():
-        lent(ids[:, :20], past_key_values=past)
-        lent(ids[:, 20:], past_key_values=past, position_ids=torch.arange(21)[None])
+    with cache.session(ids) as past, torch.no_grad():
+        cache.model(ids[:, :20], past_key_values=past)
+        cache.model(ids[:, 20:], past_key_values=past, position_ids=torch.arange(21)[None])
         past.crop(-21)
-        lent(ids[:, 20:], past_key_values=past)
+        cache.model(ids[:, 20:], past_key_values=past)
     assert cache.last.unknown_tokens == 0
     assert check_stored(model, cache, ids[0]) == 40
 
@@ -217,7 +219,7 @@ def test_any_loop_leaves_what_each_text_alone_computes(family, seed):
     for _ in range(2):
         ids, mask = left_padded(texts)
         unknown = 0
-        with cache.session(ids, attention_mask=mask) as (lent, past), torch.no_grad():
+        with cache.session(ids, attention_mask=mask) as past, torch.no_grad():
             start = past.get_seq_length()
             while start < ids.shape[1]:
                 stop = min(start + rng.randint(1, 20), ids.shape[1])
@@ -233,7 +235,7 @@ def test_any_loop_leaves_what_each_text_alone_computes(family, seed):
                     foreign = foreign or bool(differs.any())
                 if unknown or foreign:
                     unknown += int(mask[:, start:stop].sum())
-                lent(ids[:, start:stop], past_key_values=past, **given)
+                cache.model(ids[:, start:stop], past_key_values=past, **given)
                 start = stop
         assert cache.last.unknown_tokens == unknown
         for text in texts:

@@ -163,7 +163,7 @@ def test_a_session_of_several_rows_and_a_loop_of_its_own(family):
     ids = text(40)
     plain = model.generate(ids, max_new_tokens=9)
     for _ in range(2):
-        with cache.session(ids) as (model, past), torch.no_grad():
+        with cache.session(ids) as past, torch.no_grad():
             out = ids
             while out.shape[1] < plain.shape[1]:
                 start = past.get_seq_length()
@@ -212,7 +212,7 @@ def test_drafting_for_a_recurrent_model_is_refused_as_transformers_does(family):
 def test_a_forward_that_failed_leaves_what_was_kept_before_it():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4)
-    with cache.session(text(40)) as (model, past):
+    with cache.session(text(40)) as past:
         assert past.get_seq_length() == 36  # computed up to the last state that is kept
         hook = model.model.layers[1].register_forward_pre_hook(_fail)
         with pytest.raises(RuntimeError, match="in the middle"):

@@ -109,8 +109,8 @@ def test_two_sessions_at_once_and_a_call_between_them(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, num_blocks=pools(model, SMALL))
     one, two = text(40), torch.cat([text(40)[:, :24], text(9, 1)], dim=1)
-    with cache.session(one) as (model, first):
-        with cache.session(two) as (_, second):
+    with cache.session(one) as first:
+        with cache.session(two) as second:
             out_two = model.generate(two, past_key_values=second, max_new_tokens=9)
             between = cache.generate(text(30, 2), max_new_tokens=6)
         out_one = model.generate(one, past_key_values=first, max_new_tokens=9)
@@ -145,7 +145,7 @@ def test_memory_moves_to_the_group_whose_evictions_cost_hits():
 def test_memory_in_use_does_not_move():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4, num_blocks={"full": 30, "recurrent": 40})
-    with cache.session(text(110)) as (model, past):
+    with cache.session(text(110)) as past:
         for seed in range(4):
             same_while_open(model, cache, text(60, seed))
         before = [group.num_blocks for group in cache.memory()]

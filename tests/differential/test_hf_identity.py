@@ -176,8 +176,8 @@ def test_what_was_computed_before_a_change_is_not_found_after_it(model, cache, c
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_session_in_which_the_model_changes_keeps_nothing(model, cache, change):
-    with cache.session(IDS) as (lent, past), torch.no_grad():
-        lent(IDS[:, :30], past_key_values=past, use_cache=True)
+    with cache.session(IDS) as past, torch.no_grad():
+        model(IDS[:, :30], past_key_values=past, use_cache=True)
         change(model)
     assert cache.last.stored_tokens == 0
     assert reused(model, cache) == 0
@@ -368,9 +368,9 @@ def test_what_a_model_counts_in_its_forward_makes_it_no_other(model, early):
     cache = make_cache(model, block_size=4)
     layer.__class__ = Counting
     assert [reused(model, cache) for _ in range(3)] == [0, 40, 40]
-    with cache.session(IDS) as (lent, past), torch.no_grad():
+    with cache.session(IDS) as past, torch.no_grad():
         assert past.get_seq_length() == 40
-        lent(IDS[:, 40:], past_key_values=past, use_cache=True)
+        model(IDS[:, 40:], past_key_values=past, use_cache=True)
     assert reused(model, cache) == 40
     attention(model).k_proj.weight.data.mul_(2)
     assert reused(model, cache) == 0

@@ -132,13 +132,13 @@ def test_a_session_with_images_is_fed_what_is_left(model, cache, inputs):
     with torch.no_grad():
         plain = model(input_ids=ids, pixel_values=inputs["pixel_values"]).logits[:, -1]
     for reused in (0, 19):
-        with cache.session(ids, media=media) as (model, past), torch.no_grad():
+        with cache.session(ids, media=media) as past, torch.no_grad():
             assert past.get_seq_length() == reused
             content = {} if reused else {"pixel_values": inputs["pixel_values"]}
             rest = ids[:, reused:]
             logits = model(input_ids=rest, past_key_values=past, use_cache=True, **content).logits
         torch.testing.assert_close(logits[:, -1], plain, atol=1e-4, rtol=1e-4)
-    with cache.session(ids, media=[MediaItem(DOG, 6, 4)]) as (_, past):
+    with cache.session(ids, media=[MediaItem(DOG, 6, 4)]) as past:
         assert past.get_seq_length() == 6
     assert cache.manager.num_active == 0
 
@@ -146,7 +146,7 @@ def test_a_session_with_images_is_fed_what_is_left(model, cache, inputs):
 def test_what_follows_an_image_without_a_name_is_not_kept(model, cache, inputs):
     text, image = words(5, 8)[None], picture("llava", 3)
     more = torch.cat([torch.full((1, 4), IMAGE), words(6, 8)[None]], dim=1)
-    with cache.session(text) as (model, past), torch.no_grad():
+    with cache.session(text) as past, torch.no_grad():
         model(input_ids=text, past_key_values=past, use_cache=True)
         model(input_ids=more, past_key_values=past, use_cache=True, **image.arguments)
     assert cache.manager.num_cached == 2
@@ -159,7 +159,7 @@ def test_another_text_in_a_session_takes_along_only_the_images_it_shares(model, 
     ids, pixels = inputs["input_ids"], inputs["pixel_values"]
     other = torch.cat([ids[:, :12], words(9, 8)[None]], dim=1)
     media = [MediaItem(CAT, 4, 4), MediaItem(DOG, 16, 4)]
-    with cache.session(ids, media=media) as (model, past), torch.no_grad():
+    with cache.session(ids, media=media) as past, torch.no_grad():
         model(input_ids=other, past_key_values=past, use_cache=True, pixel_values=pixels[:1])
     assert cache.explain(other, media=[MediaItem(CAT, 4, 4)]).hit.num_tokens == 19
     assert cache.explain(other, media=[MediaItem(DOG, 4, 4)]).hit.num_tokens == 4

@@ -105,12 +105,6 @@ def test_a_model_without_a_twin_is_refused_unless_calls_are_compared():
     PrefixCache(model, "1MiB", verify="first")
 
 
-def test_the_model_that_a_session_lends_is_of_the_kind_of_the_model():
-    model = tiny_model("gemma2")
-    with make_cache(model).session(random_ids(None, 9)) as (lent, _):
-        assert check_kind(lent, needs_twin=True) is None
-
-
 def test_a_word_that_verify_does_not_know_is_refused():
     with pytest.raises(ConfigError, match=r"verify='all'.*'probe', 'first', None"):
         PrefixCache(tiny_model("llama"), "1MiB", verify="all")

@@ -50,7 +50,7 @@ def test_a_part_of_the_scope_keeps_prompts_apart_in_every_call(model, cache, ids
     for name, found in (("a", 40), ("c", 0)):
         scope = Scope(**{part: name})
         assert cache.explain(ids, scope).hit.num_tokens == found
-        with cache.session(ids, scope=scope) as (_, past):
+        with cache.session(ids, scope=scope) as past:
             assert past.get_seq_length() == found
 
 
@@ -84,7 +84,7 @@ def test_changed_weights_have_prefixes_of_their_own(model, cache, ids):
     change(model)
     assert [reused(model, cache, ids) for _ in range(2)] == [0, 40]
     assert cache.explain(ids).hit.num_tokens == 40
-    with cache.session(ids) as (_, past):
+    with cache.session(ids) as past:
         assert past.get_seq_length() == 40
 
 
@@ -107,7 +107,7 @@ def test_clear_accepts_changed_weights(model, cache, ids):
 
 def test_a_change_that_no_sample_shows_is_a_change(model, cache, ids):
     weight = model.model.embed_tokens.weight
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, past_key_values=past, use_cache=True)
         weight[int(ids[0, 20])] += 1.0
     assert cache.manager.num_cached == 0
@@ -170,7 +170,7 @@ def test_adapters_keep_apart_in_sessions_and_explanations_too(model, cache, ids)
     reused(model, cache, ids)
     add_adapter(model, "cats", 1)
     assert cache.explain(ids).hit.num_tokens == 0
-    with cache.session(ids) as (_, past):
+    with cache.session(ids) as past:
         assert past.get_seq_length() == 0
     model.disable_adapters()
     assert cache.explain(ids).hit.num_tokens == 40
@@ -257,7 +257,7 @@ def test_slots_tell_adapters_and_weights_apart_too(model, ids):
 
 def test_a_session_in_which_the_adapter_is_switched_keeps_nothing(model, cache, ids):
     add_adapter(model, "cats", 1)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :20], past_key_values=past, use_cache=True)
         model.disable_adapters()
         model(ids[:, 20:], past_key_values=past, use_cache=True)

@@ -32,7 +32,7 @@ def held(cache, tokens):
 def test_a_loop_of_ones_own_reuses_and_keeps(model, cache, ids):
     expected = model.generate(ids, max_new_tokens=10, min_new_tokens=10)
     for reused in (0, 40):
-        with cache.session(ids) as (model, past), torch.no_grad():
+        with cache.session(ids) as past, torch.no_grad():
             assert past.get_seq_length() == reused
             feed, out = ids[:, past.get_seq_length() :], ids
             for _ in range(10):
@@ -49,13 +49,13 @@ def test_a_loop_of_ones_own_reuses_and_keeps(model, cache, ids):
 
 
 def test_positional_input_ids_are_recorded(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, None, None, past)
     assert held(cache, ids) == 40
 
 
 def test_two_turns_in_one_session(model, cache, ids):
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         first = model.generate(ids, past_key_values=past, max_new_tokens=6)
         second = torch.cat([first, ids[:, :7]], dim=1)
         out = model.generate(second, past_key_values=past, max_new_tokens=6)
@@ -83,7 +83,7 @@ def fail_in_layer(model, layer, at_call):
 def test_a_forward_that_fails_half_way_counts_for_nothing(model, cache, ids, layer):
     handle = fail_in_layer(model, layer, at_call=2)
     with pytest.raises(StopHereError):  # noqa: PT012, SIM117
-        with cache.session(ids) as (model, past), torch.no_grad():
+        with cache.session(ids) as past, torch.no_grad():
             model(ids[:, :18], past_key_values=past)
             model(ids[:, 18:], past_key_values=past)
     assert held(cache, ids) == 16
@@ -96,7 +96,7 @@ def test_a_forward_that_fails_half_way_counts_for_nothing(model, cache, ids, lay
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_failed_forward_can_be_tried_again(model, cache, ids, layer):
     handle = fail_in_layer(model, layer, at_call=2)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :18], past_key_values=past)
         with pytest.raises(StopHereError):
             model(ids[:, 18:], past_key_values=past)
@@ -109,7 +109,7 @@ def test_a_failed_forward_can_be_tried_again(model, cache, ids, layer):
 
 def test_an_exception_of_the_caller_keeps_what_was_computed(model, cache, ids):
     with pytest.raises(StopHereError):  # noqa: PT012, SIM117
-        with cache.session(ids) as (model, past), torch.no_grad():
+        with cache.session(ids) as past, torch.no_grad():
             model(ids, past_key_values=past)
             raise StopHereError
     assert held(cache, ids) == 40
@@ -123,7 +123,7 @@ def test_an_unused_session_keeps_nothing(model, cache, ids):
 
 
 def test_what_was_computed_from_embeddings_is_never_kept(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :20], past_key_values=past)
         model(inputs_embeds=model.get_input_embeddings()(ids[:, 20:30]), past_key_values=past)
         model(ids[:, 30:], past_key_values=past)
@@ -132,7 +132,7 @@ def test_what_was_computed_from_embeddings_is_never_kept(model, cache, ids):
 
 
 def test_a_forward_past_the_recorder_is_never_kept(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :20], past_key_values=past)
         model.model(ids[:, 20:30], past_key_values=past)
         model(ids[:, 30:], past_key_values=past)
@@ -141,14 +141,14 @@ def test_a_forward_past_the_recorder_is_never_kept(model, cache, ids):
 
 
 def test_tokens_that_were_cropped_are_not_kept(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, past_key_values=past)
         past.crop(-21)
     assert held(cache, ids) == 20
 
 
 def test_a_reset_session_keeps_nothing(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, past_key_values=past)
         past.reset()
         past.check()
@@ -157,7 +157,7 @@ def test_a_reset_session_keeps_nothing(model, cache, ids):
 
 def test_another_text_than_the_opened_one_is_kept_as_what_it_is(model, cache, ids):
     other = random_ids(torch.Generator().manual_seed(8), 30)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(other, past_key_values=past)
     assert held(cache, ids) == 0
     assert held(cache, other) == 28
@@ -166,7 +166,7 @@ def test_another_text_than_the_opened_one_is_kept_as_what_it_is(model, cache, id
 
 def test_rows_follow_repeat_reorder_and_selection(model, cache, ids):
     branches = random_ids(torch.Generator().manual_seed(4), 8, rows=3)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, past_key_values=past)
         past.batch_repeat_interleave(3)
         model(branches, past_key_values=past)
@@ -181,7 +181,7 @@ def test_rows_follow_repeat_reorder_and_selection(model, cache, ids):
 
 def test_two_sessions_side_by_side_record_their_own_tokens(model, cache, ids):
     other = random_ids(torch.Generator().manual_seed(8), 30)
-    with cache.session(ids) as (model, one), cache.session(other) as (_, two), torch.no_grad():
+    with cache.session(ids) as one, cache.session(other) as two, torch.no_grad():
         model(ids[:, :20], past_key_values=one)
         model(other, past_key_values=two)
         model(ids[:, 20:], past_key_values=one)
@@ -190,7 +190,7 @@ def test_two_sessions_side_by_side_record_their_own_tokens(model, cache, ids):
 
 
 def test_generate_inside_a_session_leaves_it_alone(model, cache, ids):
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :20], past_key_values=past)
         same_inside = cache.generate(ids, max_new_tokens=4)
         logits = model(ids[:, 20:], past_key_values=past).logits
@@ -207,7 +207,7 @@ def test_no_hook_stays_on_the_model(model, cache, ids):
 
 
 def test_states_with_gradients_are_cached_without_them(model, cache, ids):
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         model(ids[:, :20], past_key_values=past)
         model(ids[:, 20:], past_key_values=past)
         assert not past.layers[0].keys.requires_grad
@@ -219,7 +219,7 @@ def test_a_ragged_batch_in_a_session(model, cache, ids):
 
     padded, mask = left_padded([ids[0], ids[0, :17]])
     cache.generate(ids, max_new_tokens=1)
-    with cache.session(padded, attention_mask=mask) as (model, past):
+    with cache.session(padded, attention_mask=mask) as past:
         assert past.get_seq_length() == 40
         out = model.generate(padded, attention_mask=mask, past_key_values=past, max_new_tokens=5)
     assert torch.equal(out, model.generate(padded, attention_mask=mask, max_new_tokens=5))

@@ -70,6 +70,6 @@ def test_a_session_takes_ranges_too():
     model = tiny_model("llama")
     cache = make_cache(model, block_size=4)
     ids = ids_of(20)
-    with cache.session(ids, ranges=[TokenRange(8, store=False)]) as (model, past):
+    with cache.session(ids, ranges=[TokenRange(8, store=False)]) as past:
         model.generate(ids, past_key_values=past, max_new_tokens=6)
     assert cache.explain(ids).hit.num_tokens == 8

@@ -114,8 +114,8 @@ def test_two_caches_over_one_model_run_in_two_threads(model, ids):
         def run():
             for _ in range(25):
                 assert torch.equal(cache.generate(tokens, max_new_tokens=3), expected)
-                with cache.session(tokens) as (lent, past):
-                    lent(tokens[:, past.get_seq_length() :], past_key_values=past)
+                with cache.session(tokens) as past:
+                    cache.model(tokens[:, past.get_seq_length() :], past_key_values=past)
             assert cache.last.cached_tokens == tokens.shape[1] - 1
             cache.manager.check()
 
@@ -152,8 +152,10 @@ def test_a_second_thread_is_refused_and_nothing_is_harmed(model, cache):
                 if turn % 3:
                     out = cache.generate(texts[at], max_new_tokens=2)
                 else:
-                    with cache.session(texts[at]) as (lent, past):
-                        out = lent.generate(texts[at], past_key_values=past, max_new_tokens=2)
+                    with cache.session(texts[at]) as past:
+                        out = cache.model.generate(
+                            texts[at], past_key_values=past, max_new_tokens=2
+                        )
                     repr(cache)
                 assert torch.equal(out, expected[at])
                 counts["done"] += 1
@@ -251,16 +253,16 @@ def test_calls_within_calls(family, num_blocks):
 
     def act():
         assert torch.equal(cache.generate(inner, max_new_tokens=5), expected[1])
-        with cache.session(inner) as (lent, past):
-            out = lent.generate(inner, past_key_values=past, max_new_tokens=5)
+        with cache.session(inner) as past:
+            out = cache.model.generate(inner, past_key_values=past, max_new_tokens=5)
             assert torch.equal(out, expected[1])
 
     for _ in range(2):
         out = cache.generate(outer, max_new_tokens=5, streamer=Between(act))
         assert torch.equal(out, expected[0])
-        with cache.session(outer) as (lent, past):
+        with cache.session(outer) as past:
             act()
-            out = lent.generate(
+            out = cache.model.generate(
                 outer, past_key_values=past, max_new_tokens=5, streamer=Between(act)
             )
             assert torch.equal(out, expected[0])

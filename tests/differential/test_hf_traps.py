@@ -38,7 +38,7 @@ def test_trap_1_a_prompt_that_is_cached_whole_leaves_one_token_to_compute(model,
     cache.generate(ids, max_new_tokens=20, min_new_tokens=20)
     assert torch.equal(cache.generate(ids, max_new_tokens=8), plain)
     assert cache.last.cached_tokens == 47
-    with cache.session(ids) as (_, past):
+    with cache.session(ids) as past:
         assert past.get_seq_length() == 47
 
 
@@ -46,7 +46,7 @@ def test_trap_2_full_ids_and_new_ids_with_a_full_mask_are_both_right(model, ids)
     plain = model.generate(ids, max_new_tokens=8)
     cache = make_cache(model)
     cache.generate(ids[:, :40], max_new_tokens=1)
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         held = past.get_seq_length()
         assert held >= 32
         new = model.generate(
@@ -68,7 +68,7 @@ def test_trap_3_a_model_of_recurrent_layers_alone_is_refused():
 
 def test_trap_3_a_crop_puts_the_cache_back_as_it_was(model, ids):
     cache = make_cache(model)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         assert past.is_croppable
         model(ids[:, :30], past_key_values=past)
         model(random_ids(torch.Generator(), 9), past_key_values=past)
@@ -81,7 +81,7 @@ def test_trap_3_a_crop_puts_the_cache_back_as_it_was(model, ids):
 
 
 def test_trap_3_crop_takes_negative_numbers_only(model, ids):
-    with make_cache(model).session(ids) as (model, past):
+    with make_cache(model).session(ids) as past:
         model(ids, past_key_values=past)
         with pytest.raises(ConfigError, match=r"crop\(-3\) removes the last 3"):
             past.crop(3)
@@ -103,11 +103,11 @@ def test_trap_4_a_session_that_was_not_expanded_says_what_to_do(model, ids, warm
         before = cache.manager.snapshot()
         with (
             pytest.raises(ConfigError, match=r"1 rows.*fed 3.*batch_repeat_interleave"),
-            cache.session(ids) as (model, past),
+            cache.session(ids) as past,
         ):
             model.generate(ids, past_key_values=past, num_beams=3, max_new_tokens=4)
         assert cache.manager.snapshot()["groups"] == before["groups"]
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         past.batch_repeat_interleave(3)
         out = model.generate(ids, past_key_values=past, num_beams=3, max_new_tokens=4)
     assert torch.equal(out, model.generate(ids, num_beams=3, max_new_tokens=4))
@@ -150,7 +150,7 @@ def test_trap_5_an_attention_function_with_a_mask_function_is_right():
 
 def test_trap_6_new_tokens_are_written_in_place(model, ids):
     cache = make_cache(model)
-    with cache.session(ids) as (model, past), torch.no_grad():
+    with cache.session(ids) as past, torch.no_grad():
         model(ids, past_key_values=past)
         homes = []
         for _ in range(300):
@@ -224,6 +224,6 @@ def test_trap_9_assisted_decoding_feeds_the_whole_prompt_to_a_cache_that_holds_i
     for _ in range(2):
         same(model, cache, ids, **drafts)
     assert cache.last.cached_tokens == 47
-    with cache.session(ids) as (model, past):
+    with cache.session(ids) as past:
         assert torch.equal(model.generate(ids, past_key_values=past, **drafts), plain)
         past.check()

@@ -81,9 +81,9 @@ def test_a_session_that_differs_is_refused_and_keeps_nothing(wrong):
     cache.generate(text(17), max_new_tokens=2)
     with (
         pytest.raises(UnsupportedModel, match="not exact with reuse"),
-        cache.session(text(40)) as (model, past),
+        cache.session(text(40)) as past,
     ):
-        model.generate(text(40), past_key_values=past, max_new_tokens=3)
+        wrong.generate(text(40), past_key_values=past, max_new_tokens=3)
     assert cache.manager.num_cached == cache.manager.num_active == 0
 
 
@@ -148,8 +148,8 @@ def test_what_a_session_feeds_under_other_positions_is_not_compared():
     model = tiny_model("llama")
     cache = make_cache(model, block_size=4, verify="first")
     cache.generate(text(20), max_new_tokens=2)
-    with cache.session(text(40)) as (lent, past), torch.no_grad():
+    with cache.session(text(40)) as past, torch.no_grad():
         start = past.get_seq_length()
         embeds = model.get_input_embeddings()(text(40)[:, start:])
-        lent(inputs_embeds=embeds, past_key_values=past, use_cache=True)
+        cache.model(inputs_embeds=embeds, past_key_values=past, use_cache=True)
     assert not cache._first._seen

@@ -154,7 +154,7 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
             elif between == "rebalance":
                 cache._store.resize({g.name: g.num_blocks - 8 for g in cache.memory()})
             elif between == "session":
-                with cache.session(prompt(4)) as (model, past), torch.no_grad():
+                with cache.session(prompt(4)) as past, torch.no_grad():
                     model(prompt(4)[:, past.get_seq_length() :], past_key_values=past)
             else:
                 cache.close()

@@ -117,7 +117,7 @@ def test_rows_that_evict_each_other_in_one_batch_read_their_own(write):
 def test_a_session_lends_what_has_come(family, host):
     model, ids = tiny_model(family), prompt(1)
     cache = warm_cache(model, host, ids)
-    with torch.no_grad(), cache.session(ids) as (model, past):
+    with torch.no_grad(), cache.session(ids) as past:
         assert settled(cache), "others may read the pools while a session is open"
         held = past.get_seq_length()
         assert held

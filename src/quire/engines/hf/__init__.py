@@ -6,7 +6,7 @@ states       recurrent states of one layer, and copies of them at one position
 working      the transformers `Cache` a model computes with: layers of every kind, and a ledger
 making       working caches of a model: empty, or of rows that were computed one by one
 fed          whether a forward was fed the tokens alone
-watched      a stand-in for the model, through which what it is fed is seen
+watched      what the model is fed, seen: by a stand-in for it, and in sessions at its forward
 recorder     what of that is entered in the ledger
 models       what can be the model of a cache, and what pipelines ask of one
 ids          token ids and masks in the forms that callers have

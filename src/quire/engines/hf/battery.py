@@ -45,8 +45,7 @@ def check_kind(model: Any, *, needs_twin: bool) -> int | None:
     """
     config = model.config
     values = repr({**config.to_dict(), "attention": _attention(config)})
-    # The class of a stand-in for a model builds no other ones.
-    kind: Any = getattr(cast("Any", type(model)), "__wrapped__", cast("Any", type(model)))
+    kind = cast("Any", type(model))
     verdict = _verdict(_Kind(kind, values, config))
     name = f"{model_type(config)} ({kind.__name__})"
     if verdict.refused is not None:

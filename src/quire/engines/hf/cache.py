@@ -163,10 +163,10 @@ class PrefixCache(KeptBlocks):
         retain_s: float | None = None,
         ranges: Sequence[TokenRange] = (),
         hint: Hint = NO_HINT,
-    ) -> Generator[tuple[Any, WorkingCache], None, None]:
-        """Lend the model and a cache to pass to it yourself, with the head of `input_ids` in it.
+    ) -> Generator[WorkingCache, None, None]:
+        """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
 
-            with cache.session(input_ids) as (model, past):
+            with cache.session(input_ids) as past:
                 output = model.generate(input_ids, past_key_values=past, max_new_tokens=50)
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
@@ -174,12 +174,9 @@ class PrefixCache(KeptBlocks):
         The prompt may be given in any form that `generate` takes. For beams or return sequences, call
         `past.batch_repeat_interleave(n)` first.
 
-        The lent model is a stand-in for the cache's: the same class, attributes and weights, and calling
-        it calls the original, so that tokens are recorded as it is fed. What the original is fed with
-        `past` directly is computed as well, but not seen: that, and what follows it, is not kept.
-
-        At the end of the block, whatever the lent model has computed into `past` is kept, also when
-        the block raises; a forward that did not finish counts for nothing. Nothing is kept if
+        At the end of the block, whatever the model has computed into `past` is kept, also when the block
+        raises: the tokens are recorded as the model is fed, by its `forward`, which is a wrapper of quire's
+        until then. A forward that did not finish counts for nothing. Nothing is kept if
         weights or adapters changed meanwhile. What is computed under another mask than that of the
         padding, other positions than those of the tokens, or with arguments that may change K and V, is not
         kept, nor what follows it: `last.unknown_tokens` counts it. Positions that you leave out are those of
@@ -201,7 +198,7 @@ class PrefixCache(KeptBlocks):
             if others:
                 raise ConfigError(
                     f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
-                    "the rest to the model that it lends"
+                    "the rest to the model yourself"
                 )
             declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
             if self._first is not None:
@@ -214,8 +211,8 @@ class PrefixCache(KeptBlocks):
                 check = self._comparing(request, declared, terms)
                 recorder = self._recorder(past, declared, check)
                 try:
-                    with recorder, self._turn.lending():
-                        yield self._watched.model, past
+                    with recorder, self._watched.lending(), self._turn.lending():
+                        yield past
                 finally:
                     refused = self._first is not None and self._first.refusal is not None
                     unchanged = not refused and self._weights.is_unchanged(terms.scope)

@@ -115,7 +115,7 @@ class ModelFace:
         name = type(self).__name__
         raise ConfigError(
             f"a {name} is not called as its model is; use cache.generate(...), or for forwards of your own "
-            "with cache.session(input_ids) as (model, past): model(..., past_key_values=past)"
+            "with cache.session(input_ids) as past: model(..., past_key_values=past)"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

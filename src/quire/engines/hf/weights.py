@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import output_capturing
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
+from quire.engines.hf.watched import SeenForward
 from quire.engines.hf.watching import Place, Watch, stamps_of
 
 Stamp = tuple[Place, bytes, tuple[str, ...] | None]
@@ -199,11 +201,15 @@ class Sight:
         self.classes.add((kind, kind.forward))
         self._watch.modules.append(module)
         is_model = issubclass(kind, PreTrainedModel)
-        for name, value in cast("dict[str, Any]", vars(module)).items():
+        for name, value in tuple(cast("dict[str, Any]", vars(module)).items()):
             if name in _OF_MODULES or (is_model and (name in _OF_MODELS or name[0] == "_")):
                 continue
             if added and name in OWN_STATE:
                 continue
+            if isinstance(value, SeenForward):  # of open sessions
+                value = value.beneath()  # noqa: PLW2901
+                if value is None:
+                    continue
             if type(value) in _ATOMS:
                 facts[f"{path}.{name}"] = value
             else:
@@ -211,8 +217,8 @@ class Sight:
                 if kept is not value:
                     self._watch.containers.append(value)
                 facts[f"{path}.{name}"] = self._frozen(kept, f"{path}.{name}", added=added)
-        if module._forward_hooks or module._forward_pre_hooks:
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hooks := tuple(hook for hook in hooks if not _only_looks(hook)):
             facts[f"{path} hooks"] = hooks
         for name, tensor in module._parameters.items():
             if tensor is not None and name not in unused:
@@ -287,6 +293,11 @@ class Sight:
 
 
 _GONE = torch.empty(0)
+
+
+def _only_looks(hook: object) -> bool:
+    """Whether it is a hook by which transformers collects hidden states and attentions."""
+    return getattr(hook, "__module__", None) == output_capturing.__name__
 
 
 def _is_note(fact: object) -> bool:

@@ -1,6 +1,7 @@
-"""The model that quire calls, and lends in a session, is the user's: what it does stays as it is."""
+"""The model that quire calls, and that is called with a lent cache, is the user's: what it does stays as it is."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -45,34 +46,70 @@ def test_nothing_is_registered_at_the_model(own_model, ids):
     )
     cache = make_cache(own_model, block_size=4)
     cache.generate(ids, max_new_tokens=2)
+    assert "forward" not in vars(own_model)
     cache.generate(ids, max_new_tokens=2, num_beams=2)
-    with cache.session(ids) as (model, past):
-        model(ids, past_key_values=past)
+    with cache.session(ids) as past:
+        own_model(ids[:, past.get_seq_length() :], past_key_values=past)
     handle.remove()
     assert seen
     assert all(each == before for each in seen)
+    assert "forward" not in vars(own_model)
 
 
-def test_a_lent_model_is_the_original_in_all_but_its_class(own_model, ids):
+def test_a_model_in_sessions_is_called_by_others_as_if_there_were_none(own_model, ids):
+    plain = own_model(ids).logits
+    signature = inspect.signature(own_model.forward)
+    cache, other = make_cache(own_model, block_size=4), make_cache(own_model, block_size=4)
+    with cache.session(ids), other.session(ids), cache.session(ids):
+        torch.testing.assert_close(own_model(ids).logits, plain, atol=0, rtol=0)
+        assert inspect.signature(own_model.forward) == signature
+        assert torch.equal(
+            own_model.generate(ids, max_new_tokens=3), cache.generate(ids, max_new_tokens=3)
+        )
+    assert "forward" not in vars(own_model)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_sessions_of_several_caches_over_one_model_end_in_any_order(own_model, ids, order):
+    caches = [make_cache(own_model, block_size=4) for _ in range(2)]
+    opened = [caches[index].session(ids) for index in (0, 1, 0)]
+    with torch.no_grad():
+        pasts = [each.__enter__() for each in opened]
+        for past in pasts:
+            own_model(ids, past_key_values=past)
+    for index in order:
+        opened[index].__exit__(None, None, None)
+        assert caches[index % 2].last.unknown_tokens == 0
+    assert "forward" not in vars(own_model)
+    for cache in caches:
+        same(own_model, cache, ids)
+        assert cache.last.cached_tokens == 40
+
+
+def test_a_forward_that_the_user_sets_in_a_session_stays(own_model, ids):
+    cache, plain = make_cache(own_model, block_size=4), own_model.forward
+    with cache.session(ids):
+        own_model.forward = plain
+    assert vars(own_model)["forward"] is plain
+
+
+def test_copies_of_a_model_in_a_session_are_copies_of_the_original(own_model, ids):
     cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
-        assert isinstance(model, type(own_model))
-        assert type(model).__name__ == type(own_model).__name__
-        assert model.can_generate()
-        model.noted, own_model.also_noted = 1, 2
-        model.eval()
-        torch.testing.assert_close(model(ids).logits, own_model(ids).logits, atol=0, rtol=0)
-    assert own_model.noted == 1
-    assert model.also_noted == 2
-    assert next(model.parameters()) is next(own_model.parameters())
-
-
-def test_copies_of_a_lent_model_are_copies_of_the_original(own_model, ids):
-    cache = make_cache(own_model, block_size=4)
-    with cache.session(ids) as (model, _):
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+    with cache.session(ids):
+        for twin in (copy.deepcopy(own_model), pickle.loads(pickle.dumps(own_model))):  # noqa: S301
             assert type(twin) is type(own_model)
+            assert twin.forward.__self__ is twin
             assert torch.equal(twin(ids).logits, own_model(ids).logits)
+
+
+def test_hidden_states_that_are_asked_for_make_it_no_other_model(own_model, ids):
+    """transformers hooks its modules for good when they are asked for first."""
+    cache = make_cache(own_model, block_size=4)
+    with cache.session(ids) as past, torch.no_grad():
+        own_model(ids, past_key_values=past, output_hidden_states=True)
+    assert cache.last.stored_tokens == 40
+    same(own_model, cache, ids)
+    assert cache.last.cached_tokens == 40
 
 
 def test_hooks_of_the_user_get_the_model_and_change_what_it_returns(own_model, ids):
@@ -144,21 +181,12 @@ def test_a_generate_that_cannot_be_watched_is_refused(own_model, ids):
     same(own_model, cache, ids)
 
 
-def test_a_cache_is_made_of_a_lent_model(cache, ids):
-    with cache.session(ids) as (model, _):
-        pass
-    again = make_cache(model, block_size=4)
-    for _ in range(2):
-        same(model, again, ids)
-    assert again.last.cached_tokens == 40
-
-
-def test_what_the_original_is_fed_is_right_and_not_kept(model, cache, ids):
-    with cache.session(ids) as (_, past):
-        out = model.generate(ids, past_key_values=past, max_new_tokens=4)
-    assert torch.equal(out, model.generate(ids, max_new_tokens=4))
-    assert cache.last.stored_tokens == 0
-    same(model, cache, ids)
+def test_a_model_in_a_session_has_caches_of_its_own(model, cache, ids):
+    with cache.session(ids):
+        again = make_cache(model, block_size=4)
+        for _ in range(2):
+            same(model, again, ids)
+        assert again.last.cached_tokens == 40
 
 
 def test_an_assistant_is_another_model(model, cache, ids):
