@@ -39,6 +39,15 @@ def test_a_prompt_that_goes_on_differently_was_here_up_to_that_block(manager):
     assert evicted(manager, [*run(0, 2), *run(1000, 38)]) == 0
 
 
+def test_what_came_back_leaves_nothing_behind(manager):
+    serve(manager, run(0, 40))
+    manager.reclaim(3)
+    manager.reclaim(2)
+    assert evicted(manager, run(0, 40)) == 20
+    serve(manager, run(0, 40))
+    assert not any(node.lost for node in manager.tree.nodes())
+
+
 def test_prompts_below_a_shared_one_are_told_apart_when_all_is_gone(manager):
     shared = run(0, 20)
     lengths = {1000: 12, 2000: 24, 3000: 8}

@@ -39,7 +39,8 @@ class Claims:
         groups = rows.token_groups
         sources = [found.edge.blocks[g][found.index] for g in groups] if found.edge else []
         num_cached = match.num_bytes // TOKEN_BYTES
-        rows.widen(row, num_cached // rows.block_size + 1)
+        rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
+        base = rows.offset[row]
         node = seq.node = tree.cut(match)
         since, number = node.used, seq.number
         if not since and node.parent is not None:
@@ -55,10 +56,10 @@ class Claims:
             if node.session is not seq.session:
                 node.session = None
             node.used = number
-            start = node.parent.end
+            start, end = node.parent.end, node.end
             node.priority = max(node.priority, seq.priority_at(start))
             for group in groups:
-                rows.slots(group, row, start, node.end)[:] = memoryview(node.blocks[group])
+                rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
             for group in tree.sparse:
                 group.touched(node)
             node = node.parent
@@ -111,9 +112,9 @@ class Claims:
         for group, slot in stale:
             self._renew(seq, group, slot)
         if num_new:
+            at = rows.offset[row] + held
             for group in rows.token_groups:
-                new = tree.pools[group].allocate(num_new)
-                rows.slots(group, row, held, held + num_new)[:] = new
+                rows.flat[group][at : at + num_new] = tree.pools[group].allocate(num_new)
         rows.capacity[row] = wanted
         rows.version += 1
 
@@ -153,12 +154,13 @@ class Claims:
         rows.computed[row] = rows.capacity[row] = computed
         num_shared = tail + (in_tail > 0)
         rows.place(row, first, num_shared)
+        source, target = rows.offset[seq.row], rows.offset[row]
         for group in rows.token_groups:
-            blocks = rows.slots(group, seq.row, first, num_shared)
-            rows.slots(group, row, first, num_shared)[:] = blocks
-            for block in blocks:
+            table, pool = rows.flat[group], tree.pools[group]
+            for at in range(first, num_shared):
+                block = table[target + at] = table[source + at]
                 if block != GAP:
-                    tree.pools[group].share(block)
+                    pool.share(block)
             if writing and in_tail:
                 self._renew(twin, group, tail)
         for state in rows.states:

@@ -69,13 +69,14 @@ class WindowGuards(SparseGroup):
             below.update(told.get(node, {}))
             guards = part.guards - standing.gone.get(node, 0)
             need = min([FAR, *(+below), *[self.first(end)] * (guards > 0)])
-            locked = node.locks > standing.unlocked.get(node, 0)
+            sinks = self.num_sinks if node.locks > standing.unlocked.get(node, 0) else 0
             more -= part.guarded
             if node is standing.node:  # the part of it behind the boundary is not the request's
-                more += self._protected(node, (standing.end, end), need, locked=locked)
+                more += self._protected(node, standing.end, end, need, sinks)
                 end, need = standing.end, min(need, self.first(standing.end))
-            locked |= node in found
-            more += self._protected(node, (start, end), need, locked=locked)
+            more += self._protected(
+                node, start, end, need, self.num_sinks if node in found else sinks
+            )
             assert node.parent is not None
             above = told.setdefault(node.parent, Counter())
             for each, count in ((part.need, -1), (need, 1)):
@@ -90,7 +91,7 @@ class WindowGuards(SparseGroup):
             before = part.need
             part.need = need = self._needed(part, node.end)
             if before != need:
-                self._recount(node, part)
+                self._count(node, part, node.end, need)
                 if part.num_held and (need == FAR or part.rank is None):
                     self._list(node, part)
                     self._file(node, part)
@@ -116,26 +117,30 @@ class WindowGuards(SparseGroup):
     def _recount(self, node: Node, part: WindowPart, end: int | None = None) -> None:
         """Count the protected blocks of a node that ends at `end`; the rest is cached."""
         end = node.end if end is None else end
-        need = self._needed(part, end)
-        guarded = self._protected(node, (node.start, end), need, locked=node.locks > 0)
+        self._count(node, part, end, self._needed(part, end))
+
+    def _count(self, node: Node, part: WindowPart, end: int, need: int) -> None:
+        """`_recount` for who knows the first block that is needed."""
+        sinks = self.num_sinks if node.locks else 0
+        guarded = self._protected(node, node.start, end, need, sinks)
         self.pool.num_cached += part.guarded - guarded
         part.guarded = guarded
 
-    def _protected(self, node: Node, run: tuple[int, int], need: int, *, locked: bool) -> int:
-        """Count the blocks of a run of a node that are there and needed, or sinks of who locks it."""
-        low, end = run
-        first = min(max(need, low), end)
+    def _protected(self, node: Node, low: int, end: int, need: int, sinks: int) -> int:
+        """Count the blocks [low, end) of a node that are there and needed, or among the first `sinks`."""
+        first = max(need, low) if need < end else end
         guarded = end - first
-        if guarded and node.parts[self.place].num_held < node.num_blocks:
+        if guarded:
             start = node.start
-            guarded -= node.blocks[self.index][first - start : end - start].count(GAP)
-        if locked and self.num_sinks > low:
-            guarded += max(min(self.num_sinks, first) - low, 0)
+            if node.parts[self.place].num_held < node.end - start:
+                guarded -= node.blocks[self.index][first - start : end - start].count(GAP)
+        if sinks > low:
+            guarded += max(min(sinks, first) - low, 0)
         return guarded
 
     def _needed(self, part: WindowPart, end: int) -> int:
         """Return the first block that is needed of a node that ends at `end`, FAR if none is."""
-        need = self.first(end) if part.guards else FAR
+        need = self.first_of(end * self._size) if part.guards else FAR
         return min(need, *part.below) if part.below else need
 
     def _part(self, node: Node) -> WindowPart:

@@ -71,21 +71,27 @@ class LostOf:
 
     def take(self, node: Node, first: bytes) -> Lost | None:
         """Return the run that was evicted at the end of a node and began with a block; it is remembered no more."""
-        among = node.lost.get(node.end) if node.lost else None
-        return among.pop(hash(first), None) if among else None
+        if not node.lost or not (among := node.lost.get(node.end)):
+            return None
+        lost = among.pop(hash(first), None)
+        if not among:
+            del node.lost[node.end]
+        return lost
 
     def tail(self, node: Node, num_blocks: int) -> Lost:
         """Return what will be remembered of the last blocks of a leaf, with what had been lost along them."""
         key, size, end = node.key, self._size, node.end
         lost_at, used, rest = node.lost, node.used, b""
-        below = lost_at.pop(end, None) if lost_at else None
+        if not lost_at:
+            return Lost(marks_of(key, len(key) - num_blocks * size, len(key), size), used)
+        below = lost_at.pop(end, None)
         if below and len(below) == 1:
             (lost,) = below.values()
             if lost.is_end:
                 rest, used, below = lost.marks, lost.used, lost.below
         stop = len(key)
         for at in reversed(between(lost_at, end - num_blocks, end)) if lost_at else ():
-            if lost_at and (among := lost_at.pop(at)):
+            if among := lost_at.pop(at):
                 place = len(key) - (end - at) * size
                 first = hash(bytes(key[place : place + size]))
                 marks = marks_of(key, place, stop, size) + rest

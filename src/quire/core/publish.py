@@ -150,7 +150,8 @@ class Publisher:
             if not left:
                 return
         start, stop = node.end, node.end + num_blocks
-        ids = [rows.slots(g, row, start, stop) for g in range(len(rows.flat))]
+        at = rows.offset[row] + start
+        ids = [table[at : at + num_blocks] for table in rows.flat]
         for state in rows.states:
             ids[state.index] = NO_IDS
         priority, keep_for, goes_on = seq.priority, seq.keep_for, True

@@ -291,7 +291,7 @@ class PrefixTree:
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
-        if not hasattr(self, "lost_runs"):
+        if not hasattr(self, "lost"):
             return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None

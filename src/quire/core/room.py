@@ -63,21 +63,20 @@ class Room:
     def evict(self, num_blocks: int) -> int:
         """Evict up to `num_blocks` of every leaf's path by policy and return how many were."""
         done = 0
-        victim = self._tree.evictor.victim
+        evictor, sparse = self._tree.evictor, self._tree.sparse
         while done < num_blocks:
-            node = victim()
+            node = evictor.victim()
             if node is None:
                 break
-            if not node.evictable:
-                raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
-            take = min(node.num_blocks, num_blocks - done)
             parent = node.parent
-            assert parent is not None
-            if self._tree.evictor.remembers:
-                self._tree.evictor.evicting(node, take)
+            if parent is None or not node.evictable:
+                raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
+            take = min(node.end - parent.end, num_blocks - done)
+            if evictor.remembers:
+                evictor.evicting(node, take)
             self._drop(node, take, "evicted")
             done += take
-            if self._tree.sparse:
+            if sparse:
                 self._drop_spent(node if node.parent is not None else parent)
         self._counters.evicted_blocks += done
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ class Rows:
         self.flat_tables = [np.zeros(size, INT32) for size in sizes]
         self.arena_size = MIN_ARENA
         self.top = 0
-        self.waiting: dict[int, list[int]] = {}  # by size, where they start
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by size, where they start
         self._view()
 
     @property
@@ -104,10 +105,7 @@ class Rows:
         self.computed[row] = self.capacity[row] = 0
         size = self.sizes[row]
         if size:
-            waiting = self.waiting.get(size)
-            if waiting is None:
-                waiting = self.waiting[size] = []
-            waiting.append(self.offset[row] + self.ends[row] - size)
+            self.waiting[size].append(self.offset[row] + self.ends[row] - size)
             self.sizes[row] = self.ends[row] = 0
             if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
                 self._rebuild(self.num_used)
@@ -232,7 +230,7 @@ class Rows:
         for group in self.token_groups:
             table = self.flat_tables[group]
             table[to : to + had] = table[start : start + had]
-        self.waiting.setdefault(had, []).append(start)
+        self.waiting[had].append(start)
         self.version += 1
 
     def _rebuild(self, num_used: int) -> None:
