@@ -56,6 +56,23 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     assert small.last.cached_tokens >= 64, "what was used last has stayed"
 
 
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "qwen3_next"])
+def test_blocks_longer_than_a_window_are_saved_and_loaded(family, block_size, tmp_path):
+    model = tiny_model(family)
+    cache = make_cache(model, block_size=block_size)
+    generator = torch.Generator().manual_seed(9)
+    prompts = [random_ids(generator, length) for length in (block_size + 5, 3 * block_size + 1, 150)]
+    for ids in prompts:
+        same(model, cache, ids)
+    cache.save(tmp_path / "saved")
+    fresh = make_cache(model, block_size=block_size)
+    assert fresh.load(tmp_path / "saved").causes == {}
+    for ids in prompts:
+        same(model, fresh, ids)
+    assert fresh.last.cached_tokens >= 128
+
+
 def test_a_saved_cache_of_another_model_or_layout_is_refused(model, ids, tmp_path):
     cache = make_cache(model)
     same(model, cache, ids)

@@ -42,7 +42,8 @@ class WindowGroup(WindowGuards):
         """Return the boundaries of a node whose windows are kept longest: its end, regular ones."""
         every = self._interval or FAR
         numbers = range(node.start * self._size // every + 1, node.end * self._size // every + 1)
-        return [*(number * every // self._size for number in numbers), node.end]
+        ends = (number * every // self._size for number in numbers)
+        return [*(end for end in ends if end > node.start), node.end]
 
     def reach(self, end: int) -> int:
         return min(end, self.width + self.num_sinks)
