@@ -62,7 +62,9 @@ def test_blocks_longer_than_a_window_are_saved_and_loaded(family, block_size, tm
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size)
     generator = torch.Generator().manual_seed(9)
-    prompts = [random_ids(generator, length) for length in (block_size + 5, 3 * block_size + 1, 150)]
+    prompts = [
+        random_ids(generator, length) for length in (block_size + 5, 3 * block_size + 1, 150)
+    ]
     for ids in prompts:
         same(model, cache, ids)
     cache.save(tmp_path / "saved")

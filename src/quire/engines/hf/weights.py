@@ -27,11 +27,11 @@ _ATOMS = frozenset(
 )
 # Attributes that every module has: registers, which are read as such, and hooks of gradients and loading.
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"} | {"_is_hf_initialized"}
-# What transformers notes about a model, and what `generate` alone reads. Its private attributes are plans
-# of loading and placing.
+# What transformers notes about a model, what `generate` alone reads, and the offset of the last call's
+# positions, which quire sets before it computes. Private attributes are plans of loading and placing.
 _OF_MODELS = frozenset(
     {"name_or_path", "peft_config", "generation_config", "loss_type", "hf_device_map"}
-    | {"all_tied_weights_keys", "warnings_issued", "kernel_config"}
+    | {"all_tied_weights_keys", "warnings_issued", "kernel_config", "rope_deltas"}
 )
 _NOTES_OF_CONFIG = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "architectures", "_commit_hash"}
