@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, Protocol, TypeVar
 
 from quire.errors import ConfigError
@@ -53,13 +55,18 @@ class Processes:
             yield from Serial().run(function, tasks)
             return
         workers = min(self._num_workers, len(tasks))
-        spawned = get_context("spawn")
+        spawned, others = get_context("spawn"), active_children()
         with ProcessPoolExecutor(workers, spawned, initializer=_end_at_interrupt) as pool:
             with _interrupts_wait():
                 futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
+            begun = [each for each in active_children() if each not in others]
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
+            except BrokenProcessPool as error:
+                if any(each.exitcode == -signal.SIGINT for each in begun):
+                    raise KeyboardInterrupt from error  # it came to a worker first
+                raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -120,15 +127,24 @@ EXECUTORS: dict[str, Callable[[int], Executor]] = {"process": Processes, "ray": 
 
 @contextmanager
 def _interrupts_wait() -> Generator[None]:
-    """Hold Ctrl-C back while processes begin: it would end them with a traceback of their own."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Hold Ctrl-C back while processes begin: half begun, they would end with a traceback of their own.
+
+    They inherit the mask. It does not hold for this process, where another thread may get the signal.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _end_at_interrupt() -> None:
