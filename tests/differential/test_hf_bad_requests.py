@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from hf_help import (  # noqa: E402
+    PAD,
     VOCAB,
     make_cache,
     random_ids,
@@ -197,3 +198,11 @@ def test_what_generate_refuses_is_refused_the_same(model, cache, ids):
     with pytest.raises(ValueError, match="num_return_sequences"):
         cache.generate(ids, num_return_sequences=3, do_sample=False)
     assert cache.manager.num_active == 0
+
+
+def test_a_pad_id_in_a_prompt_without_a_mask_is_told_apart_from_padding(model):
+    cache = make_cache(model)
+    ids = torch.tensor([[5, 6, PAD, 7, 8]])
+    with pytest.raises(TokensError, match=r"column 2 of row 0 holds 0.*ones_like\(input_ids\)"):
+        cache.generate(ids, pad_token_id=PAD, max_new_tokens=3)
+    same(model, cache, ids, attention_mask=torch.ones_like(ids), pad_token_id=PAD)

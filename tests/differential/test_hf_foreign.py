@@ -118,6 +118,33 @@ def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
     assert held(cache, ids) >= 40
 
 
+@pytest.mark.parametrize("at", [0, 1, 4, 39])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["a hole", "shifted positions", "embeddings"])
+def test_what_follows_unknown_columns_is_unknown_however_much_it_is(model, ids, at, num_rows, name):
+    cache, ids = make_cache(model, block_size=4), ids.repeat(num_rows, 1)
+    given = {
+        "a hole": lambda: {"attention_mask": hole(torch.ones_like(ids), at, at + 1, at // 2)},
+        "shifted positions": lambda: {"position_ids": torch.tensor([[at + 3]])},
+        "embeddings": dict,
+    }[name]()
+    with cache.session(ids) as past, torch.no_grad():
+        if at:
+            model(ids[:, :at], past_key_values=past)
+        one = ids[:, at : at + 1]
+        if name == "embeddings":
+            given["inputs_embeds"] = model.get_input_embeddings()(one)
+        else:
+            given["input_ids"] = one
+        model(past_key_values=past, **given)
+        for _ in range(4):
+            model(ids, past_key_values=past)
+        past.check()
+    assert cache.last.unknown_tokens == num_rows * (1 + 4 * 41)
+    assert held(cache, ids[:1]) == at // 4 * 4
+    same(model, cache, ids)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
     padded, mask = left_padded([ids[0], ids[0, :17]])

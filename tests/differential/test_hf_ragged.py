@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hf_help import random_ids  # noqa: E402
+from hf_help import left_padded, make_cache, random_ids, same, tiny_model  # noqa: E402
 from hf_ragged import Batch, Ragged, any_batch  # noqa: E402
+
+from quire.errors import ConfigError  # noqa: E402
 
 SAMPLED = [
     "mistral+window",
@@ -58,3 +60,35 @@ def test_a_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
 @pytest.mark.parametrize("family", [*SAMPLED, *REST])
 def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
     check(family, range(10, 200))
+
+
+@pytest.mark.parametrize("cropped", [1, 3, 5, 9, 17, 24])
+@pytest.mark.parametrize("lengths", [(15, 26), (26, 15), (40, 26, 61)])
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral+window", "llama4_text"])
+def test_a_batch_that_is_cropped_sees_what_it_held_or_is_refused(family, lengths, cropped):
+    """Rows begin with windows of their own: before the last of these a row lacks K and V."""
+    model, generator = tiny_model(family), torch.Generator().manual_seed(4)
+    cache = make_cache(model, block_size=5)
+    texts = [random_ids(generator, n + 1)[0] for n in lengths]
+    for text in texts:
+        cache.generate(text[None], max_new_tokens=1)
+    ids, mask = left_padded(texts)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    with cache.session(ids, attention_mask=mask) as past, torch.no_grad():
+        start = past.get_seq_length() - cropped
+        assert start >= 0
+        try:
+            past.crop(-cropped)
+        except ConfigError:
+            assert past.get_seq_length() == start + cropped
+            return
+        logits = model(
+            ids[:, start:],
+            attention_mask=mask,
+            position_ids=positions[:, start:],
+            past_key_values=past,
+        ).logits[:, -1]
+        whole = model(ids, attention_mask=mask, position_ids=positions).logits[:, -1]
+        torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
+    for text in texts:
+        same(model, cache, text[None])

@@ -100,6 +100,7 @@ def read_prompts(
     pad_id = _inferred_pad_id(model, others)
     if mask is None and pad_id is not None and (ids == pad_id).any():
         mask = (prompt_ids != pad_id).long()
+        _check_padding(ids, pad_id)
     if mask is None:
         pads = np.zeros(len(ids), dtype=np.int64)
     else:
@@ -215,6 +216,19 @@ def _ids(value: Any) -> tuple[int, ...]:
         if value is None
         else tuple(int(i) for i in torch.as_tensor(value).flatten().cpu().numpy())
     )
+
+
+def _check_padding(ids: npt.NDArray[Any], pad_id: int) -> None:
+    """Raise `TokensError` where `generate` would take an id in a prompt for padding."""
+    for row, each in enumerate(ids):
+        text = np.flatnonzero(each != pad_id)
+        inside = np.flatnonzero(each[text[0] :] == pad_id) if text.size else text
+        if inside.size:
+            raise TokensError(
+                f"column {text[0] + inside[0]} of row {row} holds {pad_id}, which is pad_token_id: without an "
+                "attention_mask that counts as padding, and only left padding can be cached; pass "
+                "attention_mask=torch.ones_like(input_ids) if it is text"
+            )
 
 
 def _left_padding(mask: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -22,12 +22,14 @@ class WorkingLayer(CacheLayerMixin):
 
     A windowed layer (sliding, or chunked with its chunk as the window) keeps the columns behind
     its window too: they are what the cache will keep of this request, and crop needs them. It may
-    start from a window alone, and then `first` is where that window starts.
+    start from a window alone, and then `first` is where that window starts. Where rows start from
+    windows that begin at different columns, `whole_from` is the last of these: before it a row has
+    zeros in place of K and V that it lacks.
 
     `arriving`: called before columns are first touched that may still be on their way. Until
     then `keys` and `values` hold anything.
 
-        first <= max(length - window + 1, 0)        first == 0 without a window
+        first, whole_from <= max(length - window + 1, 0)        both are 0 without a window
     """
 
     is_compileable = False
@@ -43,6 +45,7 @@ class WorkingLayer(CacheLayerMixin):
         self.is_sliding = window is not None
         self.debug_nan = debug_nan
         self.first = 0
+        self.whole_from = 0
         self.length = 0
         self.arriving: Callable[[], None] | None = None
         self._k: torch.Tensor | None = None
@@ -137,12 +140,13 @@ class WorkingLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all columns; the room stays."""
-        self.first = 0
+        self.first = self.whole_from = 0
         self._show(0)
 
     def can_crop(self, num_columns: int) -> bool:
         """Whether the layer still holds all it looks at when it has `num_columns` fewer columns."""
-        return num_columns == 0 or self.first <= self.seen_at(max(self.length - num_columns, 0))
+        held_from = max(self.first, self.whole_from)
+        return num_columns == 0 or held_from <= self.seen_at(max(self.length - num_columns, 0))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last columns: `tokens_to_remove` is zero or negative, as the protocol says."""
@@ -154,7 +158,8 @@ class WorkingLayer(CacheLayerMixin):
         if not WorkingLayer.can_crop(self, -tokens_to_remove):  # states beside it go nowhere
             raise ConfigError(
                 f"crop({tokens_to_remove}) leaves {self.length + tokens_to_remove} columns, whose "
-                f"window of {self.window} starts before column {self.first}, the first one held: "
+                f"window of {self.window} starts before column {max(self.first, self.whole_from)}, the first "
+                "one that is held: "
                 "the cached head brought its last window only; open a session for the shorter text"
             )
         self._show(max(self.length + tokens_to_remove, 0))

@@ -54,16 +54,20 @@ class TokenLedger:
         return self._tokens[:, : self.known]
 
     def append(self, ids: torch.Tensor) -> None:
-        """Enter the columns that a finished forward computed from `ids` `[rows, n]`."""
+        """Enter the columns that a finished forward computed from `ids` `[rows, n]`.
+
+        Behind unknown columns they are unknown as well: their KV depends on those.
+        """
+        if self.known < self.length:
+            self.length += ids.shape[1]
+            return
         stop = self.length + ids.shape[1]
         if stop > self._tokens.shape[1]:
             grown = self._tokens.new_zeros(self.num_rows, max(stop + 64, 2 * self.length))
             grown[:, : self.length] = self._tokens[:, : self.length]
             self._tokens = grown
         self._tokens[:, self.length : stop] = ids
-        if self.known == self.length:
-            self.known = stop
-        self.length = stop
+        self.known = self.length = stop
         if self.max_known is not None:
             self.forget_from(
                 self.max_known, f"the model pads no rows past {self.max_known} columns"

@@ -150,6 +150,8 @@ def _stack_columns(
     # A window reaches into the padding where no row has as many tokens.
     first = min([*firsts, cache.kv_layers[layer].seen_at(column)])
     k, v = cache.kv_layers[layer].start_with(column, like, first)
+    begun = [int(pad) + each.first for pad, each in zip(pads, own, strict=True) if each.first]
+    cache.kv_layers[layer].whole_from = max(begun, default=0)
     for row, each in enumerate(own):
         num_before = k.shape[-2] - (each.length - each.first)
         # What a row has no columns for is padding or behind its window: masked, but 0 * NaN is NaN.
