@@ -1,7 +1,7 @@
 """Prefix reuse for Hugging Face models."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,8 @@ class PrefixCache(KeptBlocks):
                 self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
                 past.batch_repeat_interleave(plan.expand)
             check = self._comparing(request, found, terms)
-            with self._recorder(past, found, check) as recorder:
+            is_same = self._is_same_model(terms.scope, by_itself=True) if plan.calls_back else None
+            with self._recorder(past, found, check, is_same) as recorder:
                 output = self._watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
@@ -209,7 +210,7 @@ class PrefixCache(KeptBlocks):
                 past = request.start(self._making, self._feed(None))
                 self._store.transfers.join()
                 check = self._comparing(request, declared, terms)
-                recorder = self._recorder(past, declared, check)
+                recorder = self._recorder(past, declared, check, self._is_same_model(terms.scope))
                 try:
                     with recorder, self._watched.lending(), self._turn.lending():
                         yield past
@@ -292,7 +293,17 @@ class PrefixCache(KeptBlocks):
             )
         return prompts
 
-    def _recorder(self, past: WorkingCache, media: Media, check: Check | None = None) -> Recorder:
+    def _is_same_model(self, bound: Scope, *, by_itself: bool = False) -> Callable[[], bool]:
+        """Return what tells whether the model is the one that a scope was bound to."""
+        return lambda: self._weights.is_unchanged(bound, by_itself=by_itself)
+
+    def _recorder(
+        self,
+        past: WorkingCache,
+        media: Media,
+        check: Check | None = None,
+        is_same_model: Callable[[], bool] | None = None,
+    ) -> Recorder:
         # A forward that waits for what comes from tiers does not tell what computing takes.
         below = self._store.tiers if self._store.transfers.is_idle else None
         return Recorder(
@@ -302,6 +313,7 @@ class PrefixCache(KeptBlocks):
             media=media,
             learn=below.cost.observe if below is not None else None,
             check=check,
+            is_same_model=is_same_model,
         )
 
     def _comparing(self, request: Request, media: Media, terms: Terms) -> Check | None:

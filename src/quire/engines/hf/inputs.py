@@ -66,6 +66,7 @@ class Plan:
     assisted: whether a draft is verified several tokens at a time
     chunk: tokens that one forward of a prompt may have, None for all
     extra: arguments to add for generate to use the cache
+    calls_back: whether code of the caller's runs between its forwards
     """
 
     expand: int
@@ -74,6 +75,7 @@ class Plan:
     assisted: bool
     chunk: int | None
     extra: dict[str, Any]
+    calls_back: bool
 
 
 def read_prompts(
@@ -176,7 +178,16 @@ def read_plan(
         # Some configs on the Hub turn the cache off by default, or ask for one of another kind.
         extra=({"use_cache": True} if settings.get("use_cache") is False else {})
         | ({"cache_implementation": None} if settings.get("cache_implementation") else {}),
+        calls_back=any(map(arguments.get, _CALLBACKS)) or _is_own(arguments.get("streamer")),
     )
+
+
+_CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
+
+
+def _is_own(streamer: object) -> bool:
+    """Whether a streamer is the caller's own, not one of transformers."""
+    return streamer is not None and not type(streamer).__module__.startswith("transformers.")
 
 
 def _inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:

@@ -36,7 +36,9 @@ class Recorder:
     `check` is given what the first forward returned, `learn` is told what it took over one row.
     What a forward computes under a mask, positions or other arguments than quire's own counts as
     not known, with all that follows it: `fed.foreign` says when. So do placeholders that `media`
-    does not declare: their K and V are those of content without a name.
+    does not declare: their K and V are those of content without a name. And so does what a forward
+    computes where `is_same_model` says that the model is another than at the beginning; it is asked
+    before each one where code of the caller's runs in between.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Recorder:
         media: Media | None = None,
         learn: Learn | None = None,
         check: Check | None = None,
+        is_same_model: Callable[[], bool] | None = None,
     ) -> None:
         self.first_token_at: float | None = None
         self._learn = learn
         self._check = check
+        self._is_same_model = is_same_model
         self._begun_at = 0.0
         self._first_span = (0, 0)
         self.num_forwards = 0
@@ -99,6 +103,8 @@ class Recorder:
         reason = foreign(given, self._cache.ledger, self._media)
         if self._watched.model.training:
             reason = "the model was in training mode"
+        if reason is None and self._is_same_model is not None and not self._is_same_model():
+            reason = "the model was another than when the call began"
         self._fed = reason or given["input_ids"]
         return changed
 
