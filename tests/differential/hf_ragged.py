@@ -1,10 +1,13 @@
 """Ragged batches in every relation of padding, cached length, window and block, each compared."""
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from hf_help import VOCAB, check_stored, left_padded, make_cache, tiny_model
+
+from quire.errors import ConfigError
 
 _WINDOW = {
     "llama4_text": "attention_chunk_size",
@@ -31,7 +34,8 @@ class Batch:
     """A batch to be computed: rows of ids, what is cached of each before, and how it is fed.
 
     cached[r]: leading tokens of row r that a request of its own has computed, 0 for none; more
-    than the row has: the request went on behind it.
+    than the row has: the request went on behind it. cropped: columns that a loop takes off again
+    before it feeds any, where all rows hold what is left.
     """
 
     rows: list[list[int]]
@@ -41,6 +45,7 @@ class Batch:
     step: int = 7
     by_session: bool = False
     new: list[int] = field(default_factory=list)
+    cropped: int = 0
 
     @property
     def pads(self):
@@ -75,7 +80,9 @@ def any_batch(rng, window, block):
     step = rng.choice([1, block, window - 1, window + 1])
     by_session = rng.random() < 0.5
     new = [rng.randint(3, VOCAB - 1) for _ in range(rng.randint(1, 3))]
-    return Batch(rows, cached, extra, rng.choice(HOW), step, by_session, new)
+    how = rng.choice(HOW)
+    cropped = rng.choice([0, 1, block, window - 1, window, window + 1, rng.randint(1, 2 * window)])
+    return Batch(rows, cached, extra, how, step, by_session, new, cropped)
 
 
 def _text(seed, num_tokens):
@@ -172,6 +179,9 @@ class Ragged:
         """A loop over a lent cache that feeds a few columns at a time."""
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
         with self.cache.session(ids, attention_mask=mask) as past, torch.no_grad():
+            if batch.cropped <= past.get_seq_length():
+                with suppress(ConfigError):
+                    past.crop(-batch.cropped)
             for start in range(past.get_seq_length(), ids.shape[1], batch.step):
                 stop = min(start + batch.step, ids.shape[1])
                 logits = self.model(
