@@ -14,9 +14,9 @@ class QueuedContract(PolicyContract):
 
     def test_each_queue_knows_its_blocks(self):
         def recount(manager):
-            for policy in manager.tree.evictor._order:
+            for policy in manager.kernel.tree.evictor._order:
                 sizes = [0] * policy.num_queues
-                for node in manager.tree.nodes():
+                for node in manager.kernel.tree.nodes():
                     if node.policy is policy and not node.locks:
                         sizes[node.queue] += node.num_blocks
                 assert policy.sizes == sizes
@@ -25,10 +25,10 @@ class QueuedContract(PolicyContract):
 
     def test_what_is_remembered_of_evicted_blocks_is_bounded(self):
         def limit(manager):
-            for policy in manager.tree.evictor._order:
+            for policy in manager.kernel.tree.evictor._order:
                 gone = getattr(policy, "_gone", ())
                 gone = gone if isinstance(gone, tuple) else (gone,)
-                assert sum(map(len, gone)) <= 2 * manager.groups[0].num_blocks
+                assert sum(map(len, gone)) <= 2 * manager.pools[0].num_blocks
 
         self.mixed_history(limit)
 

@@ -247,7 +247,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
-        return tuple(manager.live_curve.notes[-2:])
+        return tuple(manager.kernel.live_curve.notes[-2:])
 
     def forget(num_blocks):
         manager.reclaim(num_blocks)
@@ -278,7 +278,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     manager.commit(seq, prompt[8:])
     manager.close(seq)
     serve(manager, np.append(prompt, LAST))
-    assert manager.live_curve.notes[-3:] == [17, 16, 1]
+    assert manager.kernel.live_curve.notes[-3:] == [17, 16, 1]
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
@@ -305,8 +305,8 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
         prompt = np.concatenate((shared, own, LAST)).astype(np.int32)
         for each in (manager, plain):
             if restored and number < 50:
-                there = each.residency(prompt).accepted
-                with each.restore(prompt, 70, {0: list(range(there, 70))}) as given_out:
+                there = residency(each, prompt).accepted
+                with restore(each, prompt, 70, {0: list(range(there, 70))}) as given_out:
                     given_out.commit()
             serve(each, prompt)
     curve = manager.what_if()
@@ -329,8 +329,8 @@ def test_asking_in_between_changes_no_later_answer():
 def test_a_curve_begun_anew_forgets():
     prompts, names = talks(7, num_talks=50)
     manager = served(prompts, names)
-    assert manager.live_curve is not None
-    manager.live_curve.restart()
+    assert manager.kernel.live_curve is not None
+    manager.kernel.live_curve.restart()
     assert manager.what_if().num_requests == 0
     assert str(manager.what_if()).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))

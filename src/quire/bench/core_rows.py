@@ -98,7 +98,7 @@ def _match_turns() -> Row:
     prompt = load.prompt(32_769)
     for length in load.turn_lengths():
         store(manager, prompt[: length + 1])
-    edges = sum(1 for _ in manager.tree.nodes())
+    edges = sum(1 for _ in manager.kernel.tree.nodes())
     median = repeat_us(lambda: manager.probe(prompt))
     return {"median_us": median, "floor_us": _floor(prompt[:-1]), "edges": edges}
 

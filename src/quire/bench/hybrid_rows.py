@@ -110,7 +110,7 @@ def _evict(build: Callable[[], CacheManager]) -> Row:
     times: list[float] = []
     for _ in range(load.EVICT_ROUNDS + 1):
         manager = build()
-        sliding = manager.groups[SLIDING]
+        sliding = manager.pools[SLIDING]
         before = sliding.num_free
         times.append(once_us(lambda: manager.reclaim(num_blocks, group=SLIDING)))  # noqa: B023 - called at once
         assert sliding.num_free - before >= num_blocks

@@ -21,7 +21,6 @@ from quire.core.manager import CacheManager
 from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
-from quire.core.restore import Residency, Restore
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.stats import Stats
@@ -52,8 +51,6 @@ __all__ = [
     "Policy",
     "RankedPolicy",
     "Recurrent",
-    "Residency",
-    "Restore",
     "Scope",
     "Segment",
     "Sequence",

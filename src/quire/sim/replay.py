@@ -116,7 +116,7 @@ def replay(
     for number, request in enumerate(trace):
         now = request.time_s
         if number == count_from:
-            evicted_before = manager.counters.evicted_blocks
+            evicted_before = manager.kernel.counters.evicted_blocks
             tally.start_counting()
         blocks = request.blocks
         sizes = Sizes(request.prompt_tokens, request.output_tokens, trace.block_size)
@@ -124,7 +124,9 @@ def replay(
         hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
-    return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
+    return tally.result(
+        policy, manager.kernel.counters.evicted_blocks - evicted_before, clock() - started
+    )
 
 
 class Sizes(msgspec.Struct, frozen=True, gc=False):

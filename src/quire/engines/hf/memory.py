@@ -68,7 +68,7 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
     """Return what each group of a model has in a manager."""
     total = sum(
         group.bytes_per_block * pool.num_blocks
-        for group, pool in zip(layout.groups, manager.groups, strict=True)
+        for group, pool in zip(layout.groups, manager.pools, strict=True)
     )
     return [
         GroupMemory(
@@ -82,7 +82,7 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
             cached=pool.num_cached,
             share=group.bytes_per_block * pool.num_blocks / total,
         )
-        for group, pool in zip(layout.groups, manager.groups, strict=True)
+        for group, pool in zip(layout.groups, manager.pools, strict=True)
     ]
 
 
@@ -148,14 +148,14 @@ class Balance:
         now = self._misses()
         evicted, window = (new - old for new, old in zip(now, self._missed, strict=True))
         self._missed = now
-        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.groups]
+        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.pools]
         pressure: dict[str, int] = {}
         for group, no_room, short in zip(groups, full, refused, strict=True):
             missed = evicted if isinstance(group.kind, FullAttention) else window
             if not all(full):
                 missed = (evicted + window) * no_room
             pressure[group.name] = short + missed // manager.block_size
-        num_blocks = [pool.num_blocks for pool in manager.groups]
+        num_blocks = [pool.num_blocks for pool in manager.pools]
         sizes = group_sizes(self._layout)
         shifted = shift_budget(sizes, num_blocks, pressure, manager.block_size)
         return {group.name: count for group, count in zip(groups, shifted, strict=True)}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from quire.core.evictions import NamedBlock
+from quire.core.manager import CacheManager
 from quire.core.node import Node
-from quire.core.restore import required
 from quire.core.scope import MediaItem, Scope
+from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
-
-if TYPE_CHECKING:
-    from quire.core.manager import CacheManager
-    from quire.core.sequence import Sequence
+from quire.exchange.restore import required
 
 
 class Prefix(msgspec.Struct, frozen=True):
@@ -46,12 +43,12 @@ def blocks_of(manager: CacheManager, seq: Sequence) -> list[NamedBlock]:
 
 def all_blocks(manager: CacheManager) -> Iterator[NamedBlock]:
     """Iterate over all such blocks of a manager, each once, parents before their children."""
-    return _blocks(manager, manager.tree.nodes(), ())
+    return _blocks(manager, manager.kernel.tree.nodes(), ())
 
 
 def prefixes(manager: CacheManager) -> list[Prefix]:
     """Return all cached texts, that of the leaf which would be evicted first at the front."""
-    tree = manager.tree
+    tree = manager.kernel.tree
     scopes = {id(root): scope for scope, root in tree.roots.items()}
     order = [node for node in tree.evictor.order() if not node.children]
     known = {id(node) for node in order}
@@ -78,11 +75,11 @@ def _blocks(
 ) -> Iterator[NamedBlock]:
     seen: set[tuple[int, int]] = set()
     for node in nodes:
-        digests, start = manager.digests.of(node), node.start
-        for group, _ in manager.tree.full:
+        digests, start = manager.kernel.digests.of(node), node.start
+        for group, _ in manager.kernel.tree.full:
             for at, block in enumerate(node.blocks[group]):
                 yield NamedBlock(group, block, start + at, digests[at])
-        for sparse in manager.tree.sparse:
+        for sparse in manager.kernel.tree.sparse:
             if isinstance(sparse, WindowGroup):
                 ends = [end for end in (*sparse.kept_ends(node), *stops) if start < end <= node.end]
                 places = {at for end in ends for at in required(sparse, end)}
@@ -107,7 +104,7 @@ def _in_window(
         at = place - holder.start
         block = holder.blocks[window.index][at]
         if block >= 0:
-            yield NamedBlock(window.index, block, place, manager.digests.of(holder)[at])
+            yield NamedBlock(window.index, block, place, manager.kernel.digests.of(holder)[at])
 
 
 def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]:
@@ -119,7 +116,7 @@ def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]
     for mark in marks.tolist():
         if mark < at:
             continue
-        digest, placeholders = manager.media.content(int(tokens[mark]))
+        digest, placeholders = manager.kernel.tree.media.content(int(tokens[mark]))
         span = np.frombuffer(placeholders, INT32)
         tokens = np.concatenate((tokens[:mark], span, tokens[mark + len(span) :]))
         media.append(MediaItem(digest, mark, len(span)))
