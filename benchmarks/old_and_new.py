@@ -30,7 +30,8 @@ def main(old: str, new: str, suite: str = "core", rounds: int = 5, *options: str
     best: dict[str, dict[str, float]] = {old: {}, new: {}}
     seen = defaultdict(list)
     rows = [option for option in options if option != "--rows-of-new"]
-    commands = dict.fromkeys((old, new), ["-m", "quire.cli", "bench", suite, "--json", *rows])
+    own = ["-m", "quire.cli", "bench", suite, "--json", *rows]
+    commands = {old: own, new: own}
     if "--rows-of-new" in options:
         commands[old] = [str(FOREIGN), str(source(new)), *rows]
     for number in range(rounds):
