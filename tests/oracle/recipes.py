@@ -17,7 +17,7 @@ SOMETIMES = {
     "priority": 0.5, "retain": 0.6, "store_until": 0.6, "pins": 0.8, "resize": 0.6, "compact": 0.6,
 }  # fmt: skip
 
-POLICIES = ("lru", "lru", "fifo", "lfu", "sieve", "learned")
+POLICIES = ("lru", "lru", "lru", "fifo", "lfu", "learned")
 
 MIXES = (
     ("full",), ("full",), ("full",), ("full", "sliding"), ("full", "sinks"), ("full", "chunked"),
@@ -41,21 +41,21 @@ def recipe_of(seed, number, without=()):
     room = random.choice((120, 300)) if long else random.choice((8, 14, 24, 40))
     if "crowd" in features:
         room = 150
-    policies = [policy for policy in POLICIES if policy not in without]
+    policy = random.choice([policy for policy in POLICIES if policy not in without])
     return {
         "seed": seed,
         "number": number,
         "features": features,
         "block_size": block_size,
         "groups": _groups(random, block_size, room),
-        "policy": random.choice(policies),
+        "policy": policy,
         "pin_budget": random.choice((0.0, 0.25, 0.5, 1.0)),
         "rows": random.choice(((1, 4), (2, 32), (64, 1 << 16))),
         "max_open": 90 if "crowd" in features else random.choice((2, 4, 8, 12)),
         "max_tokens": (4 if "crowd" in features else random.choice((room // 2, room // 2, room)))
         * block_size,
         "symbols": random.choice((1, 2, 3, 50)),
-        "steps": random.choice((150, 300, 500)),
+        "steps": 2000 if policy == "learned" else random.choice((150, 300, 500)),
         "rare": [name for name in sorted(RARE) if random.random() < 0.3],
     }
 
