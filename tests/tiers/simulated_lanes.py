@@ -46,7 +46,7 @@ class SimulatedLanes(Lanes):
         self.switching = switching
         self.stall_s = stall_s
         self.num_switches = 0
-        self.random = Random(seed)  # noqa: S311 - to repeat a history
+        self.random = Random(seed)
         self.busy_cores = 0.0
         self._time = 0.0
         self._used_s = 0.0
