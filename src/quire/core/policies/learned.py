@@ -74,7 +74,9 @@ class Learned(Policy):
         ghost = mind.ghosts.get(visit.lost_by)
         if ghost is not None:
             # The end of a prompt is often written anew: what comes back at all is all taken to come back.
-            trail.reached = max(min(visit.prompt // visit.block_size, ghost.prompt), trail.found + visit.lost)
+            trail.reached = max(
+                min(visit.prompt // visit.block_size, ghost.prompt), trail.found + visit.lost
+            )
             trail.path.append((ghost, trail.reached - trail.found))
             if not trail.continues and _goes_on(ghost, trail.reached):
                 self._continue(trail, ghost)
