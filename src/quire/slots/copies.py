@@ -1,4 +1,4 @@
-"""Planned copies between slots: what the data plane does before the next forward."""
+"""Copies planned between slots, for the data plane to do before the next forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SlotCopy(NamedTuple):
-    """Give slot `dst` the KV of the first `num_tokens` positions of slot `src`, in all layers.
+    """The KV of the first `num_tokens` positions of slot `src`, for slot `dst`, in all layers.
 
     The first `start` of them are in `dst` already, so positions [start, num_tokens) are
     enough. Copying all from position 0 is right as well.
@@ -53,7 +53,7 @@ class SlotCopyPlan:
                 self.waiting[slot] = copy._replace(num_tokens=num_tokens)
 
     def in_the_way(self, slot: int, num_tokens: int) -> SlotCopy | None:
-        """Return a copy that a write into a slot from position `num_tokens` on came too early for."""
+        """Return a copy to be done before positions from `num_tokens` on of a slot are written."""
         for copy in self.waiting.values():
             if copy.dst == slot or (copy.src == slot and copy.num_tokens > num_tokens):
                 return copy

@@ -1,8 +1,9 @@
-"""The contents of one scope's slots, sorted: who starts as a prompt does, and how far."""
+"""The contents of one scope's slots, sorted, so that those that start as a prompt does stand together."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,14 @@ FIRST_STEP = 64 * TOKEN_BYTES
 """Bytes that the first comparison of two keys takes; each further one takes twice as many."""
 
 
-class SlotIndex:
+class Sharers(NamedTuple):
+    """All slots that start with the same `num_tokens` tokens; none for 0 tokens."""
+
+    num_tokens: int
+    slots: list[int]
+
+
+class SortedContents:
     """Slots in the order of their contents' bytes, and how much neighbours share.
 
     `order`   slots with content, sorted by it; contents that are equal stand side by side
@@ -36,16 +44,11 @@ class SlotIndex:
         self.shared: list[int] = []
         self._alone = alone
 
-    def find(self, key: Key) -> tuple[int, list[int]]:
-        """Return the longest prefix of `key` in tokens that slots start with, and those slots.
-
-        Pure. No slot starts with the first token: (0, []).
-        """
+    def find(self, key: Key) -> Sharers:
+        """Return the longest prefix of `key` that slots start with. Pure."""
         at, left, right = self._locate(key)
         num_tokens = max(left, right)
-        if not num_tokens:
-            return 0, []
-        return num_tokens, self.order[self._run(at, left, right)]
+        return Sharers(num_tokens, self.order[self._run(at, left, right)] if num_tokens else [])
 
     def append(self, slot: int, key: Key) -> None:
         """Lengthen a content; O(len(key)) unless another slot continues the old one."""
@@ -86,7 +89,7 @@ class SlotIndex:
         ordered = [bytes(self.keys[slot]) for slot in self.order]
         if ordered != sorted(ordered) or not all(ordered):
             raise InvariantError("contents of slots out of order, or empty in the index")
-        shared = [_common(a, memoryview(b), 0) for a, b in pairwise(ordered)]
+        shared = [common_tokens(a, memoryview(b)) for a, b in pairwise(ordered)]
         if self.shared != [*shared, 0][: len(ordered)]:
             raise InvariantError(f"neighbours share {shared}, noted are {self.shared}")
         for at, slot in enumerate(self.order):
@@ -117,7 +120,7 @@ class SlotIndex:
                     low, left = middle, between
                     continue
             content = self.keys[self.order[middle]]
-            same = _common(content, key, between)
+            same = common_tokens(content, key, between)
             end = same * TOKEN_BYTES
             if end < len(key) and content[end : end + 4] < key[end : end + 4].tobytes():
                 low, left = middle, same
@@ -171,16 +174,10 @@ class SlotIndex:
         return len(self.keys[self.order[at]]) // TOKEN_BYTES - elsewhere
 
 
-def common_tokens(content: bytearray, key: Key) -> int:
-    """Count the leading tokens that a content and a key share, at memcmp speed."""
-    return _common(content, key, 0)
-
-
-def _common(content: bytes | bytearray, key: Key, start: int) -> int:
-    """Count the leading tokens in common; the first `start` are known to be equal."""
+def common_tokens(content: bytes | bytearray, key: Key, start: int = 0) -> int:
+    """Count the leading tokens in common, at memcmp speed; the first `start` are known to be equal."""
     at = start * TOKEN_BYTES
-    stop = min(len(content), len(key))
-    step = FIRST_STEP
+    stop, step = min(len(content), len(key)), FIRST_STEP
     while at < stop:
         end = min(at + step, stop)
         if not content.startswith(key[at:end], at):

@@ -1,29 +1,21 @@
-"""What `SlotCache` hands out: matches, handles of running requests, pins, counts."""
+"""Matches, handles of running requests, and pins: what `SlotCache` hands out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from quire.core.scope import Scope
-from quire.core.slots.contents import SlotContents
-from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
-from quire.errors import PinError
-
-SLOT_MISS_REASONS = ("last_token", "evicted", "cold")
-"""Why prompt tokens were not found, counted once, at open:
-
-last_token  the last token of every prompt is computed: it gives the next one
-evicted     a slot held it and was overwritten since
-cold        no slot of its scope held it, as far back as overwritten contents are remembered
-"""
+from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of, check_sign
+from quire.errors import CommitError, PinError
+from quire.slots.contents import SlotContents
 
 
 class SlotMatch(NamedTuple):
-    """The first `num_tokens` positions of a slot hold what was asked for.
+    """A slot whose first `num_tokens` positions hold what was asked for.
 
     True as long as the slot's generation is `generation`, whether it is free or busy.
     """
@@ -41,7 +33,7 @@ class SlotHandle(msgspec.Struct, gc=False, eq=False):
     `slot`        which one
     `num_cached`  tokens found in it or copied into it, no compute needed
     `prompt_len`  tokens of the prompt given at `open`, else 0
-    `known`       key bytes of the prompt from token `known_start` on, which commits must repeat
+    `known`       key bytes of prompt tokens [known_start, prompt_len), which commits must repeat
     `raw_prompt`  the whole prompt with its placeholder tokens, if media stand in it
     `is_open`     False after `close` and `free`
     """
@@ -83,14 +75,25 @@ class SlotHandle(msgspec.Struct, gc=False, eq=False):
         in_prompt = min(len(key), len(self.raw_prompt))
         return array_of(self.raw_prompt[:in_prompt] + key[in_prompt:])
 
-    def expected(self, start: int, stop: int) -> tuple[bytes, bytes]:
-        """Return what of tokens [start, stop) the prompt says: as stored, and as committed."""
-        if not self.known:
-            return b"", b""
-        begin, end = start * TOKEN_BYTES, min(stop, self.prompt_len) * TOKEN_BYTES
-        offset = self.known_start * TOKEN_BYTES
-        stored = self.known[max(begin - offset, 0) : max(end - offset, 0)]
-        return stored, self.raw_prompt[begin:end] if self.raw_prompt else stored
+    def stored_key(self, key: Key, computed: int) -> Key:
+        """Return what to store of tokens that follow `computed` ones; media stand in it by their numbers.
+
+        Raises `CommitError` for other tokens than the prompt's, `TokensError` for negative ones.
+        """
+        given = stored = b""
+        if computed < self.prompt_len:
+            stop = computed * TOKEN_BYTES + len(key)
+            stored = self.known[(computed - self.known_start) * TOKEN_BYTES :][: len(key)]
+            given = self.raw_prompt[computed * TOKEN_BYTES : stop] if self.raw_prompt else stored
+        head, rest = key[: len(given)], key[len(given) :]
+        if not given.startswith(head):
+            at = computed + int((array_of(given) != array_of(head)).argmax())
+            raise CommitError(
+                f"commit of another token than the prompt's at position {at}; the prompt comes "
+                "first, as it was given to open"
+            )
+        check_sign(rest)
+        return memoryview(stored + rest.tobytes()) if self.raw_prompt else key
 
     def __repr__(self) -> str:
         if self.contents.interrupted:
@@ -139,62 +142,3 @@ class SlotPin:
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
         return f"<SlotPin {self.num_tokens} tokens of slot {self.slot}, {state}>"
-
-
-class SlotStats(msgspec.Struct, frozen=True):
-    """Counters since the cache was made. Tokens unless the name says otherwise.
-
-    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at `open`.
-
-    `reoccupied_slots`  requests that took over a free slot which held their prefix: no copy
-    `copied_slots`      requests and forks that got their prefix, or part of it, by a copy
-    `copied_tokens`     tokens planned to be copied
-    `evicted_tokens`    tokens overwritten or cut that no other slot held
-    """
-
-    num_requests: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    missed: dict[str, int] = msgspec.field(default_factory=dict[str, int])
-    computed_tokens: int = 0
-    reoccupied_slots: int = 0
-    copied_slots: int = 0
-    copied_tokens: int = 0
-    evicted_tokens: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens found, 0 to 1; 0 before the first request."""
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def missed_tokens(self) -> int:
-        """Prompt tokens that were not found: prompt_tokens - hit_tokens."""
-        return self.prompt_tokens - self.hit_tokens
-
-
-class SlotCounters:
-    """The running counts, read through `SlotStats`."""
-
-    __slots__ = tuple(SlotStats.__struct_fields__)
-
-    num_requests: int
-    prompt_tokens: int
-    hit_tokens: int
-    missed: dict[str, int]
-    computed_tokens: int
-    reoccupied_slots: int
-    copied_slots: int
-    copied_tokens: int
-    evicted_tokens: int
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-        self.missed = dict.fromkeys(SLOT_MISS_REASONS, 0)
-
-    def stats(self) -> SlotStats:
-        """Return the counts as they are now."""
-        counts: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        counts["missed"] = dict(self.missed)
-        return SlotStats(**counts)
