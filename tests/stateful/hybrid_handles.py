@@ -76,7 +76,12 @@ class HybridHandles(HybridRequests):
 
     def end_restore(self, handle, commit):
         """Write what was asked for to the blocks that were given, as they were named then."""
-        size, restored, path, end = self.settings.block_size, handle.restore, handle.path, handle.end
+        size, restored, path, end = (
+            self.settings.block_size,
+            handle.restore,
+            handle.path,
+            handle.end,
+        )
         for group, places in handle.brought.items():
             for at, block in zip(places, restored.blocks[group], strict=True):
                 names = path[at * size : (at + 1) * size]

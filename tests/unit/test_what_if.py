@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
 
-from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve, requests
+from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve
+from quire.core import manager as managers
 from quire.errors import ConfigError
-from quire.sim.curves import lru_curve
+from quire.exchange import residency, restore
+from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.workload import Workload, parts_named
@@ -64,7 +66,7 @@ def exact_curve(prompts, block=BLOCK, **options):
         TraceRequest(i, float(i), len(blocks) * block + 1, 0, compress(blocks))
         for i, blocks in enumerate(prompts, 1)
     ]
-    return lru_curve(ListTrace(rows, block), **options)
+    return curves(ListTrace(rows, block), **options).lru
 
 
 def served(prompts, capacity, block=BLOCK, **options):
@@ -130,7 +132,7 @@ def off_by(prompts, share):
 
 def test_the_latest_requests_are_remembered(monkeypatch):
     monkeypatch.setattr(livecurve, "MAX_NOTES", 1000)
-    monkeypatch.setattr(requests, "PACK_EVERY", 200)
+    monkeypatch.setattr(managers, "PACK_EVERY", 200)
     prompts, names = talks(2, num_talks=1200)
     curve = served(prompts, names // 10).what_if()
     assert curve.num_requests == len(prompts)

@@ -320,7 +320,9 @@ class CacheManager(Interruptible):
                 seq.hint = hint
                 seq.session = sessions.join(seq.scope, hint.session_id) if hint.session_id else None
             if tree.evictor.watches:
-                seq.visit = Visit(kernel.now(), num_tokens, self.block_size)
+                lost = -(-explained // self.block_size) if lost_by else 0
+                now = kernel.now()
+                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, lost_by)
             since = take.attach(kernel, seq, key, found)
             self.sequences[id(seq)] = seq
             root.locks += 1

@@ -82,7 +82,7 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     seq.state = "open"
     seq.row = kernel.rows.take()
     if seq.visit is not None:
-        seq.visit = Visit(kernel.now(), seq.prompt_len, kernel.rows.block_size)
+        seq.visit = Visit(seq.number, kernel.now(), seq.prompt_len, kernel.rows.block_size)
     attach(kernel, seq, key, found)
     seq.resume_key = b""
     to_compute = max(had - seq.num_cached, 0)
