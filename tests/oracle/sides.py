@@ -7,6 +7,7 @@ Sequences, pins, restores, holds and batches go by names that the driver gives: 
 """
 
 import importlib
+from typing import ClassVar
 from unittest import mock
 
 import msgspec
@@ -64,10 +65,29 @@ class Old:
             observer=self.told,
         )
 
+    limits: ClassVar = {
+        "events": {"MAX_EVENTS": 40},
+        "hints": {"MAX_SESSIONS": 2, "MAX_NODES": 3},
+        "joining": {"MAX_JOINED_BYTES": 64},
+        "livecurve": {"MAX_NOTES": 40},
+        "lost": {"MAX_RUNS": 5, "MAX_BLOCKS": 40},
+        "media": {"MAX_MEDIA": 2},
+        "policies.lru_shadow": {"MIN_SLOTS": 16},
+        "policies.mind": {"MAX_GHOSTS": 5},
+        "radix": {"MAX_ROOTS": 2},
+        "requests": {"PACK_EVERY": 16},
+    }
+    """What is forgotten beyond a number, so small a number that it is forgotten all the time."""
+
     @classmethod
-    def small_rows(cls, extent, arena):
-        """Return a patch under which rows move, and their arrays grow and shrink, all the time."""
-        return mock.patch.multiple(cls.module("rows"), MIN_EXTENT=extent, MIN_ARENA=arena)
+    def patches(cls, recipe):
+        """Return the patches under which a recipe's managers are made and used."""
+        extent, arena = recipe["rows"]
+        limits = dict(cls.limits) if recipe["tight"] else {}
+        limits[cls.rows] = {"MIN_EXTENT": extent, "MIN_ARENA": arena}
+        return [mock.patch.multiple(cls.module(n), **values) for n, values in limits.items()]
+
+    rows: ClassVar = "rows"
 
     # -- what is passed in -----------------------------------------------------------------
 
@@ -122,6 +142,10 @@ class Old:
     def check(self):
         self.manager.check()
 
+    def drawn(self):
+        """Return what people see: the picture of a dump, and the line of a repr."""
+        return self.manager.dump(), repr(self.manager)
+
     def heard(self):
         """Return what the observer was told since the last time."""
         if self.told is None:
@@ -139,7 +163,7 @@ class Old:
         explained = self.manager.explain(tokens, self.scope(scope), self.media(media))
         segments = [(each.start, each.stop, each.cached, each.why) for each in explained.segments]
         found_in = [(repr(scope), tokens) for scope, tokens in explained.found_in]
-        return segments, found_in
+        return segments, found_in, str(explained)
 
     def fits(self, tokens, num_new, scope, media):
         fit = self.manager.fits(tokens, num_new, self.scope(scope), media=self.media(media))
@@ -150,7 +174,8 @@ class Old:
         return bool(fit), fit.num_cached, fit.needed, fit.room
 
     def what_if(self):
-        return plain(self.manager.what_if())
+        told = self.manager.what_if()
+        return plain(told), str(told), told.points([0, 1, 7, 10**6]), told.hit_rate, told.ceiling
 
     def usage(self, group):
         return plain(self.manager.usage(group))
