@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import CacheManager
+from quire.budget import GroupSize, blocks_for, shift_budget, split_budget
 from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.budget import GroupSize, blocks_for, shift_budget, split_budget
 from quire.errors import ConfigError
 
 FULL, SLIDING = FullAttention(), SlidingWindow(100)

@@ -239,7 +239,7 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         elif what == 3:
             both[0].what_if()
         elif what == 4:
-            both[0].live_curve.restart()
+            both[0].kernel.live_curve.restart()
     assert both[0].stats == both[1].stats
     both[0].check()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Row, once_us, repeat_us
-from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, store
+from quire.bench import workloads as load
+from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, store
+from quire.bench.timing import Row, once_us, repeat_us
 from quire.core import CacheManager, LayerGroup, Sequence, SlidingWindow
 
 SIZE = load.BLOCK_SIZE

@@ -1,6 +1,5 @@
 """The control plane: which blocks hold which tokens. No tensors, no clock, no randomness."""
 
-from quire.core.budget import GroupSize, split_budget
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
@@ -40,7 +39,6 @@ __all__ = [
     "Explanation",
     "Fit",
     "FullAttention",
-    "GroupSize",
     "Hint",
     "Hit",
     "LayerGroup",
@@ -61,5 +59,4 @@ __all__ = [
     "Usage",
     "Visit",
     "block_hashes",
-    "split_budget",
 ]

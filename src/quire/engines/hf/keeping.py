@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 
+from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
-from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures

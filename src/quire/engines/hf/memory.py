@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire.budget import GroupSize, shift_budget, split_budget
 from quire.config import format_bytes
 from quire.core import CacheManager, FullAttention, LayerGroup, Recurrent
-from quire.core.budget import GroupSize, shift_budget, split_budget
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
@@ -37,7 +37,7 @@ def group_sizes(layout: ModelLayout) -> list[GroupSize]:
 def split_layout(
     layout: ModelLayout, capacity_bytes: int, expected_tokens: int
 ) -> list[LayerGroup]:
-    """Split a capacity over the groups of a model; see `quire.core.budget.split_budget`."""
+    """Split a capacity over the groups of a model; see `quire.budget.split_budget`."""
     only = layout.groups[0]
     if len(layout.groups) == 1 and isinstance(only.memory, KVLayout) and layout.is_full_attention:
         return [LayerGroup(only.name, only.memory.num_blocks(capacity_bytes), only.kind)]

@@ -1,5 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
 """Rows of vLLM's KVCacheManager: `python vllm_rows.py 16|64 [names]`, by block size.
 
 Runs inside the peers' environment, without quire, and prints one JSON array. One full-attention
@@ -15,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import adapter
 import vllm_hybrid
 import workloads as work
 from vllm_peer import Peer, decode_row, load, lookup_row
@@ -65,7 +64,7 @@ def insert_row(block_size: int, *, events: bool) -> timing.Row:
         for request, _, _ in found:
             suffix = peer.request(prompts[group], hashed=False)
             suffix.block_hashes = request.block_hashes[: work.SHARED_PREFIX // block_size]
-            suffix._block_hasher = peer.hasher  # noqa: SLF001  # hash the suffix only
+            suffix._block_hasher = peer.hasher  # hash the suffix only
             suffixes.append(suffix)
 
         def extend(suffixes: list[Any] = suffixes) -> None:
@@ -124,7 +123,7 @@ def leaf_row(block_size: int) -> timing.Row:
     )  # what the first calls load is not the leaves'
     peer, pool = timing.growth_bytes(lambda: Peer(block_size, tokens))
     _, grown = timing.growth_bytes(lambda: fill(peer))
-    traced = timing.traced_bytes(lambda: fill(Peer(block_size, tokens)))
+    traced = adapter.traced_bytes(lambda: fill(Peer(block_size, tokens)))
     return {
         "name": "bytes_per_64_token_leaf",
         "bytes": (pool + grown) / work.NUM_LEAVES,
@@ -163,7 +162,7 @@ def serve_row(name: str, loop: work.ServeLoop, block_size: int, *, events: bool)
     }
 
 
-def measurements(size: int) -> Iterator[timing.Measurement]:
+def measurements(size: int) -> Iterator[adapter.Measurement]:
     """Yield what there is; memory first, while the process is small."""
     yield ("bytes_per_64_token_leaf",), lambda: [leaf_row(size)]
     matches = (*work.MATCH_LENGTHS, "match_32k_102_turns", "match_8k_26_branches")
@@ -180,17 +179,17 @@ def measurements(size: int) -> Iterator[timing.Measurement]:
     yield ("serve_b",), lambda: [serve_row("serve_b", work.SERVE_B, size, events=False)]
     yield from vllm_hybrid.measurements(size)
     yield ("pool_1m",), lambda: [large_pool_row(size)]
-    yield ("import_core",), lambda: [timing.import_row([__file__, str(size), "--import-only"])]
+    yield ("import_core",), lambda: [adapter.import_row([__file__, str(size), "--import-only"])]
 
 
 def main() -> None:
     """Print the rows at a block size, the first argument; those of the second, if given."""
     if "--import-only" in sys.argv:
-        timing.print_import_cost(load)
+        adapter.print_import_cost(load)
         return
     load()
-    found = timing.measured(measurements(int(sys.argv[1])), "".join(sys.argv[2:]))
-    print(json.dumps(timing.rounded(found)))  # noqa: T201  # standard output is the protocol
+    found = adapter.measured(measurements(int(sys.argv[1])), "".join(sys.argv[2:]))
+    print(json.dumps(adapter.rounded(found)))
 
 
 if __name__ == "__main__":

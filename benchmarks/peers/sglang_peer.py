@@ -1,7 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-# ruff: noqa: PLC0415
-# (what importing a peer costs is one of the rows, so a peer is imported where that is measured)
 """SGLang's prefix trees over its paged allocators with page size 16 on the CPU.
 
 Keys are `array('q')`, as in its scheduler.

@@ -5,24 +5,24 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from quire.bench.tier_measure import Row
-from quire.errors import ConfigError
-from quire.extras import lacking
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
 
 COLOURS = ("#3b6fb6", "#c8553d", "#3d8f5f", "#8a5fb0", "#b8892d")
 INK = "#333333"
 
 
-def crossover(rows: list[Row]) -> str:
+def crossover(rows: list[dict[str, Any]]) -> str:
     """Return the `ttft` rows as SVG: left each tier's hits as they are, right as the gate decides.
 
-    Computing is the dark line, and the dashed one behind it 10 % more. Raises `ConfigError` without matplotlib.
+    Computing is the dark line, and the dashed one behind it 10 % more.
     """
-    pyplot = _pyplot()
     found = [row for row in rows if "recompute_ms" in row]
     names = list(dict.fromkeys(str(row["tier"]) for row in found))
-    with pyplot.rc_context({"svg.hashsalt": "quire", "font.size": 9, "svg.fonttype": "none"}):
-        figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    with plt.rc_context({"svg.hashsalt": "quire", "font.size": 9, "svg.fonttype": "none"}):
+        figure, both = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
         for axes, way, title in zip(
             both, ("hit", "gated"), ("without the gate", "with the cost gate"), strict=True
         ):
@@ -32,11 +32,11 @@ def crossover(rows: list[Row]) -> str:
         both[0].legend(frameon=False)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-        pyplot.close(figure)
+        plt.close(figure)
     return text.getvalue()
 
 
-def _draw(axes: Any, rows: list[Row], names: list[str], way: str) -> None:
+def _draw(axes: Any, rows: list[dict[str, Any]], names: list[str], way: str) -> None:
     lengths = sorted({int(row["prefix"]) for row in rows})
     computed = [
         min(float(row["recompute_ms"]) for row in rows if row["prefix"] == length)
@@ -63,14 +63,3 @@ def _draw(axes: Any, rows: list[Row], names: list[str], way: str) -> None:
     axes.set_xlabel("tokens of the prefix")
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigError(lacking("a picture", "matplotlib", "report")) from error
-    mpl.use("svg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - behind the choice of what draws
-
-    return plt

@@ -72,7 +72,7 @@ def mooncake_server(num_bytes: int) -> Generator[str]:
     command += ["--enable_metric_reporting=false"]
     with (
         _running(command, port),
-        subprocess.Popen(  # noqa: S603 - a command of this file
+        subprocess.Popen(
             [sys.executable, "-c", _GIVE_MEMORY, address, str(num_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,7 +107,7 @@ def _running(
     command: list[str], port: int, environment: dict[str, str] | None = None
 ) -> Generator[None]:
     """Run a command until the block ends; begin when its port answers."""
-    process = subprocess.Popen(  # noqa: S603 - a command of this file
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -1,21 +1,17 @@
-"""Timers of the peer adapters: CPU time, medians, batches that swamp the clock.
+"""Timers of the rows: CPU time, medians, batches that swamp the clock.
 
-Standard library only; the adapters import it by path inside the peers' environment.
+Standard library only: `benchmarks/peers` imports it by path, in an environment that has no quire.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from time import process_time_ns, thread_time_ns
+from time import process_time_ns
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -94,63 +90,3 @@ def growth_bytes(build: Callable[[], T]) -> tuple[T, int]:
     built = build()
     gc.collect()
     return built, resident_bytes() - before
-
-
-def traced_bytes(build: Callable[[], object]) -> int:
-    """Return the Python heap that what `build` returns holds, by tracemalloc."""
-    gc.collect()
-    tracemalloc.start()
-    built = build()
-    gc.collect()
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del built
-    return size
-
-
-def import_row(arguments: list[str]) -> Row:
-    """Return `import_core`: a script run with `arguments`, which imports and prints its cost."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)  # noqa: S603  # our own script
-    return {"name": "import_core", **json.loads(done.stdout.splitlines()[-1])}
-
-
-def print_import_cost(load: Callable[[], object]) -> None:
-    """Print what `load` costs in a fresh interpreter: CPU seconds, modules, resident bytes."""
-    modules, resident = len(sys.modules), resident_bytes()
-    start = thread_time_ns()  # worker threads of NumPy and torch spin beside the import
-    load()
-    seconds = (thread_time_ns() - start) / 1e9
-    print(  # noqa: T201  # standard output is the protocol
-        json.dumps(
-            {
-                "median_us": round(seconds * 1e6),
-                "modules": len(sys.modules) - modules,
-                "bytes": resident_bytes() - resident,
-            }
-        )
-    )
-
-
-Measurement = tuple[tuple[str, ...], Callable[[], Iterable[Row]]]
-"""The names of some rows, and what measures them."""
-
-
-def measured(measurements: Iterable[Measurement], wanted: str) -> Iterator[Row]:
-    """Yield the rows named in `wanted`, separated by commas (all if empty); measure no others."""
-    names = set(wanted.split(",")) - {""}
-    for known, measure in measurements:
-        if not names or names & set(known):
-            yield from (row for row in measure() if not names or row["name"] in names)
-
-
-def rounded(rows: Iterable[Row]) -> list[Row]:
-    """Return `rows` with every float cut to four significant digits or more."""
-    return [
-        {key: _round(value) if isinstance(value, float) else value for key, value in row.items()}
-        for row in rows
-    ]
-
-
-def _round(value: float) -> float:
-    return round(value, 1) if abs(value) >= 1_000 else float(f"{value:.4g}")

@@ -1,10 +1,19 @@
-"""Rows of `quire bench tiers --model`: the first token from each tier against computing it, and what tiers cost."""
+"""The first token from a tier, as the cost gate decides, and computed; and what tiers cost where nothing comes back.
+
+    OMP_NUM_THREADS=1 python benchmarks/tiers/first_tokens.py [--kinds host,disk,redis,far] [--prefixes 16,512,4096]
+                                                              [--rounds 7] [--report crossover.svg] [--json]
+
+Wall time, medians of rounds in turn, on quire-tiny; nothing of the prefix is on the device.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +21,15 @@ from statistics import median
 from typing import Any
 
 import torch
+from crossover import crossover
+from servers import redis_server
 
 from quire.bench.hf_models import quire_tiny
 from quire.bench.hf_rows import Stamp
-from quire.bench.tier_measure import Row
-from quire.bench.tier_servers import redis_server
+from quire.bench.tier_rows import Row
 from quire.engines.hf import PrefixCache
 from quire.engines.tiered.beside import PUT_OFF_SHARE
-from quire.errors import ConfigError, TierError
+from quire.errors import TierError
 from quire.tiers.base import Tier
 from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
@@ -28,10 +38,10 @@ from quire.tiers.host import Host
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
-Progress = Callable[[str], None]
+TIERS = ("host", "disk", "files", "redis", "far")
+"""The tiers that a first token can come from here; "far" is memory behind a slow link."""
 
-PREFIXES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-QUICK_PREFIXES = (64, 512, 2048)
+PREFIXES = "16,32,64,128,256,512,1024,2048,4096"
 SUFFIX_TOKENS = 16
 POOL, TIER = "256MiB", "1GiB"
 FAR = FaultPlan(latency_s=0.02, bandwidth=100e6)
@@ -50,50 +60,44 @@ class Timings:
     same: bool = True
 
 
-def tier_names() -> tuple[str, ...]:
-    """Return the tiers that a first token can come from here; "far" is memory behind a slow link."""
-    return ("host", "disk", "files", "redis", "far")
+def main(arguments=None):
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kinds", default=",".join(TIERS))
+    parser.add_argument("--prefixes", default=PREFIXES)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--path", type=Path)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    measured = rows(asked, quire_tiny())
+    if asked.report is not None:
+        asked.report.write_text(crossover(measured), "utf-8")
+    print(json.dumps(measured, indent=2) if asked.json else table(measured))
 
 
-def rows(
-    names: Sequence[str] | None = None,
-    progress: Progress | None = None,
-    *,
-    path: Path | None = None,
-    quick: bool = False,
-    model: Any = None,
-) -> list[Row]:
-    """Measure, in wall time, medians of interleaved rounds, on quire-tiny unless a model is given.
+def rows(asked, model):
+    """Return a `ttft` row per tier and prefix length, and a `no_reuse` row; or a row with the `reason`.
 
-    `ttft` rows, per tier and prefix length: `recompute_ms` without tiers, `hit_ms` from the tier whatever it costs (the gate
-    is off), `gated_ms` as the gate decides, from estimates that it learned in this run; ratios to recomputing
-    are medians over rounds, below 1 is faster. The device holds nothing at the start of each call.
-    `no_reuse` rows: prompts that were never seen, one after the other, with host and disk tiers, against none.
-
-    Raises `ConfigError` for names that do not exist.
+    `ttft`: `recompute_ms` without tiers, `hit_ms` from the tier whatever it costs (the gate is off), `gated_ms` as
+    the gate decides, from estimates that it learned in this run; ratios to recomputing are medians over rounds, below
+    1 is faster. The device holds nothing at the start of each call.
+    `no_reuse`: prompts that were never seen, one after the other, with host and disk tiers, against none.
     """
-    wanted = tuple(names or tier_names())
-    unknown = sorted(set(wanted) - set(tier_names()))
-    if unknown:
-        known = ", ".join(tier_names())
-        raise ConfigError(f"no first tokens from {', '.join(unknown)}; there are {known}")
-    model = quire_tiny() if model is None else model
     model.generation_config.eos_token_id = None
-    say = progress or _silent
-    rounds = 3 if quick else 7
     measured: list[Row] = []
-    for name in wanted:
-        with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=path) as folder:
+    for name in asked.kinds.split(","):
+        with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=asked.path) as folder:
             try:
                 with _bench(model, name, Path(folder)) as bench:
-                    for length in QUICK_PREFIXES if quick else PREFIXES:
-                        say(f"{name}, {length} tokens")
-                        measured.append(bench.row(length, rounds))
+                    for length in map(int, asked.prefixes.split(",")):
+                        print(f"{name}, {length} tokens", file=sys.stderr)
+                        measured.append(bench.row(length, asked.rounds))
             except TierError as error:
                 measured.append({"name": "ttft", "tier": name, "reason": str(error)})
-    with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=path) as folder:
-        say("traffic without reuse")
-        measured.append(no_reuse(model, Path(folder), 3 if quick else 9))
+    with tempfile.TemporaryDirectory(prefix="quire-bench-", dir=asked.path) as folder:
+        print("traffic without reuse", file=sys.stderr)
+        measured.append(no_reuse(model, Path(folder), asked.rounds + 2))
     return measured
 
 
@@ -209,7 +213,7 @@ def _open(name: str, folder: Path, url: str, prefix: str) -> Tier:
         case "files":
             return Files(folder)
         case "redis":
-            from quire.tiers.redis.tier import Redis  # noqa: PLC0415 - an extra
+            from quire.tiers.redis.tier import Redis
 
             return Redis(url, prefix=prefix)
         case _:
@@ -239,5 +243,35 @@ def _draw(num_tokens: int, random: torch.Generator) -> torch.Tensor:
     return torch.randint(1, 256, (1, num_tokens), generator=random)
 
 
-def _silent(_: str) -> None:
-    return
+def table(rows):
+    """Return a table of first tokens in Markdown, and what tiers cost where nothing comes back."""
+    head = (
+        "tier",
+        "prefix",
+        "computed ms",
+        "from the tier",
+        "ratio",
+        "with the gate",
+        "ratio",
+        "tokens taken",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        if "recompute_ms" in row:
+            cells = [row["tier"], f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
+            for way in ("hit", "gated"):
+                cells += [f"{row[f'{way}_ms']:.1f}", f"{row[f'{way}_ratio']:.2f}"]
+            lines.append("| " + " | ".join([*cells, f"{row['gated_tokens']:,.0f}"]) + " |")
+        elif "reason" in row:
+            lines.append(f"{row['tier']}: {row['reason']}")
+        else:
+            lines.append(
+                f"prompts of {row['prefix']} tokens that never come back, {row['tier']}: {row['on_ms']:.0f} ms with tiers, "
+                f"{row['off_ms']:.0f} without: {row['on_ratio']:.3f} of the time, {row['cpu_ratio']:.3f} of the CPU time; "
+                f"{row['stored_share']:.0%} of them were stored"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

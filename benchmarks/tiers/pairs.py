@@ -1,4 +1,4 @@
-"""The tiers of `quire bench tiers`, each opened beside the raw thing that it stands on."""
+"""The tiers of `beside_raw.py`, each opened beside the raw thing that it stands on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from measure import Pair
+from raw import RawFiles, RawMemory, RawMooncake, RawObjects, RawRedis, RawSlab
+from servers import mooncake_server, redis_server, s3_server
+
 from quire import tiers
-from quire.bench.tier_measure import Pair
-from quire.bench.tier_raw import RawFiles, RawMemory, RawMooncake, RawObjects, RawRedis, RawSlab
-from quire.bench.tier_servers import mooncake_server, redis_server, s3_server
 from quire.tiers.format import record_bytes
 
 Opened: TypeAlias = AbstractContextManager[Pair]
@@ -66,7 +67,7 @@ def _redis(_folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    from obstore.store import LocalStore  # noqa: PLC0415 - only what is measured is imported
+    from obstore.store import LocalStore
 
     del payload_bytes, count
     for part in ("objects", "raw"):
@@ -77,7 +78,7 @@ def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _objects_s3(_folder: Path, _payload_bytes: int, _count: int) -> Generator[Pair]:
-    from quire.tiers.objects.client import open_store  # noqa: PLC0415 - it stands on obstore as well
+    from quire.tiers.objects.client import open_store
 
     keys = {"region": "us-east-1", "access_key_id": "test", "secret_access_key": "test"}
     options = {"allow_http": True}

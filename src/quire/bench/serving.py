@@ -6,8 +6,8 @@ import statistics
 
 import numpy as np
 
-from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Row, once_us
+from quire.bench import workloads as load
+from quire.bench.timing import Row, once_us
 from quire.core import CacheManager, Sequence
 
 NUM_FORKS = 16

@@ -1,5 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
 """The `hybrid_*` rows of SGLang's trees: full attention beside a sliding window."""
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import adapter
 import workloads as work
 from sglang_peer import PAGE, HybridPeer
 
@@ -105,7 +104,7 @@ def full_of_leaves(core: str) -> HybridPeer:
     return peer
 
 
-def measurements(core: str) -> Iterator[timing.Measurement]:
+def measurements(core: str) -> Iterator[adapter.Measurement]:
     """Yield the hybrid rows of `core`."""
     yield ("hybrid_match_32k_102_turns",), lambda: [match_row(core)]
     yield ("hybrid_turn",), lambda: [turn_row(core)]

@@ -1,5 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
 """Rows of one of SGLang's prefix trees: `python sglang_rows.py legacy|unified|rust [names]`.
 
 Runs inside the peers' environment, without quire, and prints one JSON array. SGLang has no decode step that publishes blocks, so it has no `decode_*` and no `serve_b` row.
@@ -15,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import adapter
 import sglang_hybrid
 import workloads as work
 from sglang_peer import PAGE, Peer, load
@@ -110,7 +109,7 @@ def leaf_row(core: str) -> timing.Row:
     full_of_leaves(core, 100)  # what the first calls load is not the leaves'
     peer, grown = timing.growth_bytes(lambda: full_of_leaves(core))
     del peer
-    traced = timing.traced_bytes(lambda: full_of_leaves(core))
+    traced = adapter.traced_bytes(lambda: full_of_leaves(core))
     return {
         "name": "bytes_per_64_token_leaf",
         "bytes": grown / work.NUM_LEAVES,
@@ -137,7 +136,7 @@ def serve_row(core: str, *, events: bool) -> timing.Row:
     }
 
 
-def measurements(core: str) -> Iterator[timing.Measurement]:
+def measurements(core: str) -> Iterator[adapter.Measurement]:
     """Yield what there is of `core`; rows of many nodes first, while the process is small."""
     yield ("bytes_per_64_token_leaf",), lambda: [leaf_row(core)]
     yield ("evict_one_of_10k", "evict_10k"), lambda: evict_rows(core)
@@ -150,7 +149,7 @@ def measurements(core: str) -> Iterator[timing.Measurement]:
     yield ("serve_a_events",), lambda: [serve_row(core, events=True)]
     if core != "legacy":  # which has no sliding window
         yield from sglang_hybrid.measurements(core)
-    yield ("import_core",), lambda: [timing.import_row([__file__, core, "--import-only"])]
+    yield ("import_core",), lambda: [adapter.import_row([__file__, core, "--import-only"])]
 
 
 def main() -> None:
@@ -159,11 +158,11 @@ def main() -> None:
     if core not in CORES:
         raise SystemExit(f"unknown core {core!r}: one of {', '.join(CORES)}")
     if "--import-only" in sys.argv:
-        timing.print_import_cost(lambda: load(core))
+        adapter.print_import_cost(lambda: load(core))
         return
     load(core)
-    found = timing.measured(measurements(core), "".join(sys.argv[2:]))
-    print(json.dumps(timing.rounded(found)))  # noqa: T201  # standard output is the protocol
+    found = adapter.measured(measurements(core), "".join(sys.argv[2:]))
+    print(json.dumps(adapter.rounded(found)))
 
 
 if __name__ == "__main__":

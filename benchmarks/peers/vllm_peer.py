@@ -1,7 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
-# ruff: noqa: PLC0415
-# (what importing a peer costs is one of the rows, so a peer is imported where that is measured)
 """vLLM's KVCacheManager on the CPU, prefix caching on, with its default block hash (SHA-256).
 
 Prompts are lists of ints, as its requests hold them.

@@ -1,5 +1,3 @@
-# pyright: basic, reportMissingImports=false
-# (basic: it runs in the peers' environment, against untyped modules that are not installed here)
 """The `hybrid_*` rows of vLLM's hybrid manager: full attention beside a sliding window."""
 
 from __future__ import annotations
@@ -8,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+import adapter
 import workloads as work
 from vllm_peer import Peer, decode_row, lookup_row
 
@@ -68,7 +67,7 @@ def hybrid_decode_row(block_size: int) -> timing.Row:
     return decode_row("hybrid_decode_256", peer, prompts)
 
 
-def measurements(size: int) -> Iterator[timing.Measurement]:
+def measurements(size: int) -> Iterator[adapter.Measurement]:
     """Yield the hybrid rows at one block size."""
     yield ("hybrid_match_32k_102_turns",), lambda: [match_row(size)]
     yield ("hybrid_turn",), lambda: [turn_row(size)]

@@ -1,28 +1,7 @@
 """The token sequences and request orders that every system in the comparison is given.
 
-NumPy and the standard library only: quire imports this module as part of the package, the peer
-adapters import it by path inside an environment that has no quire. Everything is seeded, so two
-systems see the same tokens in the same order, on every machine.
-
-How the serve loops are read
-----------------------------
-Serve loop A. 2,000 requests over 100 conversations that share one system prompt of 2,048 tokens.
-Each request goes to a conversation drawn uniformly at random; that conversation's history grows by
-300 fresh tokens and the whole history is the prompt (5,352 tokens on average). There is no output,
-and a conversation never ends. Pool 262,144 tokens. On SGLang's trees at page size 16 the seeds give
-a hit rate of 75.9 % with a standard deviation of 0.7 points; the seed kept here gives 75.3 %. In
-round-robin order the same text gives 49 %.
-
-Serve loop B. 200 sessions of exactly 10 turns, 2,000 requests, 64 sessions live at a time: each
-request goes to a live session drawn uniformly at random, a session that has had its 10 turns is
-replaced by the next one, and when all 200 have started the live set drains. All share one system
-prompt of 2,048 tokens. A turn appends 300 user tokens to the session's history, the history is the
-prompt, and 64 output tokens are then produced one at a time; they join the history as well. Pool
-65,536 tokens, one request after the other. On vLLM at block size 16 the seeds give 72.6 % with a
-standard deviation of 0.6 points; the seed kept here gives 73.5 %. Without the output in the history
-it is near 77 %, in round-robin order 54 %.
-
-Hit rate is token-weighted in both: tokens found cached at admission over tokens of all prompts.
+NumPy and the standard library only: `benchmarks/peers` imports it by path, in an environment that has no quire. Everything
+is seeded, so two systems see the same tokens in the same order, on every machine. docs/benchmarks.md describes the loops.
 """
 
 from __future__ import annotations
