@@ -35,10 +35,11 @@ if TYPE_CHECKING:
         Stats,
         TokenMove,
         TokenRange,
-        block_hashes,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
+    from quire.exchange import EventLog, block_hashes
+    from quire.foresight import Curve
     from quire.observe import Recorder
     from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
@@ -47,7 +48,9 @@ _HOME = {
     "BlockCopy": "quire.core",
     "CacheManager": "quire.core",
     "ChunkedAttention": "quire.core",
+    "Curve": "quire.foresight",
     "DecodeBatch": "quire.core",
+    "EventLog": "quire.exchange",
     "Explanation": "quire.core",
     "FullAttention": "quire.core",
     "Hint": "quire.core",
@@ -70,7 +73,7 @@ _HOME = {
     "Stats": "quire.core",
     "TokenMove": "quire.core",
     "TokenRange": "quire.core",
-    "block_hashes": "quire.core",
+    "block_hashes": "quire.exchange",
     "demo_model": "quire.assets",
 }
 
@@ -80,7 +83,9 @@ __all__ = [
     "BlockCopy",
     "CacheManager",
     "ChunkedAttention",
+    "Curve",
     "DecodeBatch",
+    "EventLog",
     "Explanation",
     "FullAttention",
     "Hint",

@@ -19,13 +19,16 @@ from ancestors_help import BLOCK, Engine, counts, run
 from quire import CacheManager, LayerGroup, MediaItem, Scope, SlidingWindow, block_hashes
 from quire.core import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.errors import OutOfBlocks
+from watching import take_events, watchers
 
 WINDOW = 8
 
 
 @pytest.fixture
 def manager():
-    return CacheManager(num_blocks=16, block_size=BLOCK, sub_block=False, events=True)
+    return CacheManager(
+        num_blocks=16, block_size=BLOCK, sub_block=False, watchers=watchers(events=True)
+    )
 
 
 @pytest.fixture
@@ -239,18 +242,18 @@ def test_every_eviction_is_told_with_its_hashes_and_reason(manager):
     engine = Engine(manager)
     engine.serve(run(0, 12))
     names = block_hashes(run(0, 12), BLOCK)
-    (stored,) = manager.take_events()
+    (stored,) = take_events(manager)
     assert isinstance(stored, BlockStored)
     assert (stored.block_hashes, stored.parent_hash) == (names, None)
     assert stored.token_ids == list(range(12))
     told = []
     manager.reclaim(2)
     manager.evict(run(0, 4))
-    for event in manager.take_events():
+    for event in take_events(manager):
         assert isinstance(event, BlockRemoved)
         told.append((event.block_hashes, event.reason))
     assert told == [([names[2], names[1]], "evicted"), ([names[0]], "invalidated")]
-    assert manager.take_events() == []
+    assert take_events(manager) == []
 
 
 def test_who_hears_every_event_knows_what_can_be_found(manager):
@@ -258,7 +261,7 @@ def test_who_hears_every_event_knows_what_can_be_found(manager):
     known = set()
     for start in (0, 1000, 0, 2000, 3000, 1000, 0, 4000):
         engine.serve([*run(0, 4).tolist(), *run(start, 17).tolist()])
-        for event in manager.take_events():
+        for event in take_events(manager):
             if isinstance(event, BlockStored):
                 known.update(event.block_hashes)
             else:
@@ -282,9 +285,9 @@ def test_reset_drops_everything_unlocked_and_tells_it(manager):
     assert counts(manager) == (14, 2, 0)
     assert engine.reads_its_own(seq)
     manager.close(seq)
-    manager.take_events()
+    take_events(manager)
     assert manager.clear() == 2
-    assert isinstance(manager.take_events()[-1], AllBlocksCleared)
+    assert isinstance(take_events(manager)[-1], AllBlocksCleared)
     assert counts(manager) == (16, 0, 0)
 
 

@@ -9,6 +9,7 @@ from hybrid_help import BLOCK, make
 
 from quire import errors
 from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
+from watching import watchers
 
 
 class Calls:
@@ -112,7 +113,9 @@ def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):
 
 def test_an_open_that_is_refused_leaves_no_trace():
     observer = Calls()
-    manager = CacheManager(8, BLOCK, observer=observer, curve=True, events=True, policy="learned")
+    manager = CacheManager(
+        8, BLOCK, watchers=watchers(observer=observer, curve=True, events=True), policy="learned"
+    )
     serve(manager, run(0, 16), hint=Hint("session", session_id="a"))
     serve(manager, run(1000, 12))
     image = MediaItem(b"i" * 32, 1, 6)

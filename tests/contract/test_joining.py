@@ -18,6 +18,7 @@ from quire.core import (
 )
 from quire.core.policies import POLICIES
 from quire.exchange import hold
+from watching import take_evicted, watchers
 
 FULL, STATE = FullAttention(), Recurrent()
 OTHER = 10**6
@@ -49,7 +50,7 @@ def branched(manager, prompt, size, order=None, *, computed=True):
 @pytest.mark.parametrize("order", ["head", "tail", "random", "none"])
 @pytest.mark.parametrize("events", [False, True])
 def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events):
-    manager = CacheManager(9000, 4, events=events)
+    manager = CacheManager(9000, 4, watchers=watchers(events=events))
     prompt = run(0, 4 * 200)
     orders = {"head": range(199), "tail": range(198, -1, -1), "none": None}
     picked = orders.get(order, Random(1).sample(range(199), 199))
@@ -233,12 +234,12 @@ def test_a_joined_tree_answers_as_one_that_never_joins(seed, monkeypatch):
     for joins in (True, False):
         if not joins:
             monkeypatch.setattr("quire.core.take.join_path", lambda *_: None)
-        manager, said = CacheManager(40, 1, evictions=True, curve=True), []
+        manager, said = CacheManager(40, 1, watchers=watchers(evictions=True, curve=True)), []
         for prompt in prompts[1:]:
             seq = prefill(manager, np.array(prompt, dtype=np.int32))
             generate(manager, seq, [1, 2])
             manager.close(seq)
-            said.append((seq.num_cached, sorted(each.digest for each in manager.take_evicted())))
+            said.append((seq.num_cached, sorted(each.digest for each in take_evicted(manager))))
         told.append(said)
         reasons.append(manager.stats.missed["evicted"])
         assert conserved(manager)

@@ -6,6 +6,7 @@ from core_help import generate, prefill, rejected, run, serve
 
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
+from watching import watchers
 
 BLOCK = 4
 
@@ -35,7 +36,7 @@ def watcher():
 
 @pytest.fixture
 def manager(watcher):
-    return CacheManager(num_blocks=16, block_size=BLOCK, observer=watcher)
+    return CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=watcher))
 
 
 def test_a_request_is_told_of_once_when_it_opens_and_once_when_it_is_closed(manager, watcher):
@@ -57,7 +58,7 @@ def test_it_may_read_what_was_found_and_what_the_request_said(manager):
         def closed(self, seq):
             seen.append((seq.computed, seq.tokens.tolist()))
 
-    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Reader())
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=Reader()))
     scope, hint = Scope(salt="x"), Hint("session", session_id="a")
     serve(manager, run(0, 2 * BLOCK), scope)
     seen.clear()
@@ -76,7 +77,7 @@ def test_it_may_look_things_up_meanwhile(watcher):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == BLOCK
             manager.check()
 
-    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Asking())
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=Asking()))
     serve(manager, run(0, BLOCK))
     manager.check()
 
@@ -159,7 +160,9 @@ def test_the_prompt_names_media_that_the_table_knows(manager, watcher):
 
 
 def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
-    manager = CacheManager(num_blocks=12, block_size=BLOCK, observer=watcher, policy="lfu")
+    manager = CacheManager(
+        num_blocks=12, block_size=BLOCK, watchers=watchers(observer=watcher), policy="lfu"
+    )
     opened, closed, running = [], [], []
     for step in range(80):
         try:

@@ -20,7 +20,8 @@ from random import Random
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parents[1]):
+    sys.path.insert(0, str(folder))
 
 from driver import Driver
 from recipes import recipe_of

@@ -6,6 +6,7 @@ import msgspec
 from model import Identities, Memory, Published
 
 from quire.core import CacheManager, LayerGroup
+from watching import take_evicted, watchers
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Comparison:
             block_size=settings.block_size,
             policy=settings.policy,
             sub_block=settings.sub_block,
-            events=settings.events,
+            watchers=watchers(events=settings.events),
             debug=settings.debug,
             clock=lambda: self.now,
             **where,
@@ -90,7 +91,7 @@ class Comparison:
             return raised
         if self.dropped_blocks() != dropped:
             self.intact = False
-        self.check_evicted(self.manager.take_evicted())
+        self.check_evicted(take_evicted(self.manager))
         return result
 
     def check_evicted(self, evicted):

@@ -10,6 +10,7 @@ from hybrid_model import (
 from model import Identities, Published
 
 from quire.core import CacheManager, LayerGroup, Scope, block_hashes
+from watching import watchers
 
 
 class HybridComparison(Comparison):
@@ -30,10 +31,9 @@ class HybridComparison(Comparison):
             block_size=settings.block_size,
             policy=settings.policy,
             sub_block=settings.sub_block,
-            events=settings.events,
             debug=settings.debug,
             clock=lambda: self.now,
-            evictions=True,
+            watchers=watchers(events=settings.events, evictions=True),
         )
         self.names = Identities()
         self.memory = [

@@ -13,6 +13,7 @@ from running import run_machine
 
 from quire.core import CacheManager, MediaItem
 from quire.exchange import residency, restore
+from watching import watchers
 
 SEED, EXAMPLES = 20260101, 40
 
@@ -40,7 +41,9 @@ class MediaMachine(RuleBasedStateMachine):
     def start(self, block_size, events):
         self.patch = mock.patch("quire.core.media.MAX_MEDIA", 2)
         self.patch.start()
-        self.manager = CacheManager(4096, block_size, events=events, sub_block=False)
+        self.manager = CacheManager(
+            4096, block_size, watchers=watchers(events=events), sub_block=False
+        )
         self.size = block_size
         self.live, self.suspended, self.restores, self.stored = [], [], [], []
 

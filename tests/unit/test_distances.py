@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from quire.core.distances import hit_curve, lru_distances, uses_of
 
 FORKS = st.lists(

@@ -17,6 +17,7 @@ from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.workload import Workload, parts_named
 from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
+from watching import watchers, what_if
 
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50, 1.0)
 TIMES = (0.25, 0.5, 1, 2, 4)
@@ -70,7 +71,9 @@ def exact_curve(prompts, block=BLOCK, **options):
 
 
 def served(prompts, capacity, block=BLOCK, **options):
-    manager = CacheManager(capacity + 2, block, sub_block=False, curve=True, **options)
+    manager = CacheManager(
+        capacity + 2, block, sub_block=False, watchers=watchers(curve=True), **options
+    )
     for blocks in prompts:
         serve(manager, tokens_of(blocks, block))
     return manager
@@ -114,7 +117,7 @@ def off_by(prompts, share):
     names = 1 + max(int(blocks.max()) for blocks in prompts if len(blocks))
     capacity = int(names * share)
     prompts = [blocks[:capacity] for blocks in prompts]
-    manager = CacheManager(capacity + 1, 1, sub_block=False, curve=True)
+    manager = CacheManager(capacity + 1, 1, sub_block=False, watchers=watchers(curve=True))
     for blocks in prompts:
         tokens = np.concatenate((blocks, LAST))
         seq = manager.open(tokens)
@@ -123,7 +126,7 @@ def off_by(prompts, share):
         if len(blocks) > found:
             manager.commit(seq, tokens[found:-1])
         manager.close(seq)
-    curve = manager.what_if()
+    curve = what_if(manager)
     assert curve.num_requests == len(prompts)
     exact = exact_curve(prompts, 1)
     others = [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]
@@ -169,12 +172,12 @@ def test_one_session_alone_hits_from_its_own_size_on():
 
 def test_sessions_of_two_scopes_are_two():
     prompts, names = talks(4, num_talks=60)
-    manager = CacheManager(2 * names + 2, BLOCK, sub_block=False, curve=True)
+    manager = CacheManager(2 * names + 2, BLOCK, sub_block=False, watchers=watchers(curve=True))
     for blocks in prompts:
         for tenant in ("a", "b"):
             serve(manager, tokens_of(blocks), Scope(salt=tenant))
     alone = served(prompts, names).what_if()
-    both = manager.what_if()
+    both = what_if(manager)
     exact = exact_curve(prompts)
     assert alone.ceiling == pytest.approx(exact.ceiling, abs=0.02)
     assert both.ceiling == pytest.approx(exact.ceiling, abs=0.02)
@@ -185,7 +188,7 @@ def test_generated_tokens_take_room_too():
     prompts, names = talks(5, num_talks=100)
 
     def replay(num_generated):
-        manager = CacheManager(4 * names, BLOCK, sub_block=False, curve=True)
+        manager = CacheManager(4 * names, BLOCK, sub_block=False, watchers=watchers(curve=True))
         for blocks in prompts:
             tokens = tokens_of(blocks)
             reply = np.full(num_generated, 7, np.int32)
@@ -195,7 +198,7 @@ def test_generated_tokens_take_room_too():
             if num_generated:
                 manager.commit(seq, reply)
             manager.close(seq)
-        return manager.what_if()
+        return what_if(manager)
 
     silent, talkative = replay(0), replay(20 * BLOCK)
     assert talkative.at(names // 10) < silent.at(names // 10) - 0.02
@@ -226,7 +229,10 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
 def test_requests_are_counted_as_without_the_curve(seed, capacity):
     random = Random(seed)
     groups = [LayerGroup("full", capacity), LayerGroup("window", 9, SlidingWindow(5))]
-    both = [CacheManager(groups=groups, block_size=4, curve=curve) for curve in (True, False)]
+    both = [
+        CacheManager(groups=groups, block_size=4, watchers=watchers(curve=curve))
+        for curve in (True, False)
+    ]
     texts = [np.array([[head] * 6, [tail] * 6]).ravel() for head in range(3) for tail in range(4)]
     for _ in range(300):
         text = np.concatenate([random.choice(texts), random.choice(texts)])[: random.randint(1, 24)]
@@ -245,7 +251,7 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
 
 
 def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgotten():
-    manager = CacheManager(64, BLOCK, sub_block=False, curve=True)
+    manager = CacheManager(64, BLOCK, sub_block=False, watchers=watchers(curve=True))
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
@@ -271,7 +277,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
 
 
 def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
-    manager = CacheManager(100, 4, sub_block=False, curve=True)
+    manager = CacheManager(100, 4, sub_block=False, watchers=watchers(curve=True))
     prompt = np.arange(16, dtype=np.int32)
     seq = manager.open(prompt)
     manager.reserve(seq, 16)
@@ -284,7 +290,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
-    manager = CacheManager(50, 1, sub_block=False, curve=True)
+    manager = CacheManager(50, 1, sub_block=False, watchers=watchers(curve=True))
     prompt = np.arange(6, dtype=np.int32)
     for _ in range(3):
         serve(manager, prompt)
@@ -295,12 +301,15 @@ def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
     manager.reset()
     for _ in range(3):
         serve(manager, prompt)
-    assert manager.what_if().ceiling == pytest.approx(10 / 18)
+    assert what_if(manager).ceiling == pytest.approx(10 / 18)
 
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
-    manager, plain = (CacheManager(130, 1, sub_block=False, curve=curve) for curve in (True, False))
+    manager, plain = (
+        CacheManager(130, 1, sub_block=False, watchers=watchers(curve=curve))
+        for curve in (True, False)
+    )
     shared = np.arange(50)
     for number in range(2000):
         own = 1000 + number % 50 * 100 + np.arange(20)
@@ -311,7 +320,7 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
                 with restore(each, prompt, 70, {0: list(range(there, 70))}) as given_out:
                     given_out.commit()
             serve(each, prompt)
-    curve = manager.what_if()
+    curve = what_if(manager)
     for capacity, found in ((75, 0.704), (400, 0.704), (1100, 0.979)):
         assert curve.at(capacity) == pytest.approx(found, abs=0.02)
     assert manager.stats == plain.stats
@@ -319,7 +328,7 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
 
 def test_asking_in_between_changes_no_later_answer():
     prompts, names = talks(6)
-    often = CacheManager(names // 10, BLOCK, sub_block=False, curve=True)
+    often = CacheManager(names // 10, BLOCK, sub_block=False, watchers=watchers(curve=True))
     for number, blocks in enumerate(prompts):
         serve(often, tokens_of(blocks))
         if number % 97 == 96:
@@ -333,10 +342,10 @@ def test_a_curve_begun_anew_forgets():
     manager = served(prompts, names)
     assert manager.kernel.live_curve is not None
     manager.kernel.live_curve.restart()
-    assert manager.what_if().num_requests == 0
-    assert str(manager.what_if()).startswith("no request yet")
+    assert what_if(manager).num_requests == 0
+    assert str(what_if(manager)).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))
-    assert manager.what_if().num_requests == 1
+    assert what_if(manager).num_requests == 1
 
 
 def test_it_says_what_twice_the_memory_would_give():
@@ -349,8 +358,3 @@ def test_it_says_what_twice_the_memory_would_give():
     assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
     with pytest.raises(ConfigError, match="at least 0 blocks"):
         curve.at(-1)
-
-
-def test_without_samples_there_is_no_curve():
-    with pytest.raises(ConfigError, match="curve=True"):
-        CacheManager(8).what_if()

@@ -3,8 +3,6 @@
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
-from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from quire.core.evictions import NamedBlock
 from quire.core.fits import Fit
 from quire.core.groups import (
     ChunkedAttention,
@@ -13,29 +11,25 @@ from quire.core.groups import (
     Recurrent,
     SlidingWindow,
 )
-from quire.core.hashing import block_hashes
 from quire.core.hints import Hint
+from quire.core.kernel import Watcher
 from quire.core.lookup import Explanation, Hit, Segment
 from quire.core.manager import CacheManager
 from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Observer, Sequence
+from quire.core.sequence import Sequence
 from quire.core.stats import Stats
 from quire.core.terms import TokenRange
 
 __all__ = [
-    "AllBlocksCleared",
     "BlockCopy",
-    "BlockRemoved",
-    "BlockStored",
     "BlockTables",
     "CacheManager",
     "ChunkedAttention",
     "DecodeBatch",
     "Entry",
-    "Event",
     "Explanation",
     "Fit",
     "FullAttention",
@@ -43,8 +37,6 @@ __all__ = [
     "Hit",
     "LayerGroup",
     "MediaItem",
-    "NamedBlock",
-    "Observer",
     "Pin",
     "Policy",
     "RankedPolicy",
@@ -58,5 +50,5 @@ __all__ = [
     "TokenRange",
     "Usage",
     "Visit",
-    "block_hashes",
+    "Watcher",
 ]

@@ -19,6 +19,22 @@ PENDING = float("inf")
 """The outlook of a node whose request still runs; its hint counts from its end."""
 
 
+class NodePart(msgspec.Struct, gc=False, eq=False):
+    """What a watcher keeps of a node. It is made empty, and cut and joined as the node is."""
+
+    def split(self, upper: Node, lower: Node) -> NodePart:
+        """Return the part of `upper`, which took over the head of `lower`'s run; keep the rest."""
+        raise NotImplementedError
+
+    def cut(self, node: Node) -> None:
+        """The node has lost its last blocks."""
+        raise NotImplementedError
+
+    def join(self, upper: Any, at: int) -> None:
+        """The node has taken over the run above it, which ended at boundary `at` and whose part `upper` was."""
+        raise NotImplementedError
+
+
 class Part(msgspec.Struct, gc=False, eq=False):
     """What one sparse group keeps of a node.
 
@@ -43,7 +59,7 @@ class Node(Entry, gc=False, eq=False):
     `first`      those of its first block: its name among the children of its parent
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
-    `parts`      what each sparse group keeps of the node
+    `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
     `by_token`   those bytes again, sorted, by first token; made when it is first needed
@@ -52,12 +68,9 @@ class Node(Entry, gc=False, eq=False):
     `grown`      whether blocks were stored here since it was last cached
     `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
     `session`    the only session that has used it, None if there are others
-    `used`       number of the last request that used it, 0 if nobody did
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
-    `hashes`     digests of the first blocks, as far as they were computed
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -67,7 +80,7 @@ class Node(Entry, gc=False, eq=False):
     key: bytearray = msgspec.field(default_factory=bytearray)
     first: bytes = b""
     blocks: tuple[array[int], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Any, ...] = ()
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
     by_token: dict[bytes, list[bytes]] | None = None
@@ -75,14 +88,11 @@ class Node(Entry, gc=False, eq=False):
     pins: int = 0
     grown: bool = True
     has_media: bool = False
-    lost: dict[int, dict[int, Any]] | None = None
-    hashes: list[bytes] | None = None
     priority: int = 0
     keep_until: float = 0.0
     spent_from: float = 0.0
     session: Any = None
     deadline: float = 0.0
-    used: int = 0
     writer: object | None = None
 
     @property

@@ -25,7 +25,6 @@ import numpy as np
 from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go, set_outlooks
-from quire.core.hashing import block_hashes
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.node import Match, Node
@@ -36,6 +35,8 @@ from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.core.windows import WindowGroup
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
+from quire.exchange.digests import digests_of
+from quire.exchange.hashing import block_hashes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -114,7 +115,7 @@ def residency(
     accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
     held = tuple(_held(manager, match, group) for group in range(len(manager.pools)))
     if media:
-        named = manager.kernel.digests.named(scope or NO_SCOPE)
+        named = digests_of(manager).named(scope or NO_SCOPE)
         digests = block_hashes(tokens, size, named, tuple(media))
     else:
         digests = _digests(manager, match, key, scope)
@@ -369,9 +370,9 @@ def _room_beside(
 def _digests(manager: CacheManager, match: Match, key: Key, scope: Scope | None) -> list[bytes]:
     digests: list[bytes] = []
     for node, num_blocks in _nodes(manager, match):
-        digests += manager.kernel.digests.of(node)[:num_blocks]
-    parent = digests[-1] if digests else manager.kernel.digests.root(scope or NO_SCOPE)
-    return digests + manager.kernel.digests.beyond(parent, key[match.num_bytes :])
+        digests += digests_of(manager).of(node)[:num_blocks]
+    parent = digests[-1] if digests else digests_of(manager).root(scope or NO_SCOPE)
+    return digests + digests_of(manager).beyond(parent, key[match.num_bytes :])
 
 
 def _check_brought(

@@ -119,7 +119,7 @@ class Policy(ABC):
     def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027 - most policies ignore it
         """The last blocks of a victim are about to go; `referenced` follows if all of them do."""
 
-    def seam(self, entry: Entry) -> int:  # noqa: ARG002 - most policies cut nothing
+    def seam(self, entry: Entry) -> int:
         """Return how many blocks at the head of a stored run shall be an entry of their own.
 
         Asked when the last reference of a run that has grown is about to go; 0 for none.
@@ -150,7 +150,7 @@ class Policy(ABC):
     def exposed(self, entry: Entry) -> None:
         """The last entry below this cached one went away: it may be a victim now."""
 
-    def extendable(self, entry: Entry) -> bool:  # noqa: ARG002 - most policies need not look
+    def extendable(self, entry: Entry) -> bool:
         """Whether blocks that are stored now may join this entry's tail, sharing its history."""
         return True
 
@@ -201,13 +201,13 @@ class RankedPolicy(Policy):
     def returned(self, entry: Entry) -> None:
         self.released(entry)
 
-    def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
+    def referenced(self, entry: Entry) -> None:
         self._num_cached -= 1
 
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+    def split(self, upper: Entry, lower: Entry) -> None:
         self._num_cached += 1
 
     def victim(self) -> Entry | None:

@@ -196,10 +196,10 @@ class Learned(Policy):
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+    def split(self, upper: Entry, lower: Entry) -> None:
         self._num_cached += 1
 
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - known by its request
+    def evicting(self, entry: Entry, num_blocks: int) -> None:
         record = entry.note
         if isinstance(record, Record) and not record.superseded and entry.queue != BEYOND:
             self._mind.remember(record)

@@ -37,7 +37,7 @@ class Lfu(RankedPolicy):
     def joinable(self, upper: Entry, lower: Entry) -> bool:
         return upper.uses <= 2 * lower.uses  # so that a path of n uses has log n entries at most
 
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - its value is per block
+    def evicting(self, entry: Entry, num_blocks: int) -> None:
         self.age = max(self.age, entry.rank[0])
 
     def value(self, entry: Entry) -> float:

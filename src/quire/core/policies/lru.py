@@ -73,7 +73,7 @@ class Lru(Policy):
         lower.newer = upper
         newer.older = upper
 
-    def joinable(self, upper: Entry, lower: Entry) -> bool:  # noqa: ARG002 - both were used at once
+    def joinable(self, upper: Entry, lower: Entry) -> bool:
         return True
 
     def victim(self) -> Entry | None:

@@ -11,7 +11,7 @@ import torch
 
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
-from quire.core import CacheManager, Observer, Scope, Stats
+from quire.core import CacheManager, Scope, Stats, Watcher
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
     from quire.engines.tiered.store import TieredStore
     from quire.tensors.quant import QuantError
-    from quire.tiers.stack.stack import TierStack
-
+from quire.exchange import Digests, Spill
+from quire.foresight import Curve, Trail
+from quire.tiers.stack.stack import TierStack
 
 Verify = Literal["probe", "first"] | None
 _VERIFY = ("probe", "first", None)
@@ -66,7 +67,7 @@ class KeptBlocks(ModelFace):
         snapshot_interval: int | None = None,
         debug: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        observer: Observer | None = None,
+        watchers: Sequence[Watcher] = (),
         tiers: "Tiers | None" = None,
         tier_dtype: str | None = None,
         verify: "Verify" = "probe",
@@ -99,15 +100,18 @@ class KeptBlocks(ModelFace):
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
         self.tiers, self._owns_tiers = _stack(tiers)
+        self._digests, trail = Digests(), Trail()
+        self._curve = Curve(trail)
+        spills = self.tiers is not None and _writes_back(self.tiers)
+        self._spill = Spill(self._digests) if spills else None
+        own = [self._digests, trail, self._curve, *([self._spill] if self._spill else ())]
         manager = CacheManager(
             groups=groups,
             block_size=block_size,
             policy=policy,
-            evictions=self.tiers is not None and _writes_back(self.tiers),
             debug=debug,
             clock=clock,
-            observer=observer,
-            curve=True,
+            watchers=[*own, *watchers],
         )
         self.last = NO_REPORT
         self._first = FirstCalls(model, kinds) if verify == "first" else None
@@ -230,7 +234,7 @@ class KeptBlocks(ModelFace):
         """
         self._store.settle()
         below, self._store.tiers = self._store.tiers, None
-        if below is not None and self.manager.kernel.log is not None:
+        if below is not None and self._spill is not None:
             below.offload_all()
         if self.tiers is None:
             return
@@ -293,7 +297,7 @@ class KeptBlocks(ModelFace):
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self._weights.whole()
         if self.tiers is None:
-            self.manager.kernel.digests.public[self._weights.base()] = whole
+            self._digests.public[self._weights.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

@@ -11,6 +11,7 @@ from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
+from quire.foresight import Trail
 from quire.sim.replay import Sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import Job
@@ -102,7 +103,7 @@ class Replica:
             1,
             policy=limits.policy,
             sub_block=False,
-            events=tiers is not None,
+            watchers=[Trail(), *([tiers.log] if tiers is not None else [])],
             clock=lambda: self.now,
         )
         self.tiers = tiers
@@ -218,7 +219,7 @@ class Replica:
                 break
             self.waiting.popleft()
             if tiers is not None:
-                tiers.listen(self.manager)
+                tiers.listen()
                 fetched += self._fetch(request, tiers)
             request.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
@@ -280,7 +281,7 @@ class Replica:
             for tier, count in taken:
                 tiers.fetched_blocks[tier] += count
             self.manager.commit(seq, request.key[start : start + num_blocks])
-            tiers.listen(self.manager)
+            tiers.listen()
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
             request.fetched_tokens += request.computed - before
@@ -312,7 +313,7 @@ class Replica:
         if ready > seq.computed:
             self.manager.commit(seq, request.key[seq.computed : ready])
             if self.tiers is not None:
-                self.tiers.listen(self.manager)
+                self.tiers.listen()
 
     def _make_room(self, num_steps: int) -> None:
         """Reserve the blocks that the next steps of the decoding requests write to."""
@@ -321,7 +322,7 @@ class Replica:
             assert seq is not None
             self.manager.reserve(seq, request.num_blocks - seq.computed)
         if self.tiers is not None:
-            self.tiers.listen(self.manager)
+            self.tiers.listen()
 
     def _affordable(self, num_steps: int) -> int:
         """Return how many steps, of so many, there are blocks for; at least the first has them."""

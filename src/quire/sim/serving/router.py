@@ -29,9 +29,9 @@ class RoundRobin:
 
     def choose(
         self,
-        request: Job,  # noqa: ARG002 - whatever it asks
+        request: Job,
         replicas: Sequence[Replica],
-        now: float,  # noqa: ARG002 - whenever it comes
+        now: float,
     ) -> Replica:
         chosen = replicas[self._next % len(replicas)]
         self._next += 1
@@ -43,9 +43,9 @@ class LeastLoaded:
 
     def choose(
         self,
-        request: Job,  # noqa: ARG002 - whatever it asks
+        request: Job,
         replicas: Sequence[Replica],
-        now: float,  # noqa: ARG002 - whenever it comes
+        now: float,
     ) -> Replica:
         return min(replicas, key=_load)
 

@@ -64,7 +64,7 @@ class DiskReader(Reader):
             place = place_in(self._slabs.values(), key)
             found[index] = Outcome.ABSENT if place is None else _read(place, buffer)
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return [place_in(self._slabs.values(), key) is not None for key in keys]
 
     def _size(self) -> tuple[int, int, int]:

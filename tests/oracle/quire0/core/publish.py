@@ -163,7 +163,6 @@ class Publisher:
             node.locks == 1
             and not node.children
             and node.parent is not None
-            and node.used == seq.number
             and goes_on
             and node.session is seq.session
             and node.spent_from == seq.outlook
