@@ -1,10 +1,11 @@
 """Requests over several layer kinds beside the model of their memory: open to accept."""
 
 import numpy as np
-from hybrid_compare import HybridComparison
-from hybrid_model import Drafts, HybridLive, window_blocks
+from compare import Comparison
+from kinds import window_blocks
+from model import Drafts, Live
 
-from quire.core import FullAttention
+from quire.core import FullAttention, TokenRange
 from quire.errors import (
     CheckpointError,
     ConfigError,
@@ -13,18 +14,18 @@ from quire.errors import (
 )
 
 
-class HybridRequests(HybridComparison):
+class Computing(Comparison):
     """Each call that computes, with what it must return, raise and leave behind."""
 
     # -- requests --------------------------------------------------------------------------
 
-    def open(self, tokens, scope=None, **options):
+    def open(self, tokens, scope=None, media=(), *, store_until=None, **options):
         """Open a prompt. `options` are those of `CacheManager.open`."""
         tokens, manager, size = list(tokens), self.manager, self.settings.block_size
-        path = self.names.path(scope, tokens)
-        hit = self.pure(manager.probe, tokens, scope)
-        assert self.pure(manager.explain, tokens, scope).hit == hit
-        fit = self.pure(manager.fits, tokens, None, scope)
+        path = self.names.path(scope, tokens, media)
+        hit = self.pure(manager.probe, tokens, scope, media)
+        assert self.pure(manager.explain, tokens, scope, media).hit == hit
+        fit = self.pure(manager.fits, tokens, None, scope, media=media)
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens
@@ -38,6 +39,8 @@ class HybridRequests(HybridComparison):
             manager.open,
             np.array(tokens, dtype=np.int32),
             scope,
+            media=media,
+            **storing_until(store_until),
             **options,
             may_raise=OutOfBlocks,
         )
@@ -50,12 +53,11 @@ class HybridRequests(HybridComparison):
         assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
-        live = HybridLive(seq, scope, (), tokens, tokens, tokens[:n], path[:n])
-        for part in options.get("ranges", ()):
-            if not part.store:
-                live.store_limit = min(live.store_limit, part.start // size * size)
+        live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n])
+        if store_until is not None:
+            live.store_limit = store_until // size * size
         self.live.append(live)
-        self.history.append((tokens, scope))
+        self.history.append((tokens, scope, media))
         self.copies_taken = False
         self.after()
         return live
@@ -101,7 +103,7 @@ class HybridRequests(HybridComparison):
         for live, new in zip(lives, ids, strict=True):
             start = len(live.tokens)
             live.tokens = live.tokens + new
-            live.path = self.names.path(live.scope, live.tokens)
+            live.path = self.path_of(live, live.tokens)
             for group in self.settings.attention:
                 table = live.seq.block_ids(group)
                 self.memory[group].write(table, start, live.path[start:])
@@ -225,7 +227,7 @@ class HybridRequests(HybridComparison):
         names = []
         for i in range(len(parents)):
             branch = [tokens[draft] for draft in branch_of(parents, i)]
-            names.append(self.names.path(live.scope, live.tokens + branch)[-1])
+            names.append(self.path_of(live, live.tokens + branch)[-1])
         for group in self.settings.attention:
             self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
         live.drafts = Drafts(parents, tokens, names)
@@ -254,7 +256,7 @@ class HybridRequests(HybridComparison):
         for m, content in zip(moves, contents, strict=True):
             self.memory[m.group].blocks[m.dst_block][m.dst_offset] = content
         live.tokens = live.tokens + ids
-        live.path = self.names.path(live.scope, live.tokens)
+        live.path = self.path_of(live, live.tokens)
         live.drafts = None
         if live.path:
             self.write_states(live, live.path[-1])
@@ -267,6 +269,11 @@ class HybridRequests(HybridComparison):
         if wrong != path:
             ids = [0] * len(wrong)
             self.must_raise(DraftError, self.manager.accept, live.seq, wrong, ids)
+
+
+def storing_until(num_tokens):
+    """Return the options of an `open` that publishes nothing from a token on."""
+    return {} if num_tokens is None else {"ranges": [TokenRange(num_tokens, store=False)]}
 
 
 def branch_of(parents, draft):

@@ -1,9 +1,10 @@
 """Handles on blocks that stay open while other calls run: restores and holds."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from hybrid_requests import HybridRequests
+from computing import Computing
 
 from quire.core import FullAttention, block_hashes
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
@@ -14,8 +15,7 @@ class OpenRestore:
     """A restore that waits for its bytes: what was asked for, and the names of what belongs there."""
 
     restore: object
-    tokens: list
-    scope: object
+    prompt: tuple
     end: int
     brought: dict
     path: list
@@ -29,23 +29,27 @@ class OpenHold:
     contents: list
 
 
-class HybridHandles(HybridRequests):
+class Handles(Computing):
     """Restores and holds, each with what it keeps in place while it is open."""
 
-    def begin_restore(self, tokens, scope, num_blocks, extra):
+    def begin_restore(self, prompt, num_blocks, extra):
         """Ask for what a hit of up to `num_blocks` lacks, and some more of what is not there."""
         size, manager = self.settings.block_size, self.manager
-        path = self.names.path(scope, tokens)
-        here = self.pure(manager.residency, [*tokens, 0], scope)
+        tokens, scope, media = prompt
+        path = self.names.path(scope, tokens, media)
+        asked = [*tokens, 0], scope, media
+        here = self.pure(manager.residency, *asked)
         end = min(num_blocks, len(tokens) // size)
         assert here.accepted <= here.matched <= len(tokens) // size
-        assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope)
+        assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope, media)
         if self.copies_taken is False and manager.copies:
             self.take_copies()
-        prompt = np.array(tokens, dtype=np.int32)
+        restore = partial(
+            manager.restore, np.array(tokens, dtype=np.int32), scope=scope, media=media
+        )
         if end <= here.accepted:
             if end:
-                self.must_raise(ConfigError, manager.restore, prompt, end, {}, scope)
+                self.must_raise(ConfigError, restore, end, {})
             return None
         brought = {}
         for group in self.groups:
@@ -56,20 +60,18 @@ class HybridHandles(HybridRequests):
             brought[group] = sorted(wanted - held)
         lacking = {g: places[:-1] for g, places in brought.items() if places}
         if any(set(manager.required(g, end)) & {brought[g][-1]} for g in lacking):
-            self.must_raise(
-                ConfigError, manager.restore, prompt, end, {**brought, **lacking}, scope
-            )
+            self.must_raise(ConfigError, restore, end, {**brought, **lacking})
         room = here.room
-        restore = self.call(manager.restore, prompt, end, brought, scope, may_raise=OutOfBlocks)
+        begun = self.call(restore, end, brought, may_raise=OutOfBlocks)
         fits = all(len(places) <= room[g] for g, places in brought.items())
         fits = fits and all(room[g] for g in self.settings.recurrent)
-        if isinstance(restore, OutOfBlocks):
+        if isinstance(begun, OutOfBlocks):
             assert not fits or end < here.matched, "there was room to restore"
             return None
-        restore.__enter__()
-        handle = OpenRestore(restore, tokens[: end * size], scope, end, brought, path)
+        begun.__enter__()
+        handle = OpenRestore(begun, asked, end, brought, path)
         self.restores.append(handle)
-        assert self.pure(manager.probe, [*handle.tokens, 0], scope).num_blocks < end
+        assert self.pure(manager.probe, *asked).num_blocks < end
         self.after()
         return handle
 
@@ -86,16 +88,17 @@ class HybridHandles(HybridRequests):
             self.call(restore.commit)
             self.manager.check()
             self.must_raise(SequenceError, restore.commit)
-        restore.__exit__(None, None, None)
+        self.call(restore.__exit__, None, None, None)
         self.restores.remove(handle)
         self.must_raise(SequenceError, restore.commit)
         if commit:
-            self.intact = False  # shorter prefixes may have gaps
-            self.published.add(self.names.root(handle.scope), path[: end * size])
+            self.intact = self.intact and self.settings.is_full  # shorter prefixes may have gaps
+            _, scope, _ = handle.prompt
+            self.published.add(self.names.root(scope), path[: end * size])
             for group in self.settings.recurrent:
                 self.snapshots[group].add(path[end * size - 1])
-            hit = self.pure(self.manager.probe, [*handle.tokens, 0], handle.scope)
-            assert hit.num_blocks == end, "what was restored is not found"
+            hit = self.pure(self.manager.probe, *handle.prompt)
+            assert hit.num_blocks >= end, "what was restored is not found"
         self.after()
 
     def hold(self, live):
@@ -116,12 +119,6 @@ class HybridHandles(HybridRequests):
         self.call(hold.release)
         self.holds.remove(hold)
         self.after()
-
-    def check_holds(self):
-        """What is held is where it was."""
-        for hold in self.holds if self.copies_taken else ():
-            for group, block, names in hold.contents:
-                assert self.memory[group].blocks[block] == names, "a held block was moved"
 
     def refused_for_handles(self, function, *args):
         """Whether a call that moves blocks was refused for a handle that is open."""
