@@ -43,6 +43,10 @@ class Comparison:
         self.seen = None  # the snapshot of now, once somebody asked
 
     @property
+    def pools(self):
+        return self.manager.pools
+
+    @property
     def groups(self):
         return range(len(self.memory))
 
@@ -111,13 +115,13 @@ class Comparison:
         return stats.evicted_blocks + stats.invalidated_blocks
 
     def free_blocks(self):
-        return sum(group.num_free for group in self.manager.groups)
+        return sum(group.num_free for group in self.pools)
 
     def check_exhausted(self, error):
         """An OutOfBlocks speaks of one group, and of blocks that this group cannot give."""
         short = [
             group
-            for group in self.manager.groups
+            for group in self.pools
             if (group.num_free, group.num_cached, group.num_active)
             == (error.free, error.cached, error.active)
         ]
@@ -174,7 +178,7 @@ class Comparison:
                     self.snapshots[group].add(self.memory[group].blocks[copy.dst][0])
         assert self.manager.take_copies() == []
         self.copies_taken = True
-        for group, pool in enumerate(self.manager.groups):
+        for group, pool in enumerate(self.pools):
             self.memory[group].shrink(pool.num_blocks)
         self.poison()
         return copies
@@ -219,7 +223,7 @@ class Comparison:
         manager, size = self.manager, self.settings.block_size
         self.seen = None
         manager.check()
-        for pool in manager.groups:
+        for pool in self.pools:
             assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
         stats = manager.stats
         assert stats.hit_tokens + sum(stats.missed.values()) == stats.prompt_tokens
@@ -275,13 +279,13 @@ class Comparison:
         for live, table in zip(self.running, tables, strict=True):
             present = [block for block in table if block >= 0]
             assert len(set(present)) == len(present), "one block twice in a table"
-            assert all(block < self.manager.groups[group].num_blocks for block in present)
+            assert all(block < self.pools[group].num_blocks for block in present)
             if group in self.settings.attention:
                 for block in table[-(-len(live.tokens) // size) :]:
                     assert named.count(block) == 1, "a reserved block has two owners"
         given = {block for each in self.restores for block in each.restore.blocks[group]}
         assert given.isdisjoint(named), "blocks of a restore stand in a table"
-        active, used = self.manager.groups[group].num_active, len(given.union(named))
+        active, used = self.pools[group].num_active, len(given.union(named))
         assert active >= used
         if not isinstance(kind, FullAttention):
             holders = len(self.running) + self.state["num_pins"]

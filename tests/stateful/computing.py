@@ -33,7 +33,7 @@ class Computing(Comparison):
             least = self.accepted(scope, path[:-1])
             whole = hit.num_blocks * size
             assert whole >= least, "lost a published prefix without any eviction"
-            if whole == limit // size * size and all(pool.num_free for pool in manager.groups):
+            if whole == limit // size * size and all(pool.num_free for pool in self.pools):
                 assert hit.num_tokens == limit, "lost the head of a block"
         seq = self.call(
             manager.open,
@@ -47,7 +47,7 @@ class Computing(Comparison):
         if isinstance(seq, OutOfBlocks):
             assert self.is_too_long(len(tokens)), "the prompt would have fit"
             assert not fit
-            assert fit.room == tuple(pool.num_blocks for pool in manager.groups)
+            assert fit.room == tuple(pool.num_blocks for pool in self.pools)
             return None
         assert seq.num_cached == fit.num_cached
         assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
@@ -65,7 +65,7 @@ class Computing(Comparison):
     def is_too_long(self, num_tokens):
         """Whether an empty pool could not hold a prompt: all of it, a window, or two states."""
         blocks = -(-num_tokens // self.settings.block_size)
-        for kind, pool in zip(self.settings.kinds, self.manager.groups, strict=True):
+        for kind, pool in zip(self.settings.kinds, self.pools, strict=True):
             most = (
                 blocks
                 if isinstance(kind, FullAttention)
@@ -143,7 +143,7 @@ class Computing(Comparison):
         return stops
 
     def room_for_states(self):
-        pools = [self.manager.groups[group] for group in self.settings.recurrent]
+        pools = [self.pools[group] for group in self.settings.recurrent]
         return all(pool.num_free + pool.num_cached for pool in pools)
 
     def check_snapshot(self, live):

@@ -8,6 +8,7 @@ from computing import Computing
 
 from quire.core import FullAttention, block_hashes
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
+from quire.exchange import hold, required_blocks, residency, restore
 
 
 @dataclass(eq=False)
@@ -38,31 +39,30 @@ class Handles(Computing):
         tokens, scope, media = prompt
         path = self.names.path(scope, tokens, media)
         asked = [*tokens, 0], scope, media
-        here = self.pure(manager.residency, *asked)
+        here = self.pure(residency, manager, *asked)
         end = min(num_blocks, len(tokens) // size)
         assert here.accepted <= here.matched <= len(tokens) // size
         assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope, media)
-        if self.copies_taken is False and manager.copies:
+        if not self.copies_taken:
             self.take_copies()
-        restore = partial(
-            manager.restore, np.array(tokens, dtype=np.int32), scope=scope, media=media
-        )
+        array = np.array(tokens, dtype=np.int32)
+        begin = partial(restore, manager, array, scope=scope, media=media)
         if end <= here.accepted:
             if end:
-                self.must_raise(ConfigError, restore, end, {})
+                self.must_raise(ConfigError, begin, end, {})
             return None
         brought = {}
         for group in self.groups:
             held = {at for at in range(min(here.matched, end)) if here.held[group][at]}
-            wanted = set(manager.required(group, end))
+            wanted = set(required_blocks(manager, group, end))
             if group in self.settings.windowed:
                 wanted |= {at for at in range(here.accepted, end) if extra >> at % 8 & 1}
             brought[group] = sorted(wanted - held)
         lacking = {g: places[:-1] for g, places in brought.items() if places}
-        if any(set(manager.required(g, end)) & {brought[g][-1]} for g in lacking):
-            self.must_raise(ConfigError, restore, end, {**brought, **lacking})
+        if any(set(required_blocks(manager, g, end)) & {brought[g][-1]} for g in lacking):
+            self.must_raise(ConfigError, begin, end, {**brought, **lacking})
         room = here.room
-        begun = self.call(restore, end, brought, may_raise=OutOfBlocks)
+        begun = self.call(begin, end, brought, may_raise=OutOfBlocks)
         fits = all(len(places) <= room[g] for g, places in brought.items())
         fits = fits and all(room[g] for g in self.settings.recurrent)
         if isinstance(begun, OutOfBlocks):
@@ -77,20 +77,20 @@ class Handles(Computing):
 
     def end_restore(self, handle, commit):
         """Write what was asked for to the blocks that were given, as they were named then."""
-        size, restore, path, end = self.settings.block_size, handle.restore, handle.path, handle.end
+        size, path, end, begun = self.settings.block_size, handle.path, handle.end, handle.restore
         for group, places in handle.brought.items():
-            for at, block in zip(places, restore.blocks[group], strict=True):
+            for at, block in zip(places, begun.blocks[group], strict=True):
                 names = path[at * size : (at + 1) * size]
                 names = names[-1:] if group in self.settings.recurrent else names
                 assert len(self.memory[group].blocks[block]) == len(names)
                 self.memory[group].blocks[block] = names
         if commit:
-            self.call(restore.commit)
+            self.call(begun.commit)
             self.manager.check()
-            self.must_raise(SequenceError, restore.commit)
-        self.call(restore.__exit__, None, None, None)
+            self.must_raise(SequenceError, begun.commit)
+        self.call(begun.__exit__, None, None, None)
         self.restores.remove(handle)
-        self.must_raise(SequenceError, restore.commit)
+        self.must_raise(SequenceError, begun.commit)
         if commit:
             self.intact = self.intact and self.settings.is_full  # shorter prefixes may have gaps
             _, scope, _ = handle.prompt
@@ -110,7 +110,7 @@ class Handles(Computing):
             if isinstance(kind, FullAttention)
             for at, block in enumerate(live.seq.block_ids(group)[: published // size].tolist())
         ]
-        release = self.call(self.manager.hold, live.seq)
+        release = self.call(hold, self.manager, live.seq)
         self.holds.append(OpenHold(release, contents))
         self.after()
 
