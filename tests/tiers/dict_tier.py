@@ -1,7 +1,7 @@
 """The smallest tier: records in a dict, oldest first out."""
 
 from quire.errors import TierError
-from quire.tiers.base import Entry, Outcome, Tier
+from quire.tiers.base import ListedRecord, Outcome, Tier
 
 
 class DictTier(Tier):
@@ -70,7 +70,7 @@ class DictTier(Tier):
 
     def scan(self):
         for age, (key, record) in enumerate(reversed(self.records.items())):
-            yield Entry(key, len(record), age)
+            yield ListedRecord(key, len(record), age)
 
     def _size(self):
         return len(self.records), sum(map(len, self.records.values())), -1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.tiers.stack.breaker import Breaker, State
+from quire.tiers.stack.breaker import Breaker, BreakerState
 
 
 class Clock:
@@ -62,7 +62,7 @@ def test_one_trial_is_due_after_the_cool_down(breaker, clock):
     assert not breaker.take_trial()
     assert pause_until_trial(breaker, clock) == 1.0
     assert not breaker.take_trial()
-    assert breaker.state is State.TRYING
+    assert breaker.state is BreakerState.TRYING
 
 
 def test_a_trial_that_succeeds_closes_it(breaker, clock):

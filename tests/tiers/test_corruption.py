@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutations import MUTATIONS, damaged, make_record, make_victim, mutated, records_in
 
 from quire.errors import RecordError, TierError
-from quire.tiers.base import Entry, Outcome, Tier, checked
+from quire.tiers.base import ListedRecord, Outcome, Tier, checked
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.format import HEADER_BYTES, new_buffer, verify
@@ -104,7 +104,7 @@ class Liar(Tier):
         self.deleted += keys
 
     def scan(self):
-        yield from (Entry(key, len(content)) for key, content in self.answers.items())
+        yield from (ListedRecord(key, len(content)) for key, content in self.answers.items())
 
     def _size(self):
         return len(self.answers), 0, -1

@@ -68,7 +68,7 @@ class TierStats(msgspec.Struct, frozen=True):
     outcomes: dict[str, int]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ListedRecord(msgspec.Struct, frozen=True):
     """A record as a tier lists it. `age` counts records that were used later; -1 if unknown."""
 
     key: bytes
@@ -173,7 +173,7 @@ class Tier(ABC):
         check_keys(keys)
         self._outcomes.update(self._guarded([], lambda _: self._delete(keys, timeout_s)))
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records, in any order. Raises `TierError` where the tier fails or cannot."""
         raise NotImplementedError
 

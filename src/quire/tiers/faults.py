@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +152,7 @@ class Faulty(Tier):
     def lease(self, keys: Keys, seconds: float) -> None:
         self.tier.lease(keys, seconds)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         return self.tier.scan()
 
     def flush(self) -> None:

@@ -54,7 +54,7 @@ _IN_REDIS_URL = (
 _SECRET = re.compile(r"//[^/@]*@")
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _TierKind(msgspec.Struct, frozen=True):
     """A kind of tier: the option that stands behind the colon, all options by type, what opens it."""
 
     where: str
@@ -141,7 +141,7 @@ def _parse_table(table: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
     return kind, options
 
 
-def _open_known(kind: str, known: _Kind, options: dict[str, Any]) -> Tier:
+def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
     arguments: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in options.items():
@@ -212,21 +212,21 @@ def _shown(line: str) -> str:
     return _SECRET.sub("//...@", line.partition("?")[0])
 
 
-def _kinds() -> dict[str, _Kind]:
+def _kinds() -> dict[str, _TierKind]:
     size = int | str
     return {
-        "host": _Kind("capacity", {"capacity": size}, _open_host, "host:8GiB"),
-        "disk": _Kind(
+        "host": _TierKind("capacity", {"capacity": size}, _open_host, "host:8GiB"),
+        "disk": _TierKind(
             "path",
             {"path": str, "capacity": size, "direct": bool, "ahead": size, "compact_lines": int},
             _open_disk,
             "disk:/var/kv?capacity=200GiB",
             ("capacity",),
         ),
-        "files": _Kind(
+        "files": _TierKind(
             "path", {"path": str, "capacity": size}, _open_files, "files:/mnt/shared/kv"
         ),
-        "redis": _Kind(
+        "redis": _TierKind(
             "url",
             {
                 "url": str,
@@ -238,7 +238,7 @@ def _kinds() -> dict[str, _Kind]:
             _open_redis,
             "redis://localhost:6379",
         ),
-        "objects": _Kind(
+        "objects": _TierKind(
             "url",
             {
                 "url": str,
@@ -252,7 +252,7 @@ def _kinds() -> dict[str, _Kind]:
             "s3://bucket/prefix",
             other="config",
         ),
-        "mooncake": _Kind(
+        "mooncake": _TierKind(
             "master",
             {
                 "master": str,

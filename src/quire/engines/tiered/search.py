@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.core import CacheManager, FullAttention, Recurrent
 from quire.core.restore import Residency
-from quire.engines.tiered.parts import Part
+from quire.engines.tiered.parts import BlockPart
 from quire.tiers.stack.stack import TierStack
 
 FIRST_LOOK = 32
@@ -32,7 +32,7 @@ class Search:
         self,
         manager: CacheManager,
         stack: TierStack,
-        parts: Sequence[Sequence[Part]],
+        parts: Sequence[Sequence[BlockPart]],
         here: Residency,
         limit: int,
         *,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
@@ -142,7 +142,7 @@ class Mooncake(Tier):
                 "where that is meant, give this machine's address as `host`"
             ) from error
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """Raise `TierError`: the store cannot list its keys."""
         raise TierError("a Mooncake Store cannot list its keys")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.objects.client import Client, open_store, reason_of
 from quire.tiers.objects.index import Bundle, BundleIndex
 from quire.tiers.objects.listing import Listing
@@ -98,7 +98,7 @@ class Objects(Tier):
         self._listing = Listing(self._client, self._index, secrets.token_hex(4), clock)
         self._refresh_s = refresh_s
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records: one request per bundle, for its footer. Raises `TierError`."""
         deadline = time.monotonic() + _SCAN_TIMEOUT_S
         try:
@@ -328,7 +328,7 @@ class Objects(Tier):
         self.last_error = reason_of(error)
         return Outcome.ABSENT
 
-    def _entries(self, bundles: list[Bundle]) -> Iterator[Entry]:
+    def _entries(self, bundles: list[Bundle]) -> Iterator[ListedRecord]:
         calls: list[Callable[[], Awaitable[tuple[int, memoryview]]]] = [
             partial(
                 self._client.read,
@@ -348,7 +348,7 @@ class Objects(Tier):
                     raise TierError(f"{bundle.path}: {reason_of(answer)}") from answer
                 for position, key in enumerate(parse_footer(bytes(answer[1])) or ()):
                     if self._index.find(key) == (bundle, position):
-                        yield Entry(key, bundle.record_bytes)
+                        yield ListedRecord(key, bundle.record_bytes)
         except TimeoutError as error:
             raise TierError(str(error)) from error
 

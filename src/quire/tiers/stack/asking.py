@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from quire.tiers.base import Keys, Outcome, Tier
-from quire.tiers.stack.breaker import State
-from quire.tiers.stack.lanes import Deadline, Job, Lane
+from quire.tiers.stack.breaker import BreakerState
+from quire.tiers.stack.lanes import Deadline, Job, TierLane
 from quire.tiers.stack.level import Level, Shared, guarded
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ PROBE_SHARE = 0.05
 class Call(Generic[T]):
     """A call in a lane; `result` is `None` until it returned, and where it was dropped or raised."""
 
-    def __init__(self, shared: Shared, lane: Lane, function: Callable[[], T]) -> None:
+    def __init__(self, shared: Shared, lane: TierLane, function: Callable[[], T]) -> None:
         self.result: T | None = None
         self._done = shared.lanes.signal()
         self._function = function
@@ -167,7 +167,7 @@ class Asking:
     def try_again(self, keys: Keys) -> None:
         """Try tiers that are out of service and whose cool-down is over, without waiting for them."""
         for level in self._levels:
-            if level.reading.state is State.CLOSED:
+            if level.reading.state is BreakerState.CLOSED:
                 continue
             with self._shared.lock:
                 # Where every thread hangs, trials would only queue up.

@@ -11,7 +11,7 @@ from quire.tiers.stack.lanes import Lanes
 Kind: TypeAlias = Literal["lookup", "load", "store"]
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """Whether a tier is called."""
 
     CLOSED = "closed"
@@ -46,32 +46,32 @@ class Breaker:
         self._in_a_row: Counter[Kind] = Counter()
         self._since = 0.0
         self._proved = 0
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
 
     @property
     def allows(self) -> bool:
         """Whether calls may go on."""
-        return self.state is State.CLOSED
+        return self.state is BreakerState.CLOSED
 
     def take_trial(self) -> bool:
         """Return whether a trial is due; then it is the caller's to make and to record."""
-        if self.state is State.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return False
         passed = self._lanes.now() - self._since
         if passed < 0:  # the clock was set back
             self._since += passed
         if passed < self._pause_s:
             return False
-        self.state = State.TRYING
+        self.state = BreakerState.TRYING
         self._since = self._lanes.now()
         return True
 
     def succeeded(self, kind: Kind) -> None:
         """Record a call that was answered."""
         self._in_a_row[kind] = 0
-        if self.state is State.TRYING:
-            self.state = State.CLOSED
-        elif self.state is State.CLOSED and self._is_watched and kind != "lookup":
+        if self.state is BreakerState.TRYING:
+            self.state = BreakerState.CLOSED
+        elif self.state is BreakerState.CLOSED and self._is_watched and kind != "lookup":
             self._proved += 1
             if self._proved >= self._failures:
                 self._next_s = self._first_s
@@ -79,12 +79,12 @@ class Breaker:
     def failed(self, kind: Kind) -> None:
         """Record a call that timed out or failed."""
         self._in_a_row[kind] += 1
-        if self.state is State.OPEN:
+        if self.state is BreakerState.OPEN:
             return
         enough = self._is_watched or self._in_a_row[kind] >= self._failures
-        if self.state is State.TRYING or enough:
+        if self.state is BreakerState.TRYING or enough:
             self.num_opened += 1
-            self.state = State.OPEN
+            self.state = BreakerState.OPEN
             self._since = self._lanes.now()
             self._in_a_row.clear()
             self._proved = 0

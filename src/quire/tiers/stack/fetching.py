@@ -22,7 +22,7 @@ from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared
 
 
-class State(Enum):
+class ChunkState(Enum):
     """How far a chunk is."""
 
     WAITING = auto()
@@ -66,7 +66,7 @@ class Chunk:
         self.keys = [owner.keys[index] for index in indices]
         self.buffers = [owner.buffers[index] for index in indices]
         self.deadline = deadline
-        self.state = State.WAITING
+        self.state = ChunkState.WAITING
         self.allowed_s = 0.0
         self.tickets: list[Ticket] = []
 

@@ -11,7 +11,7 @@ from quire.tiers.base import Outcome, Tier
 from quire.tiers.stack.breaker import Breaker, Kind
 from quire.tiers.stack.buffers import BufferPool
 from quire.tiers.stack.gate import Estimate
-from quire.tiers.stack.lanes import Lane, Lanes
+from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import Meter, TierReport, counted
 from quire.tiers.stack.uses import KeyTable
@@ -69,8 +69,8 @@ class Level:
             for _ in range(2)
         )
         threads = self.settings.threads or settings.threads
-        self.loads = Lane(shared.lanes, f"{name} loads", threads, when_closed)
-        self.stores = Lane(shared.lanes, f"{name} stores", 1, when_closed)
+        self.loads = TierLane(shared.lanes, f"{name} loads", threads, when_closed)
+        self.stores = TierLane(shared.lanes, f"{name} stores", 1, when_closed)
 
     @property
     def patience_s(self) -> float:

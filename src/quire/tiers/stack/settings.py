@@ -21,7 +21,7 @@ Write: TypeAlias = Literal["through", "back", "second_use"]
 Size: TypeAlias = int | str
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields named `_s` are seconds above 0, `_share` of something, `_bytes` sizes as `quire.config` reads them."""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name} is from 1 to 1,000,000, got {value}")
 
 
-class TierSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TierSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds for one tier; what is `None` is as the stack has it.
 
     `threads`          loads that this tier works on at once
@@ -58,7 +58,7 @@ class TierSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth: float | None = None
 
 
-class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a stack writes, reads, waits and gives up.
 
     `write`               when records are written, see `Write`
