@@ -23,6 +23,9 @@ SAMPLE_KEYS = 4
 _CHUNKS = (4.0, 0.25, 1.0)
 """How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in chunks."""
 
+PROBE_S = 10.0
+"""How often a tier that is not used is measured in the background, or asked although that does not pay."""
+
 PROBE_SHARE = 0.05
 """The most of a tier's bandwidth, as far as it is known, that measuring it may take."""
 
@@ -101,7 +104,7 @@ class Asking:
         if level.answers_at_once:
             return True
         now = self._shared.lanes.now()
-        return now - self._asked_at.get(level.index, -math.inf) >= self._shared.settings.probe_s
+        return now - self._asked_at.get(level.index, -math.inf) >= PROBE_S
 
     def _lookup(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
         """Return which keys a tier has; nothing where it does not say so in time."""
@@ -181,7 +184,7 @@ class Asking:
         """See whether a tier whose lookups take too long has become faster, without waiting for it."""
         shared, now = self._shared, self._shared.lanes.now()
         with shared.lock:
-            if now - self._asked_at.get(level.index, now) < shared.settings.probe_s:
+            if now - self._asked_at.get(level.index, now) < PROBE_S:
                 return
             self._asked_at[level.index] = now
 
@@ -199,7 +202,7 @@ class Asking:
         shared, now = self._shared, self._shared.lanes.now()
         with shared.lock:
             last = self._probed_at.get(level.index)
-            if last is not None and 0 <= now - last < shared.settings.probe_s:
+            if last is not None and 0 <= now - last < PROBE_S:
                 return
             if level.index in self._busy:
                 return
@@ -207,7 +210,7 @@ class Asking:
             self._probed_at[level.index] = now
             self._num_probes += 1
             chunks = _CHUNKS[self._num_probes % len(_CHUNKS)]
-            affordable = PROBE_SHARE * shared.settings.probe_s * level.estimate.bandwidth
+            affordable = PROBE_SHARE * PROBE_S * level.estimate.bandwidth
         room = min(chunks * int(shared.settings.chunk_bytes), affordable)
         chosen: list[int] = []
         for at, where in enumerate(found):

@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 
 from quire.tiers.stack.lanes import Lanes
 
+LONGEST_PAUSES = 64
+"""A tier that goes on failing is left alone for so many times its first cool-down."""
+
 Kind: TypeAlias = Literal["lookup", "load", "store"]
 
 
@@ -26,21 +29,19 @@ class Breaker:
     """Opens after `failures` calls of one kind failed in a row, for `cool_down_s`.
 
     Then one trial is due. If it fails, the breaker opens again for twice as long, up to
-    `max_cool_down_s`; if it succeeds, the breaker closes, but the first failure of the following
+    `LONGEST_PAUSES` times as long; if it succeeds, the breaker closes, but the first failure of the following
     `failures` calls opens it for longer again: a tier that answers lookups and hangs on loads is not
     trusted for each lookup anew.
 
     Not thread-safe; its owner locks.
     """
 
-    def __init__(
-        self, lanes: Lanes, failures: int, cool_down_s: float, max_cool_down_s: float
-    ) -> None:
+    def __init__(self, lanes: Lanes, failures: int, cool_down_s: float) -> None:
         self.num_opened = 0
         self._lanes = lanes
         self._failures = failures
         self._first_s = cool_down_s
-        self._longest_s = max_cool_down_s
+        self._longest_s = LONGEST_PAUSES * cool_down_s
         self._pause_s = cool_down_s
         self._next_s = cool_down_s
         self._in_a_row: Counter[Kind] = Counter()

@@ -19,6 +19,9 @@ from quire.tiers.stack.uses import KeyTable
 PATIENCE_S = 0.02
 """A call that was given up sooner says more about its caller than about the tier."""
 
+REMEMBERED_KEYS = 1 << 19
+"""Keys whose whereabouts and uses are remembered: 9 bytes each."""
+
 _FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -30,9 +33,9 @@ class Shared:
         self.settings = settings
         self.lock = lanes.lock()
         self.pool = BufferPool(int(settings.queue_bytes))
-        self.whereabouts = KeyTable(settings.remembered_keys)
+        self.whereabouts = KeyTable(REMEMBERED_KEYS)
         """A bit per tier that had the key when it was last asked or written."""
-        self.uses = KeyTable(settings.remembered_keys)
+        self.uses = KeyTable(REMEMBERED_KEYS)
         self.is_closed = False
         self.lender: Tier | None = None
         """The tier that lends memory for what is to be stored."""
@@ -63,10 +66,9 @@ class Level:
         self.in_memory = tier.in_memory
         self.answers_at_once = tier.in_memory or tier.answers_at_once
         self.meter = Meter()
-        self.estimate = Estimate(*self._first_guess())
+        self.estimate = Estimate(*_first_guess(tier))
         self.reading, self.writing = (
-            Breaker(shared.lanes, settings.failures, settings.cool_down_s, settings.max_cool_down_s)
-            for _ in range(2)
+            Breaker(shared.lanes, settings.failures, settings.cool_down_s) for _ in range(2)
         )
         threads = self.settings.threads or settings.threads
         self.loads = TierLane(shared.lanes, f"{name} loads", threads, when_closed)
@@ -119,15 +121,12 @@ class Level:
                 bandwidth=self.estimate.bandwidth,
             )
 
-    def _first_guess(self) -> tuple[float, float]:
-        """Seconds and bytes per second before anything was measured: orders of magnitude."""
-        if self.in_memory:
-            latency_s, bandwidth = 20e-6, 4e9
-        elif self.tier.is_local:
-            latency_s, bandwidth = 0.5e-3, 800e6
-        else:
-            latency_s, bandwidth = 3e-3, 300e6
-        return self.settings.latency_s or latency_s, self.settings.bandwidth or bandwidth
+
+def _first_guess(tier: Tier) -> tuple[float, float]:
+    """Return latency and bandwidth before anything was measured, seconds and bytes per second: orders of magnitude."""
+    if tier.in_memory:
+        return 20e-6, 4e9
+    return (0.5e-3, 800e6) if tier.is_local else (3e-3, 300e6)
 
 
 def guarded(call: Callable[[], list[Outcome]], num_keys: int) -> list[Outcome]:

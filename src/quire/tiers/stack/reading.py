@@ -189,7 +189,7 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
-        if fetch.is_background:
+        if fetch.when_done is not None:
             return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):

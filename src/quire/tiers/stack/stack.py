@@ -21,10 +21,11 @@ from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
 from quire.tiers.stack.leaving import close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.placing import Bits, Placing
-from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
+from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
+from quire.tiers.stack.writing import STORE_TIMEOUT_S
 
 MOST_TIERS = 8
 
@@ -97,7 +98,7 @@ class TierStack:
         Once what is fed is there, returns after `lookup_timeout_s` at the latest; a tier that has not answered has
         nothing, and one whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
         With `gains_s`, seconds for each tier, one that would have to be waited for longer than what it
-        can gain is asked each `probe_s` only.
+        can gain is asked each `PROBE_S` only.
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
@@ -125,7 +126,7 @@ class TierStack:
                        takes to put n loaded keys in place belongs to it
         `step`         keys per block: the answer is a multiple of it
 
-        A tier that is refused is measured in the background, each `probe_s`, so that it is used again
+        A tier that is refused is measured in the background, each `PROBE_S`, so that it is used again
         when it has become fast.
         """
         check_keys(keys)
@@ -177,17 +178,15 @@ class TierStack:
             self._loads.update(outcomes)
         return outcomes
 
-    def prefetch(
-        self, keys: Keys, sizes: Sequence[int], num_tokens: int, mode: Mode = "best_effort"
-    ) -> Prefetch:
-        """Prefetching to load a waiting request's records into the fastest tier, leased there.
+    def prefetch(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
+        """Begin to load a waiting request's records into the fastest tier, leased there; returns at once.
 
-        Returns at once. `sizes` are bytes of each record, `num_tokens` what the keys stand for.
+        `sizes`  bytes of each record
         """
         check_keys(keys)
         if len(sizes) != len(keys):
             raise ConfigError(f"{len(keys)} keys and {len(sizes)} sizes; give one for each")
-        return self._prefetching(keys, sizes, num_tokens, mode)
+        return self._prefetching.begin(keys, sizes)
 
     # Writing
 
@@ -229,17 +228,10 @@ class TierStack:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
         self._levels[level].stores.submit(self, Job(function, function))
 
-    def lease(self, keys: Keys, seconds: float) -> None:
-        """Keep these records from making room for so long, in tiers in memory."""
-        check_keys(keys)
-        for level in self._levels:
-            if level.in_memory:
-                level.tier.lease(keys, seconds)
-
     def delete(self, keys: Keys) -> None:
-        """Forget these keys in every tier. Waits for each, up to `store_timeout_s` for all together."""
+        """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""
         check_keys(keys)
-        timeout_s = self.settings.store_timeout_s
+        timeout_s = STORE_TIMEOUT_S
         self.feeding.wait(timeout_s, keys)
         self._asking.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
