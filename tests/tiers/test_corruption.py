@@ -88,11 +88,11 @@ class Liar(Tier):
         super().__init__()
         self.answers, self.deleted = answers, []
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             content = self.answers[key][: len(buffer)]
             buffer[: len(content)] = content
-            found[index] = HIT
+            answers.settle(index, HIT)
 
     def _put(self, keys, records, timeout_s, done):
         raise AssertionError
@@ -111,25 +111,22 @@ class Liar(Tier):
 
 
 class LiarAtOnce(Liar):
-    """Says so of all keys together, once before it fills buffers and once after."""
+    """Says so of each key, once before it fills buffers and once after."""
 
-    def _get(self, keys, buffers, timeout_s, found):
-        said = [HIT] * len(keys)
-        found[:] = said
-        super()._get(keys, buffers, timeout_s, said)
-        found[:] = said
+    def _get(self, keys, buffers, timeout_s, answers):
+        for index in range(len(keys)):
+            answers.settle(index, HIT)
+        super()._get(keys, buffers, timeout_s, answers)
 
 
 class LiarTwice(Liar):
-    """Says so of each key, and then of all together, with other bytes in the buffers."""
+    """Says so of each key, and then again, with other bytes in the buffers."""
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         for index, buffer in enumerate(buffers):
             buffer[:] = VICTIMS[index].record
-            found[index] = HIT
-        said = [HIT] * len(keys)
-        super()._get(keys, buffers, timeout_s, said)
-        found[:] = said
+            answers.settle(index, HIT)
+        super()._get(keys, buffers, timeout_s, answers)
 
 
 @pytest.mark.parametrize("kind", [Liar, LiarAtOnce, LiarTwice])

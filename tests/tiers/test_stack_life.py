@@ -289,7 +289,7 @@ def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
 
     def scenario(stack, host, disk):
         given = []
-        host._get = lambda keys, buffers, timeout_s, found: given.append(timeout_s)
+        host._get = lambda keys, buffers, timeout_s, answers: given.append(timeout_s)
         load(stack, [0], 3.0)
         assert given == [3.0]
 

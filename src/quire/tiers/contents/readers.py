@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.files.room import file_of, walk
 
 
@@ -51,12 +51,12 @@ class FilesReader(ReadOnlyTier):
     def scan(self) -> Iterator[ListedRecord]:
         return iter(self._listed)
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             if index and time.monotonic() > deadline:
                 raise TimeoutError
-            found[index] = self._read(key, buffer)
+            answers.settle(index, self._read(key, buffer))
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         try:
@@ -93,8 +93,8 @@ class ReadOnlyView(ReadOnlyTier):
     def close(self) -> None:
         self.tier.close()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
-        self.tier._get(keys, buffers, timeout_s, found)  # noqa: SLF001 - `get` would drop
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
+        self.tier._get(keys, buffers, timeout_s, answers)  # noqa: SLF001 - `get` would drop
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return self.tier.contains(keys, timeout_s)

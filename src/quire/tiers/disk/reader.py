@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
 from quire.tiers.contents.readers import ReadOnlyTier
 from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.log import read_logs
@@ -54,7 +54,7 @@ class DiskReader(ReadOnlyTier):
             for slab in self._slabs.values():
                 slab.close()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         if self._is_closed:
             raise TierError(f"the reader of {self.path} was closed")
         until = time.monotonic() + timeout_s
@@ -62,7 +62,7 @@ class DiskReader(ReadOnlyTier):
             if time.monotonic() > until:
                 raise TimeoutError
             spot = spot_in(self._slabs.values(), key)
-            found[index] = Outcome.ABSENT if spot is None else _read(spot, buffer)
+            answers.settle(index, Outcome.ABSENT if spot is None else _read(spot, buffer))
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
         return [spot_in(self._slabs.values(), key) is not None for key in keys]

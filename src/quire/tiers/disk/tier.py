@@ -21,7 +21,7 @@ from pathlib import Path
 from quire.config import parse_bytes
 from quire.errors import InvariantError, OutOfSlots, TierError
 from quire.tiers.background import Background
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier, checked
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     DirectoryLock,
@@ -193,14 +193,14 @@ class Disk(Tier):
         self._records.close()
         self._lock.release()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
 
         def read(index: int) -> None:
             if self._clock() > until:
-                found[index] = Outcome.TIMEOUT
+                answers.settle(index, Outcome.TIMEOUT)
             else:
-                found[index] = self._read(keys[index], buffers[index])
+                answers.settle(index, self._read(keys[index], buffers[index]))
 
         with self._call():
             self._each(min(map(len, buffers), default=0), len(keys), read)

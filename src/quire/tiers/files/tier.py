@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.files.room import FilesRoom, entries, file_of, walk
 from quire.tiers.format import HEADER_BYTES, read_header
 
@@ -96,9 +96,9 @@ class Files(Tier):
         if self._room is not None:
             self._room.wait()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            found[index] = self._read(keys[index], buffers[index])
+            answers.settle(index, self._read(keys[index], buffers[index]))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = time.monotonic() + timeout_s

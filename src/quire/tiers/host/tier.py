@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.config import parse_bytes
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
 from quire.tiers.host.pages import PagesAhead
@@ -140,9 +140,9 @@ class Host(Tier):
         if self._unpin is not None:
             self._unpin()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            found[index] = self._read(keys[index], buffers[index])
+            answers.settle(index, self._read(keys[index], buffers[index]))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = self._clock() + timeout_s

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
 from quire.tiers.redis.cluster import RedisCluster, Routes, Single
 from quire.tiers.redis.resp import Failure, RedisRequest, Value, command
@@ -158,13 +158,13 @@ class Redis(Tier):
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
 
         def arrived(index: int, value: Value) -> None:
             if value.num_bytes == len(buffers[index]):
-                found[index] = Outcome.HIT
+                answers.settle(index, Outcome.HIT)
 
         requests = [
             RedisRequest(
@@ -174,13 +174,13 @@ class Redis(Tier):
         ]
         dropped: list[bytes] = []
         for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
-            if found[index] is not Outcome.SKIPPED:
+            if answers.outcomes[index] is not Outcome.SKIPPED:
                 continue
             if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
-                found[index] = Outcome.HIT
+                answers.settle(index, Outcome.HIT)
                 continue
-            found[index] = self._why_not(answer, keys[index], buffers[index])
-            if found[index] is Outcome.CORRUPT:
+            answers.settle(index, self._why_not(answer, keys[index], buffers[index]))
+            if answers.outcomes[index] is Outcome.CORRUPT:
                 dropped.append(names[index])
         if dropped:
             self._routes.ask(dropped, [_unlink(name) for name in dropped], deadline)
@@ -286,6 +286,8 @@ class Redis(Tier):
                 case [bytes(cursor), [*names]] if cursor:
                     matches = [shape.fullmatch(name) for name in names if isinstance(name, bytes)]
                     yield [bytes.fromhex(match[1].decode()) for match in matches if match]
+                case NoAnswer(reason=reason):
+                    raise TierError(f"{endpoint} cannot be listed: {reason}")
                 case answer:
                     raise TierError(f"{endpoint} cannot be listed: it answered {answer!r:.80}")
 
