@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.tiers.stack.breaker import Breaker, BreakerState
+from quire.tiers.stack.level import Breaker, BreakerState
 
 
 class Clock:

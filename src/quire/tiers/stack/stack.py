@@ -13,13 +13,13 @@ import numpy as np
 
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
-from quire.tiers.stack.asking import Asking
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
 from quire.tiers.stack.leaving import close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
+from quire.tiers.stack.lookup import Lookup
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
@@ -67,7 +67,7 @@ class TierStack:
             shared.lender = top.tier
         self._placing = Placing(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
-        self._asking = Asking(shared, self._levels)
+        self._lookup = Lookup(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
         self.feeding = Feeding(shared, self._placing)
         self.gate = CostGate(
@@ -104,8 +104,8 @@ class TierStack:
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
         self.feeding.wait(self.settings.load_timeout_s, keys)
-        self._asking.try_again(keys)
-        return self._asking.find(
+        self._lookup.try_again(keys)
+        return self._lookup.find(
             keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
         )
 
@@ -134,7 +134,7 @@ class TierStack:
             raise ConfigError(
                 f"{len(keys)} keys, {len(found)} places and {len(sizes)} sizes; give one for each key"
             )
-        self._asking.remember(keys, found, sizes)
+        self._lookup.remember(keys, found, sizes)
         if not self.settings.gate:
             whole = list(found).index(-1) if -1 in found else len(found)
             return whole - whole % step
@@ -143,7 +143,7 @@ class TierStack:
             with self._shared.lock:
                 self._refused_keys += choice.num_found - choice.num_keys
             for index in choice.refused:
-                self._asking.probe(self._levels[index], keys, found, sizes)
+                self._lookup.probe(self._levels[index], keys, found, sizes)
         return choice.num_keys
 
     def load(
@@ -170,7 +170,7 @@ class TierStack:
         shared = self._shared
         if shared.is_closed or not keys:
             return [Outcome.SKIPPED] * len(keys)
-        self._asking.try_again(keys)
+        self._lookup.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
         self.feeding.wait(seconds, keys)
         outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
@@ -233,7 +233,7 @@ class TierStack:
         check_keys(keys)
         timeout_s = STORE_TIMEOUT_S
         self.feeding.wait(timeout_s, keys)
-        self._asking.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
+        self._lookup.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
             for level in self._levels:
                 self._shared.whereabouts.clear(keys, level.index)
@@ -264,7 +264,7 @@ class TierStack:
     def flush(self) -> None:
         """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
         self.drain(self.settings.close_timeout_s)
-        self._asking.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
+        self._lookup.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
 
     def close(self) -> None:
         """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.
