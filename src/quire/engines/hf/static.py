@@ -9,7 +9,6 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
-from quire.core.slots import SlotCache, SlotHandle, SlotStats
 from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import (
@@ -24,6 +23,7 @@ from quire.engines.hf.probe import probe_model
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.weights import Sight
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
+from quire.slots import SlotCache, SlotHandle, SlotStats
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
 from quire.tensors.slot_pool import SlotPool
