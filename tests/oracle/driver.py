@@ -7,12 +7,13 @@ DIGESTS = (b"first".ljust(32), b"second".ljust(32), b"third".ljust(32))
 SESSIONS = ("one", "two", "three")
 MAX_HISTORY = 24
 MAX_DEAD = 4
+CROWD = 90
 
 WEIGHTS = {
     "open": 12, "prefill": 14, "reserve": 4, "commit": 7, "generate": 8, "step": 9, "batch": 2,
     "close": 8, "fork": 4, "truncate": 4, "suspend": 2, "resume": 4, "stop_storing": 1, "probe": 3,
-    "explain": 1.5, "fits": 4, "pin": 3, "unpin": 2, "evict": 1.5, "reclaim": 2, "clear": 0.3,
-    "end_session": 1, "compact": 0.7, "resize": 0.7, "restore": 3, "restored": 3, "hold": 1.5,
+    "explain": 1.5, "fits": 4, "pin": 4, "unpin": 2, "evict": 1.5, "reclaim": 2, "clear": 0.3,
+    "end_session": 1, "compact": 1.2, "resize": 1, "drawn": 0.3, "restore": 3, "restored": 3, "hold": 1.5,
     "let_go": 1.5, "draft": 3, "accept": 4, "checkpoint": 2, "take_copies": 4, "take_events": 1,
     "take_evicted": 2, "wait": 3, "what_if": 0.4, "usage": 0.6, "tables": 1, "kept": 0.6,
     "residency": 1, "bad": 5, "reset": 0.15,
@@ -43,6 +44,7 @@ class Driver:
         self.random = random
         self.size = recipe["block_size"]
         self.live, self.dead, self.batches = {}, [], {}
+        self.left = {"unpin": [], "restored": [], "leave_restore": [], "let_go": []}
         self.pins, self.restores, self.holds = [], [], []
         self.history = []
         self.last_name = 0
@@ -58,6 +60,9 @@ class Driver:
 
     def act(self):
         """Do one thing: one call, or a few that belong together."""
+        if "crowd" in self.has and self.last_name < CROWD:
+            self.act_open()
+            return
         if not self.live:
             self.act_open()
             return
@@ -212,6 +217,13 @@ class Driver:
         tokens = self.next_tokens(name, count)
         if self.random.random() < 0.95:
             self.both("take_copies")
+        if tokens and "bad" in self.has and self.random.random() < 0.02:
+            at = self.random.randrange(count)
+            wrong = [*tokens[:at], tokens[at] + 1, *tokens[at + 1 :]]
+            if self.both("commit", name, wrong)[0]:
+                self.computed(name, wrong)
+            count = self.lengths(name)[3] - self.lengths(name)[2]
+            tokens = self.next_tokens(name, count)
         done, _ = self.both("commit", name, self.array(tokens), touched=(name,))
         if done:
             self.computed(name, tokens)
@@ -405,6 +417,9 @@ class Driver:
     def act_what_if(self):
         self.both("what_if")
 
+    def act_drawn(self):
+        self.both("drawn")
+
     def act_usage(self):
         self.both("usage", self.random.randrange(len(self.recipe["groups"])))
 
@@ -434,7 +449,7 @@ class Driver:
             self.both("pinned", name)
             self.both("unpin", name)
             self.pins.remove(name)
-            self.dead_pin = name
+            self.left["unpin"].append(name)
 
     def act_evict(self):
         if self.random.random() < 0.2:
@@ -487,7 +502,10 @@ class Driver:
         self.dead = [*self.live][-MAX_DEAD:]
         self.live.clear()
         self.batches.clear()
-        for names in (self.pins, self.restores, self.holds):
+        kinds = {"unpin": self.pins, "leave_restore": self.restores, "let_go": self.holds}
+        self.left["restored"] += self.restores
+        for call, names in kinds.items():
+            self.left[call] += names
             names.clear()
 
     # -- tiers -----------------------------------------------------------------------------
@@ -555,13 +573,14 @@ class Driver:
 
     def act_bad(self):
         """Make a call that most states refuse, on a sequence of any state."""
-        calls = self.bad_on_any() + self.bad_anywhere() if self.live else self.bad_anywhere()
+        calls = self.bad_anywhere()
+        if self.random.random() < 0.5:
+            calls = self.bad_on_any()
         call, *args = self.random.choice(calls)
         self.both(call, *args, touched=[n for n in args[:1] if type(n) is int and n in self.live])
 
     def bad_on_any(self):
-        names = [*self.live, *self.dead]
-        name = self.random.choice(names)
+        name = self.random.choice([*self.live, *self.dead])
         computed = self.old.seqs[name].computed if name in self.live else 0
         calls = [("reserve", name, value) for value in (0, -1, True, 1.5, None, 10**6, 2**40)]
         calls += [
@@ -572,8 +591,10 @@ class Driver:
         calls += [
             ("draft", name, value) for value in ([], 0, [0], [-2], [-1, 5], "ab", -3, [-1] * 500)
         ]
+        calls += [("accept", name, "a", [1]), ("accept", name, [0, 0], [1, 1])]
         calls += [("accept", name, [0], [1]), ("accept", name, [5], [1]), ("accept", name, [0], [])]
         calls += [("fits_sequence", name, value) for value in (0, -1, "a")]
+        calls += [("draft", name, 3), ("draft", name, [-1, 0, -1])]
         calls += [(call, name) for call in ("stops", "checkpoint", "blocks_of")]
         if name in self.dead:
             calls += [(call, name) for call in ("close", "suspend", "resume", "stop_storing")]
@@ -597,7 +618,6 @@ class Driver:
              {"retain_s": 2e9}, {"hint": {"reuse": "often"}}, {"hint": {"reuse": "session"}},
              {"hint": {"ttl_s": -1.0}}, {"hint": {"session_id": ""}})
         )  # fmt: skip
-        pin = self.random.choice(self.pins) if self.pins else None
         calls = [
             ("open", 0, prompt, None, (), {}),
             ("open", 0, good, "tenant", (), {}),
@@ -633,12 +653,11 @@ class Driver:
         if self.batches:
             name = self.random.choice([*self.batches])
             calls += [("commit_step", name, [1] * 99), ("commit_step", name, [-1])]
-        if pin is not None:
-            calls += [("pinned", pin)]
+        calls += [(call, self.random.choice(names)) for call, names in self.left.items() if names]
         return calls
 
 
 FEATURED = frozenset(NEEDS.values()) | {
     "stop_storing", "truncate", "fits", "explain", "evict", "compact", "resize", "restore",
-    "checkpoint", "what_if", "usage", "kept", "bad", "reset",
+    "checkpoint", "what_if", "drawn", "usage", "kept", "bad", "reset",
 }  # fmt: skip

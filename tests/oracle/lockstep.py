@@ -55,7 +55,8 @@ class World(Driver):
         self.recipe = recipe
         self.patches = ExitStack()
         for side in (Old, New):
-            self.patches.enter_context(side.small_rows(*recipe["rows"]))
+            for patch in side.patches(recipe):
+                self.patches.enter_context(patch)
         self.old = Old(recipe, self.clock)
         self.new = New(recipe, self.clock)
         self.has = frozenset(recipe["features"])

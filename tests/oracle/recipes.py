@@ -5,7 +5,7 @@ from random import Random
 FEATURES = (
     "media", "scopes", "priority", "retain", "store_until", "hints", "lost", "explain", "observer",
     "pins", "drafts", "forks", "suspend", "truncate", "steps", "checkpoint", "compact", "resize",
-    "restore", "hold", "kept", "fits", "usage", "bad", "reset", "evict", "long", "order", "messages",
+    "restore", "hold", "kept", "fits", "usage", "drawn", "bad", "reset", "evict", "long", "order", "messages",
     "events", "evictions", "curve", "debug", "clock", "sub_block", "what_if", "stop_storing", "crowd",
 )  # fmt: skip
 """What a world may use. `lost`: the reasons of misses are compared; `messages`: those of errors; `order`: that of
@@ -51,6 +51,7 @@ def recipe_of(seed, number, without=()):
         "policy": policy,
         "pin_budget": random.choice((0.0, 0.25, 0.5, 1.0)),
         "rows": random.choice(((1, 4), (2, 32), (64, 1 << 16))),
+        "tight": random.random() < 0.4,
         "max_open": 90 if "crowd" in features else random.choice((2, 4, 8, 12)),
         "max_tokens": (4 if "crowd" in features else random.choice((room // 2, room // 2, room)))
         * block_size,

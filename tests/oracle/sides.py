@@ -7,11 +7,13 @@ Sequences, pins, restores, holds and batches go by names that the driver gives: 
 """
 
 import importlib
+from typing import ClassVar
 from unittest import mock
 
 import msgspec
 import numpy as np
 
+from quire import exchange
 from quire.errors import QuireError
 
 
@@ -64,10 +66,37 @@ class Old:
             observer=self.told,
         )
 
+    limits: ClassVar = {
+        "events": {"MAX_EVENTS": 40},
+        "hints": {"MAX_SESSIONS": 2, "MAX_NODES": 3},
+        "joining": {"MAX_JOINED_BYTES": 64},
+        "livecurve": {"MAX_NOTES": 40},
+        "lost": {"MAX_RUNS": 5, "MAX_BLOCKS": 40},
+        "media": {"MAX_MEDIA": 2},
+        "policies.lru_shadow": {"MIN_SLOTS": 16},
+        "policies.mind": {"MAX_GHOSTS": 5},
+        "radix": {"MAX_ROOTS": 2},
+        "requests": {"PACK_EVERY": 16},
+    }
+    """What is forgotten beyond a number, so small a number that it is forgotten all the time."""
+
     @classmethod
-    def small_rows(cls, extent, arena):
-        """Return a patch under which rows move, and their arrays grow and shrink, all the time."""
-        return mock.patch.multiple(cls.module("rows"), MIN_EXTENT=extent, MIN_ARENA=arena)
+    def patches(cls, recipe):
+        """Return the patches under which a recipe's managers are made and used."""
+        extent, arena = recipe["rows"]
+        limits = dict(cls.limits) if recipe["tight"] else {}
+        limits[cls.rows] = {"MIN_EXTENT": extent, "MIN_ARENA": arena}
+        return [mock.patch.multiple(cls.module(n), **values) for n, values in limits.items()]
+
+    rows: ClassVar = "rows"
+
+    @property
+    def pools(self):
+        return self.manager.groups
+
+    @property
+    def copies(self):
+        return self.manager.copies
 
     # -- what is passed in -----------------------------------------------------------------
 
@@ -99,10 +128,10 @@ class Old:
     def counts(self):
         """Return (free, active, cached, all) of every group, the copies planned, and the stats."""
         manager = self.manager
-        groups = [(p.num_free, p.num_active, p.num_cached, p.num_blocks) for p in manager.groups]
+        groups = [(p.num_free, p.num_active, p.num_cached, p.num_blocks) for p in self.pools]
         return (
             groups,
-            list(map(tuple, manager.copies.peek())),
+            list(map(tuple, self.copies.peek())),
             msgspec.structs.asdict(manager.stats),
         )
 
@@ -112,7 +141,7 @@ class Old:
         lengths = (seq.published, seq.computed, seq.capacity, seq.num_cached, seq.prompt_len)
         tables = []
         if seq.state == "open":
-            tables = [seq.block_ids(g).tolist() for g in range(len(self.manager.groups))]
+            tables = [seq.block_ids(g).tolist() for g in range(len(self.pools))]
         return (seq.state, *lengths), tables
 
     def state(self):
@@ -121,6 +150,10 @@ class Old:
 
     def check(self):
         self.manager.check()
+
+    def drawn(self):
+        """Return what people see: the picture of a dump, and the line of a repr."""
+        return self.manager.dump(), repr(self.manager)
 
     def heard(self):
         """Return what the observer was told since the last time."""
@@ -139,7 +172,7 @@ class Old:
         explained = self.manager.explain(tokens, self.scope(scope), self.media(media))
         segments = [(each.start, each.stop, each.cached, each.why) for each in explained.segments]
         found_in = [(repr(scope), tokens) for scope, tokens in explained.found_in]
-        return segments, found_in
+        return segments, found_in, str(explained)
 
     def fits(self, tokens, num_new, scope, media):
         fit = self.manager.fits(tokens, num_new, self.scope(scope), media=self.media(media))
@@ -150,7 +183,8 @@ class Old:
         return bool(fit), fit.num_cached, fit.needed, fit.room
 
     def what_if(self):
-        return plain(self.manager.what_if())
+        told = self.manager.what_if()
+        return plain(told), str(told), told.points([0, 1, 7, 10**6]), told.hit_rate, told.ceiling
 
     def usage(self, group):
         return plain(self.manager.usage(group))
@@ -270,13 +304,7 @@ class Old:
 
     def residency(self, tokens, scope, media):
         here = self.manager.residency(tokens, self.scope(scope), tuple(self.media(media)))
-        return {
-            "matched": here.matched,
-            "accepted": here.accepted,
-            "held": [places.tolist() for places in here.held],
-            "room": list(here.room),
-            "digests": list(here.digests),
-        }
+        return plain_residency(here)
 
     def required(self, group, end):
         return list(self.manager.required(group, end))
@@ -316,6 +344,51 @@ class New(Old):
     """The core that is worked on: `Old` with what it calls otherwise."""
 
     root = "quire.core"
+
+    moved: ClassVar = {
+        "kept": "quire.exchange.kept",
+        "radix": "quire.core.tree",
+        "requests": "quire.core.manager",
+    }
+
+    @classmethod
+    def module(cls, name):
+        return importlib.import_module(cls.moved.get(name, f"{cls.root}.{name}"))
+
+    @property
+    def pools(self):
+        return self.manager.pools
+
+    @property
+    def copies(self):
+        return self.manager.kernel.copies
+
+    def residency(self, tokens, scope, media):
+        here = exchange.residency(self.manager, tokens, self.scope(scope), tuple(self.media(media)))
+        return plain_residency(here)
+
+    def required(self, group, end):
+        return list(exchange.required_blocks(self.manager, group, end))
+
+    def restore(self, name, prompt, end, brought):
+        tokens, scope, media = prompt
+        scope, media = self.scope(scope), self.media(media)
+        made = exchange.restore(self.manager, tokens, end, brought, scope, media=media)
+        self.restores[name] = made.__enter__()
+        return {group: list(ids) for group, ids in sorted(made.blocks.items())}
+
+    def hold(self, name, seq):
+        self.holds[name] = exchange.hold(self.manager, self.seqs[seq])
+
+
+def plain_residency(here):
+    return {
+        "matched": here.matched,
+        "accepted": here.accepted,
+        "held": [places.tolist() for places in here.held],
+        "room": list(here.room),
+        "digests": list(here.digests),
+    }
 
 
 def outcome(side, call, args):

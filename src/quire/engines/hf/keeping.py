@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 
+from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer, Scope, Stats
-from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.fingerprint import Weights
 from quire.engines.hf.inputs import Signatures
@@ -230,7 +230,7 @@ class KeptBlocks(ModelFace):
         """
         self._store.settle()
         below, self._store.tiers = self._store.tiers, None
-        if below is not None and self.manager.eviction_log is not None:
+        if below is not None and self.manager.kernel.log is not None:
             below.offload_all()
         if self.tiers is None:
             return
@@ -293,7 +293,7 @@ class KeptBlocks(ModelFace):
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self._weights.whole()
         if self.tiers is None:
-            self.manager.digests.public[self._weights.base()] = whole
+            self.manager.kernel.digests.public[self._weights.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":
