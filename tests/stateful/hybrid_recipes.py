@@ -9,7 +9,6 @@ from quire.core import (
     Recurrent,
     Scope,
     SlidingWindow,
-    TokenRange,
 )
 
 SCOPES = (None, Scope(salt="x"))
@@ -65,22 +64,12 @@ def prompts(draw):
 
 @st.composite
 def open_options(draw):
-    """Priorities, retention and token ranges of a request."""
+    """How a request is kept, and how much of it."""
     options = {}
     if draw(st.integers(0, 3)) == 0:
         options = {"priority": draw(st.integers(-1, 2)), "retain_s": draw(st.none() | some)}
     if draw(st.integers(0, 3)) == 0:
-        bounds = sorted(draw(st.sets(st.integers(0, 30), min_size=2, max_size=5)))
-        options["ranges"] = [
-            TokenRange(
-                start,
-                stop,
-                priority=draw(st.none() | st.integers(-1, 2)),
-                retain_s=draw(st.none() | some),
-                store=draw(st.integers(0, 3)) > 0,
-            )
-            for start, stop in zip(bounds, [*bounds[1:-1], None], strict=False)
-        ]
+        options["store_until"] = draw(st.integers(0, 40))
     if draw(st.integers(0, 3)) == 0:
         reuse = draw(st.sampled_from(["unknown", "never", "session"]))
         name = draw(st.sampled_from(["one", "two"]))

@@ -51,9 +51,8 @@ class HybridRequests(HybridComparison):
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
         live = HybridLive(seq, scope, (), tokens, tokens, tokens[:n], path[:n])
-        for part in options.get("ranges", ()):
-            if not part.store:
-                live.store_limit = min(live.store_limit, part.start // size * size)
+        if "store_until" in options:
+            live.store_limit = options["store_until"] // size * size
         self.live.append(live)
         self.history.append((tokens, scope))
         self.copies_taken = False

@@ -3,7 +3,6 @@
 from hybrid_handles import HybridHandles
 from hybrid_model import window_start
 
-from quire.core import TokenRange
 from quire.errors import (
     CommitError,
     ConfigError,
@@ -251,8 +250,7 @@ class HybridWorld(HybridHandles):
         manager, seq = self.manager, live.seq
         raises = self.must_raise
         raises(TokensError, manager.open, [])
-        for ranges in ([TokenRange(-1)], [TokenRange(3, 3)], [TokenRange(0, 4), TokenRange(2)]):
-            raises(ConfigError, manager.open, [1, 2, 3], ranges=ranges)
+        raises(ConfigError, manager.open, [1, 2, 3], store_until=-1)
         raises(ConfigError, manager.resize, {"g0": 0})
         raises(ConfigError, manager.resize, {"other": 4})
         raises(QuireError, manager.compact, len(self.memory))
