@@ -196,9 +196,9 @@ def test_explanations_reports_and_the_cache_itself_name_the_tiers(model, ids, tm
     with TierStack([Host("8MiB"), Disk(tmp_path, "64MiB")], OPEN) as tiers:
         cache = make_cache(model, tiers=tiers)
         assert cache.explain(ids).in_tiers == [("disk", 80)]
-        (begun,) = cache.prefetch(ids, mode="complete") or [None]
+        (begun,) = cache.prefetch(ids) or [None]
         if begun is not None:
-            begun.finish()
+            begun.finish(30.0)
         same(model, cache, ids)
         assert sum(cache.last.tier_tokens.values()) == 80
         assert cache.prefetch(ids, scope=Scope(salt="x")) == []

@@ -29,7 +29,7 @@ from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
 if TYPE_CHECKING:
-    from quire.tiers.stack.prefetch import Mode, Prefetch
+    from quire.tiers.stack.prefetch import Prefetch
 
 
 class PrefixCache(KeptBlocks):
@@ -261,13 +261,12 @@ class PrefixCache(KeptBlocks):
         *,
         attention_mask: Any = None,
         media: Named | None = None,
-        mode: "Mode" = "best_effort",
         **content: Any,
     ) -> "list[Prefetch]":
         """Begin to bring what a prompt will need from slower tiers into the fastest one; returns at once.
 
-        One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
-        of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
+        One `Prefetch` for each row of which something is there. Its `finish`, when the row's turn has come, ends
+        it, at once or after `wait_s`, and says how much has come.
         """
         prompts = self._prompts(input_ids, attention_mask, content)
         found = self._media.read(prompts, content, media)
@@ -275,7 +274,7 @@ class PrefixCache(KeptBlocks):
         if below is None:
             return []
         begun = (
-            below.prefetch(tokens, bound, spans, mode)
+            below.prefetch(tokens, bound, spans)
             for tokens, spans in zip(prompts.tokens, found.spans, strict=True)
         )
         return [each for each in begun if each is not None]
