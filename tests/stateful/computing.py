@@ -5,7 +5,7 @@ from compare import Comparison
 from kinds import window_blocks
 from model import Drafts, Live
 
-from quire.core import FullAttention, TokenRange
+from quire.core import FullAttention
 from quire.errors import (
     CheckpointError,
     ConfigError,
@@ -40,7 +40,7 @@ class Computing(Comparison):
             np.array(tokens, dtype=np.int32),
             scope,
             media=media,
-            **storing_until(store_until),
+            store_until=store_until,
             **options,
             may_raise=OutOfBlocks,
         )
@@ -269,11 +269,6 @@ class Computing(Comparison):
         if wrong != path:
             ids = [0] * len(wrong)
             self.must_raise(DraftError, self.manager.accept, live.seq, wrong, ids)
-
-
-def storing_until(num_tokens):
-    """Return the options of an `open` that publishes nothing from a token on."""
-    return {} if num_tokens is None else {"ranges": [TokenRange(num_tokens, store=False)]}
 
 
 def branch_of(parents, draft):
