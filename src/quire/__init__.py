@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         SlidingWindow,
         Stats,
         TokenMove,
-        TokenRange,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
@@ -72,7 +71,6 @@ _HOME = {
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
     "TokenMove": "quire.core",
-    "TokenRange": "quire.core",
     "block_hashes": "quire.exchange",
     "demo_model": "quire.assets",
 }
@@ -107,7 +105,6 @@ __all__ = [
     "SlotPrefixCache",
     "Stats",
     "TokenMove",
-    "TokenRange",
     "__version__",
     "block_hashes",
     "demo_model",

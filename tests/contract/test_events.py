@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 from core_help import prefill, run, serve
 
-from quire.core import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    CacheManager,
-    LayerGroup,
-    MediaItem,
-    Scope,
-    block_hashes,
-)
+from quire.core import CacheManager, LayerGroup, MediaItem, Scope
+from quire.exchange import AllBlocksCleared, BlockRemoved, BlockStored, block_hashes
 from watching import take_events, watchers
 
 BLOCK = 4

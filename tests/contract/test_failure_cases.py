@@ -8,7 +8,8 @@ import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
 
 from quire import errors
-from quire.core import CacheManager, LayerGroup, block_hashes
+from quire.core import CacheManager, LayerGroup
+from quire.exchange import block_hashes
 
 BLOCK = 4
 POLICIES = ("lru", "fifo", "lfu")

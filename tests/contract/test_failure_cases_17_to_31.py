@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from core_help import found, generate, prefill, run, serve, state
 
-from quire.core import CacheManager, MediaItem, Scope, block_hashes
+from quire.core import CacheManager, MediaItem, Scope
+from quire.exchange import block_hashes
 
 BLOCK = 4
 POLICIES = ("lru", "fifo", "lfu")

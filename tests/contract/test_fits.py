@@ -9,7 +9,8 @@ from hybrid_help import BLOCK, make
 
 from quire import errors
 from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
-from watching import watchers
+from quire.foresight import Curve
+from watching import watcher, watchers
 
 
 class Calls:
@@ -124,7 +125,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
         order = [id(node) for node in manager.kernel.tree.evictor.order()]
         return (
             list(observer.told),
-            list(manager.kernel.live_curve.notes),
+            list(watcher(manager, Curve)._notes),
             order,
             len(manager.kernel.sessions),
         )

@@ -7,17 +7,9 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
-from quire.core import (
-    CacheManager,
-    FullAttention,
-    Hint,
-    Recurrent,
-    SlidingWindow,
-    TokenRange,
-    block_hashes,
-)
+from quire.core import CacheManager, FullAttention, Hint, Recurrent, SlidingWindow
 from quire.core.policies import POLICIES
-from quire.exchange import hold
+from quire.exchange import block_hashes, hold
 from watching import take_evicted, watchers
 
 FULL, STATE = FullAttention(), Recurrent()
@@ -162,10 +154,12 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
 def test_runs_of_other_terms_or_outlook_stay_apart():
     now = 0.0
     manager = CacheManager(400, 4, clock=lambda: now)
-    serve(manager, run(0, 40), ranges=[TokenRange(0, 16, priority=5)])
+    serve(manager, run(0, 16), priority=5)
+    serve(manager, run(0, 40))
     ends = [node.end for node in path_of(manager, run(0, 40))]
     assert ends == [4, 10]
-    serve(manager, run(1000, 40), ranges=[TokenRange(0, 16, retain_s=10.0)])
+    serve(manager, run(1000, 16), retain_s=10.0)
+    serve(manager, run(1000, 40))
     assert [node.end for node in path_of(manager, run(1000, 40))] == [4, 10]
     now = 20.0
     path_of(manager, run(1000, 40))
@@ -173,20 +167,6 @@ def test_runs_of_other_terms_or_outlook_stay_apart():
     serve(manager, run(2000, 16))
     serve(manager, [*run(2000, 16), *run(2100, 16)], hint=Hint("never"))
     assert [node.end for node in path_of(manager, run(2000, 16))] == [4]
-    assert conserved(manager)
-
-
-def test_terms_of_a_running_request_end_where_they_did_though_its_path_was_joined():
-    now = 0.0
-    manager = CacheManager(400, 4, clock=lambda: now)
-    serve(manager, run(0, 40))
-    one = manager.open([*run(0, 40), 1], ranges=[TokenRange(0, 16, retain_s=10.0)])
-    assert len(path_of(manager, run(0, 40))) == 1
-    manager.close(one)
-    assert [(node.end, node.keep_until) for node in path_of(manager, run(0, 40))] == [
-        (4, 10.0),
-        (10, 0.0),
-    ]
     assert conserved(manager)
 
 

@@ -5,17 +5,9 @@ import pytest
 from core_help import found, prefill, rejected, run, serve, state
 from hybrid_help import conserved, make, serve_in_pieces
 
-from quire.core import (
-    ChunkedAttention,
-    FullAttention,
-    MediaItem,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-    block_hashes,
-)
+from quire.core import ChunkedAttention, FullAttention, MediaItem, Recurrent, Scope, SlidingWindow
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
-from quire.exchange import hold, required_blocks, residency, restore
+from quire.exchange import block_hashes, hold, required_blocks, residency, restore
 from watching import take_evicted, watchers
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire import CacheManager, MediaItem, Scope, block_hashes
-from quire.core import BlockStored
+from quire.exchange import BlockStored
 from watching import take_events, watchers
 
 VECTORS = json.loads(Path(__file__).with_name("block_hashes.json").read_text(encoding="utf-8"))

@@ -20,8 +20,8 @@ from random import Random
 
 import numpy as np
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1]):
-    sys.path.insert(0, str(folder))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from driver import Driver
 from recipes import recipe_of

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.core import AllBlocksCleared, CacheManager
+from quire.core import CacheManager
 from quire.errors import ConfigError, TraceError
+from quire.exchange import AllBlocksCleared
 from quire.observe import save_events
 from quire.sim.trace import Findings, open_trace
 from quire.sim.trace.kv_batches import STORED

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
 
-from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve
-from quire.core import manager as managers
+from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow
 from quire.errors import ConfigError
 from quire.exchange import residency, restore
+from quire.foresight import Curve
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.workload import Workload, parts_named
 from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
-from watching import watchers, what_if
+from watching import watcher, watchers, what_if
 
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50, 1.0)
 TIMES = (0.25, 0.5, 1, 2, 4)
@@ -84,7 +84,7 @@ def served(prompts, capacity, block=BLOCK, **options):
 def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, block):
     prompts, names = talks(1)
     capacity = int(names * share)
-    curve = served(prompts, capacity, block).what_if()
+    curve = what_if(served(prompts, capacity, block))
     exact = exact_curve(prompts, block)
     for other in [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]:
         assert curve.at(other) == pytest.approx(exact.at(other), abs=0.002)
@@ -134,10 +134,10 @@ def off_by(prompts, share):
 
 
 def test_the_latest_requests_are_remembered(monkeypatch):
-    monkeypatch.setattr(livecurve, "MAX_NOTES", 1000)
-    monkeypatch.setattr(managers, "PACK_EVERY", 200)
+    monkeypatch.setattr("quire.foresight.curve.MAX_NOTES", 1000)
+    monkeypatch.setattr("quire.foresight.curve.PACK_EVERY", 200)
     prompts, names = talks(2, num_talks=1200)
-    curve = served(prompts, names // 10).what_if()
+    curve = what_if(served(prompts, names // 10))
     assert curve.num_requests == len(prompts)
     assert 750 <= curve.noted_requests <= 1000
     before = len(prompts) - curve.noted_requests
@@ -155,7 +155,7 @@ def test_sessions_that_share_nothing():
     names = 1 + max(int(blocks.max()) for blocks in prompts)
     dense = {name: at for at, name in enumerate(dict.fromkeys(np.concatenate(prompts).tolist()))}
     prompts = [np.array([dense[name] for name in blocks.tolist()], np.int32) for blocks in prompts]
-    curve, exact = served(prompts, names // 5).what_if(), exact_curve(prompts)
+    curve, exact = what_if(served(prompts, names // 5)), exact_curve(prompts)
     for share in SHARES:
         capacity = int(names * share)
         assert curve.at(capacity) == pytest.approx(exact.at(capacity), abs=0.002)
@@ -164,7 +164,7 @@ def test_sessions_that_share_nothing():
 def test_one_session_alone_hits_from_its_own_size_on():
     blocks = np.arange(64, dtype=np.int32)
     prompts = [blocks[: 8 * turn] for turn in range(1, 9)]
-    curve = served(prompts, 100).what_if()
+    curve = what_if(served(prompts, 100))
     exact = exact_curve(prompts)
     assert curve.ceiling == pytest.approx(exact.ceiling)
     assert curve.at(64) == pytest.approx(exact.at(64))
@@ -176,7 +176,7 @@ def test_sessions_of_two_scopes_are_two():
     for blocks in prompts:
         for tenant in ("a", "b"):
             serve(manager, tokens_of(blocks), Scope(salt=tenant))
-    alone = served(prompts, names).what_if()
+    alone = what_if(served(prompts, names))
     both = what_if(manager)
     exact = exact_curve(prompts)
     assert alone.ceiling == pytest.approx(exact.ceiling, abs=0.02)
@@ -214,12 +214,12 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     plain = CacheManager(capacity + 2, BLOCK, sub_block=False)
     for blocks in prompts:
         serve(plain, tokens_of(blocks))
-    curve = watched.what_if()
+    curve = what_if(watched)
     assert watched.snapshot() == plain.snapshot()
     assert np.all(np.diff(curve.token_hit) >= -1e-12)
     assert np.all(np.diff(curve.capacities) > 0)
     assert 0 <= curve.ceiling <= 1
-    again = served(prompts, capacity).what_if()
+    again = what_if(served(prompts, capacity))
     assert again.capacities.tolist() == curve.capacities.tolist()
     assert again.token_hit.tolist() == curve.token_hit.tolist()
 
@@ -243,9 +243,9 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         if what < 3:
             assert both[0].stats == both[1].stats
         elif what == 3:
-            both[0].what_if()
+            what_if(both[0])
         elif what == 4:
-            both[0].kernel.live_curve.restart()
+            watcher(both[0], Curve).restart()
     assert both[0].stats == both[1].stats
     both[0].check()
 
@@ -255,7 +255,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
-        return tuple(manager.kernel.live_curve.notes[-2:])
+        return tuple(watcher(manager, Curve)._notes[-2:])
 
     def forget(num_blocks):
         manager.reclaim(num_blocks)
@@ -286,7 +286,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     manager.commit(seq, prompt[8:])
     manager.close(seq)
     serve(manager, np.append(prompt, LAST))
-    assert manager.kernel.live_curve.notes[-3:] == [17, 16, 1]
+    assert watcher(manager, Curve)._notes[-3:] == [17, 16, 1]
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
@@ -295,7 +295,7 @@ def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
     for _ in range(3):
         serve(manager, prompt)
     with monkeypatch.context() as patched:
-        patched.setattr(manager, "_adopt", lambda seq: 1 // 0)
+        patched.setattr("quire.core.take.attach", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             manager.open(prompt)
     manager.reset()
@@ -332,16 +332,15 @@ def test_asking_in_between_changes_no_later_answer():
     for number, blocks in enumerate(prompts):
         serve(often, tokens_of(blocks))
         if number % 97 == 96:
-            often.what_if()
-    once = served(prompts, names // 10 - 2).what_if()
-    assert often.what_if().at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
+            what_if(often)
+    once = what_if(served(prompts, names // 10 - 2))
+    assert what_if(often).at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
 
 
 def test_a_curve_begun_anew_forgets():
     prompts, names = talks(7, num_talks=50)
     manager = served(prompts, names)
-    assert manager.kernel.live_curve is not None
-    manager.kernel.live_curve.restart()
+    watcher(manager, Curve).restart()
     assert what_if(manager).num_requests == 0
     assert str(what_if(manager)).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))
@@ -350,7 +349,7 @@ def test_a_curve_begun_anew_forgets():
 
 def test_it_says_what_twice_the_memory_would_give():
     prompts, names = talks(1)
-    curve = served(prompts, names // 20).what_if()
+    curve = what_if(served(prompts, names // 20))
     now, more = curve.hit_rate, curve.at(2 * curve.capacity_blocks)
     assert curve.hit_rate == curve.at(curve.capacity_blocks)
     said = f"twice the memory would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"

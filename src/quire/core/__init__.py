@@ -21,7 +21,6 @@ from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
-from quire.core.terms import TokenRange
 
 __all__ = [
     "BlockCopy",
@@ -47,7 +46,6 @@ __all__ = [
     "SlidingWindow",
     "Stats",
     "TokenMove",
-    "TokenRange",
     "Usage",
     "Visit",
     "Watcher",

@@ -26,8 +26,6 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.cut(match)
-    if seq.terms is not None:
-        tree.cut_path(node, (term.start for term in seq.terms.steps))
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
     divided = False
@@ -37,7 +35,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
         if node.session is not seq.session:
             node.session = None
         start, end = node.parent.end, node.end
-        node.priority = max(node.priority, seq.priority_at(start))
+        node.priority = max(node.priority, seq.priority)
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
         for group in tree.sparse:
