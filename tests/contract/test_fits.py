@@ -8,18 +8,27 @@ from core_help import prefill, rejected, run, serve, state
 from hybrid_help import BLOCK, make
 
 from quire import errors
-from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
+from quire.core import (
+    CacheManager,
+    FullAttention,
+    Hint,
+    MediaItem,
+    Recurrent,
+    Scope,
+    SlidingWindow,
+    Watcher,
+)
 from quire.foresight import Curve
 from watching import watcher, watchers
 
 
-class Calls:
+class Calls(Watcher):
     """An observer that notes that it was told of something."""
 
     def __init__(self):
         self.told = []
 
-    def opened(self, seq, key, media):
+    def opened(self, seq, key, missed):
         self.told.append((seq.number, bytes(key)))
 
     def closed(self, seq):

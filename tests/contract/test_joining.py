@@ -9,7 +9,7 @@ from hybrid_help import conserved, make, serve_in_pieces
 
 from quire.core import CacheManager, FullAttention, Hint, Recurrent, SlidingWindow
 from quire.core.policies import POLICIES
-from quire.exchange import block_hashes, hold
+from quire.exchange import block_hashes, digests_of, hold
 from watching import take_evicted, watchers
 
 FULL, STATE = FullAttention(), Recurrent()
@@ -51,7 +51,7 @@ def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events
     (node,) = path_of(manager, prompt)
     assert node.num_blocks == 200
     assert found(manager, prompt) == 800
-    assert manager.kernel.digests.of(node) == block_hashes(prompt, 4)
+    assert digests_of(manager).of(node) == block_hashes(prompt, 4)
     assert conserved(manager)
 
 
@@ -108,7 +108,7 @@ def test_a_join_stops_where_somebody_stands():
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
-    manager = CacheManager(9000, 4, policy=policy)
+    manager = CacheManager(9000, 4, policy=policy, watchers=watchers())
     prompt = run(0, 4 * 128)
     branched(manager, prompt, 4)
     for _ in range(4):
@@ -120,7 +120,7 @@ def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
 
 
 def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
-    manager = CacheManager(400, 1, sub_block=False)
+    manager = CacheManager(400, 1, sub_block=False, watchers=watchers())
     prompt = run(0, 100)
     serve(manager, prompt)
     branches = [[*prompt[:end].tolist(), *range(OTHER + end, OTHER + end + 3)] for end in (20, 50)]

@@ -6,13 +6,14 @@ from core_help import found, generate, prefill, rejected, run, serve, state
 
 from quire import errors
 from quire.core import CacheManager, LayerGroup, MediaItem, Scope
+from quire.foresight import Trail
 
 BLOCK = 4
 
 
 @pytest.fixture
 def manager():
-    return CacheManager(num_blocks=16, block_size=BLOCK)
+    return CacheManager(num_blocks=16, block_size=BLOCK, watchers=[Trail()])
 
 
 def counts(manager):

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
 from prefixes_help import FULL, STATES, book_of, hashes_of, store
-from quire.core.hashing import root_digest
 
 from quire import Scope
 from quire.cli.app import app
 from quire.cli.tier_place import reading
+from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import FILE_NAME, NameBook, write_names
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files

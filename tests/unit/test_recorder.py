@@ -42,8 +42,9 @@ def tokens(*parts):
     )
 
 
-def managed(recording, num_blocks=64, **options):
-    return CacheManager(num_blocks, BLOCK, watchers=watchers(observer=recording), **options)
+def managed(recording, num_blocks=64, *, events=False, **options):
+    wanted = watchers(observer=recording, events=events)
+    return CacheManager(num_blocks, BLOCK, watchers=wanted, **options)
 
 
 def run(manager, prompt, answer=(), **options):
@@ -127,7 +128,7 @@ def test_the_same_salt_gives_the_same_file_and_another_salt_other_names(tmp_path
 def test_neither_tokens_nor_hashes_nor_names_are_in_the_file(path):
     secret = np.full(3 * BLOCK, 987654321, np.int32)
     with Recorder(path, BLOCK) as recording:
-        manager = managed(recording, watchers=watchers(events=True))
+        manager = managed(recording, events=True)
         run(manager, secret, scope=Scope(salt="tenant"), hint=Hint(session_id="alice"))
     stored = [digest for event in take_events(manager) for digest in event.block_hashes]
     text = path.read_bytes()
@@ -354,9 +355,7 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     num_blocks = 40
     rng = np.random.default_rng(5)
     with Recorder(path, BLOCK) as recording:
-        cache = PrefixCache(
-            model, {"full": num_blocks}, BLOCK, watchers=watchers(observer=recording)
-        )
+        cache = PrefixCache(model, {"full": num_blocks}, BLOCK, watchers=[recording])
         talks = [rng.integers(0, 250, 10).tolist() for _ in range(3)]
         talks += [talks[0][:9] + rng.integers(0, 250, 5).tolist() for _ in range(5)]
         cached = []

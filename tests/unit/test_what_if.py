@@ -211,7 +211,7 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     prompts, _ = talks(seed, num_talks=20, shared=3)
     prompts = [blocks[:capacity] for blocks in prompts]
     watched = served(prompts, capacity)
-    plain = CacheManager(capacity + 2, BLOCK, sub_block=False)
+    plain = CacheManager(capacity + 2, BLOCK, sub_block=False, watchers=watchers())
     for blocks in prompts:
         serve(plain, tokens_of(blocks))
     curve = what_if(watched)
@@ -268,12 +268,12 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
     forget(8)
     assert noted(4) == (4 * BLOCK, 5)
     forget(4)
-    assert noted(12) == (-12 * BLOCK, 5)
-    assert noted(4, 99) == (-5 * BLOCK, 4)
+    assert noted(12) == (12 * BLOCK, 5)
+    assert noted(4, 99) == (5 * BLOCK, 4)
     assert noted(4) == (4 * BLOCK, 8)
     forget(13)
-    assert noted(4) == (-4 * BLOCK, 9)
-    assert noted(4, 99) == (-5 * BLOCK, 8)
+    assert noted(4) == (4 * BLOCK, 9)
+    assert noted(4, 99) == (5 * BLOCK, 8)
 
 
 def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():

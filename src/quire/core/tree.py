@@ -268,7 +268,7 @@ class PrefixTree:
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
-        if not hasattr(self, "part_kinds"):
+        if not hasattr(self, "roots"):
             return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None
