@@ -1,4 +1,4 @@
-"""What computing a prompt takes, learned from prompts that were computed."""
+"""The cost of computing a prompt, learned from prompts that were computed."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class PrefillCost:
         self._solve()
 
     def seconds(self, start: int, stop: int) -> float:
-        """Return what computing tokens [start, stop) will take."""
+        """Return the seconds of computing tokens [start, stop)."""
         if stop <= start:
             return 0.0
         if not self.num_observed:
@@ -45,7 +45,7 @@ class PrefillCost:
         return sum(feature * weight for feature, weight in pairs)
 
     def saved(self, start: int, end: int, num_tokens: int) -> float:
-        """Return what having tokens [start, end) of a prompt saves; 0 as long as nothing was measured."""
+        """Return the seconds that having tokens [start, end) of a prompt saves; 0 before anything was measured."""
         if not self.num_observed:
             return 0.0
         return self.seconds(start, num_tokens) - self.seconds(end, num_tokens)

@@ -1,4 +1,4 @@
-"""Which blocks of a prompt the tiers have, and up to which boundary they are of use together."""
+"""The search for a prompt in the tiers: its blocks there, and the boundary up to which they are of use together."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
@@ -53,7 +53,7 @@ class Search:
         return not self._sparse
 
     def brought(self, end: int) -> dict[int, list[int]]:
-        """Return which blocks of each group must come for a hit of `end` blocks."""
+        """Return the gaps of each group: the blocks that must come for a hit of `end` blocks."""
         held = self.here.held
         return {
             group: [
@@ -70,7 +70,7 @@ class Search:
         return [part.key(digests[at]) for at in places for part in self._parts[group]]
 
     def levels(self, group: int, places: Sequence[int]) -> list[int]:
-        """Return where each of these keys was found, as `TierStack.find` does."""
+        """Return the level of each of these keys, as `TierStack.find` does."""
         missing = [-1] * len(self._parts[group])
         return [level for at in places for level in self._levels.get((group, at), missing)]
 
@@ -118,7 +118,7 @@ class Search:
         return self.here.accepted
 
     def _full_end(self, limit: int) -> int:
-        """Return how far groups of full attention could go, and the pools have room."""
+        """Return the boundary that groups of full attention could reach, and the pools have room for."""
         here = self.here
         for group in self.full:
             limit = min(limit, here.matched + here.room[group])

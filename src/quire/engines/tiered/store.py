@@ -39,7 +39,7 @@ LEAST_PATIENCE_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Onboarded:
-    """What came back for one prompt.
+    """The tokens that came back for one prompt.
 
     tokens   per tier, by name: those that a request finds now and would not have found before
     causes   why records that were found did not come, by the name of their `quire.tiers.Outcome`
@@ -131,7 +131,7 @@ class TieredStore:
     def held(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> dict[str, int]:
-        """Return how many tokens of a prompt each tier would add to what the device holds, by name."""
+        """Return the tokens of a prompt that each tier would add to those on the device, by name."""
         search = self._search(tokens, scope, media)
         return {} if search is None else search.by_tier(search.end, self.stack.names)
 
@@ -144,7 +144,7 @@ class TieredStore:
         return self._store_wanted(self.pieces(blocks_of(self.manager, seq)), names)
 
     def offload_beside(self, seq: Running) -> None:
-        """As `offload`, but blocks are copied later, beside the caller, where they only have to be copied.
+        """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
 
         They stay where they are until `beside` has settled, even when the sequence is closed; pools
         must not be resized before. To all who ask the stack it is as if they were stored already. In a process
@@ -184,7 +184,7 @@ class TieredStore:
             self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))
 
     def errors(self) -> list[QuantError]:
-        """Return how far what was handed down is from the pools, per layer group; 0 where it is exact."""
+        """Return the error of what was handed down, per layer group; 0 where it is exact."""
         return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class TieredStore:
         return stored
 
     def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return what blocks are written as, the parts of a block side by side."""
+        """Return the pieces of blocks, the parts of a block side by side."""
         return [(block, part) for block in blocks for part in self.parts[block.group]]
 
     def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:

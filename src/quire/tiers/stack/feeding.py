@@ -135,7 +135,7 @@ class Feeding:
         return fed
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys are under way, and not stored yet: bool [keys]. They are not given again."""
+        """Return the keys that are under way and not stored yet: bool [keys]. They are not given again."""
         with self._shared.lock:
             under_way = frozenset[bytes]().union(*(fed.keys for fed in self._under_way))
         return np.array([key in under_way for key in keys], np.bool_)
