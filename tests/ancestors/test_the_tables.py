@@ -1,4 +1,4 @@
-"""docs/ancestors.md and the test modules beside this one say the same."""
+"""README.md and the test modules beside this one say the same."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-DOCUMENT = (HERE.parents[1] / "docs/ancestors.md").read_text(encoding="utf-8")
+DOCUMENT = (HERE / "README.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"`tests/ancestors/(\w+)\.py`\n(.*?)(?=\n## |\Z)", DOCUMENT, re.DOTALL))
 MODULES = sorted({path.stem for path in HERE.glob("test_*.py")} - {Path(__file__).stem})
 
