@@ -69,4 +69,4 @@ def test_the_reference_lists_every_name_of_quire():
     listed = set(
         re.findall(r"^\| \[?`(\w+)`", (DOCS / "api/quire.md").read_text("utf-8"), re.MULTILINE)
     )
-    assert listed == set(quire.__all__) - {"__version__"}
+    assert listed == set(quire.__all__) - {"__version__"}, "mend the table in docs/api/quire.md"
