@@ -1,13 +1,13 @@
 """Prefix reuse for Hugging Face models."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.core import Explanation, Hint, Scope, TokenRange
+from quire.core import Explanation, Hint, Scope
 from quire.core.hints import NO_HINT
 from quire.engines.hf.inputs import (
     Plan,
@@ -29,7 +29,7 @@ from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
 if TYPE_CHECKING:
-    from quire.tiers.stack.prefetch import Mode, Prefetch
+    from quire.tiers.stack.prefetch import Prefetch
 
 
 class PrefixCache(KeptBlocks):
@@ -86,7 +86,7 @@ class PrefixCache(KeptBlocks):
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
-        ranges: Sequence[TokenRange] = (),
+        store_until: int | None = None,
         hint: Hint = NO_HINT,
         **arguments: Any,
     ) -> Any:
@@ -103,9 +103,9 @@ class PrefixCache(KeptBlocks):
         media: the prompt's images, videos and audio by name, where hashing them takes too long:
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
-        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; ranges:
-        `quire.TokenRange`s of each row's tokens that are kept on other terms, or not at all:
-        TokenRange(0, store=False) keeps nothing, TokenRange(prompt_len, store=False) no answer.
+        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; store_until:
+        how many of each row's tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's
+        length no answer.
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
@@ -123,7 +123,7 @@ class PrefixCache(KeptBlocks):
         self._check_expandable(prompts, found, plan)
         if self._first is not None:
             self._first.admit(found)
-        terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
+        terms = Terms(self._weights.scope(scope), priority, retain_s, store_until, hint)
         request = Request(self._store, prompts, found, terms)
         try:
             making = self._making.for_call(plan.room, plan.eos)
@@ -162,7 +162,7 @@ class PrefixCache(KeptBlocks):
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
-        ranges: Sequence[TokenRange] = (),
+        store_until: int | None = None,
         hint: Hint = NO_HINT,
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
@@ -204,7 +204,7 @@ class PrefixCache(KeptBlocks):
             declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
             if self._first is not None:
                 self._first.admit(declared, is_session=True)
-            terms = Terms(self._weights.scope(scope), priority, retain_s, tuple(ranges), hint)
+            terms = Terms(self._weights.scope(scope), priority, retain_s, store_until, hint)
             request = Request(self._store, prompts, declared, terms)
             try:
                 past = request.start(self._making, self._feed(None))
@@ -261,13 +261,12 @@ class PrefixCache(KeptBlocks):
         *,
         attention_mask: Any = None,
         media: Named | None = None,
-        mode: "Mode" = "best_effort",
         **content: Any,
     ) -> "list[Prefetch]":
         """Begin to bring what a prompt will need from slower tiers into the fastest one; returns at once.
 
-        One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
-        of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
+        One `Prefetch` for each row of which something is there. Its `finish`, when the row's turn has come, ends
+        it, at once or after `wait_s`, and says how much has come.
         """
         prompts = self._prompts(input_ids, attention_mask, content)
         found = self._media.read(prompts, content, media)
@@ -275,7 +274,7 @@ class PrefixCache(KeptBlocks):
         if below is None:
             return []
         begun = (
-            below.prefetch(tokens, bound, spans, mode)
+            below.prefetch(tokens, bound, spans)
             for tokens, spans in zip(prompts.tokens, found.spans, strict=True)
         )
         return [each for each in begun if each is not None]
