@@ -316,9 +316,9 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, ranges=(), **arg
 
 def check_stored(model, cache, tokens, scope=None):
     """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
-    store, making = cache._store, cache._making
+    store, making = cache.kept.store, cache._calls.making
     ids = tokens.numpy().astype("int32")
-    seq = store.open(ids, Terms(cache._weights.scope(scope)))
+    seq = store.open(ids, Terms(cache.kept.identity.scope(scope)))
     try:
         length = seq.num_cached
         if length == 0:

@@ -274,13 +274,13 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
 def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, snapshot_interval=4)
-    right, states = store.BlockStore._write_states, []
+    right, states = store.HfStore._write_states, []
 
     def late(self, seq, new):
         states.append(new)
         right(self, seq, states[max(len(states) - 2, 0)])
 
-    monkeypatch.setattr(store.BlockStore, "_write_states", late)
+    monkeypatch.setattr(store.HfStore, "_write_states", late)
     same(model, cache, text(47))
     with pytest.raises(AssertionError):
         same(model, cache, text(47))
@@ -298,7 +298,7 @@ def test_a_capacity_is_shared_out_and_told():
     assert (full.num_blocks, full.cached, full.num_layers) == (30, 9, 1)
     assert (recurrent.num_blocks, recurrent.cached, recurrent.num_layers) == (7, 2, 2)
     assert full.share + recurrent.share == pytest.approx(1)
-    assert cache.num_bytes == sum(g.num_blocks * g.bytes_per_block for g in cache.memory())
+    assert cache.kept.num_bytes == sum(g.num_blocks * g.bytes_per_block for g in cache.memory())
     assert "full 9 of 30, recurrent 2 of 7 blocks of 4 tokens used" in repr(cache)
 
 

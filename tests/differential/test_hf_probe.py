@@ -135,7 +135,7 @@ class TestAThresholdThatCountsPadding:
         cache = make_cache(model, block_size=4)
         ids, mask = left_padded([random_ids(None, 20)[0], random_ids(None, 12)[0]])
         out = same(model, cache, ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12)
-        scope = cache._weights.scope(None)
+        scope = cache.kept.identity.scope(None)
         kept = [cache.manager.probe(row.numpy(), scope).num_tokens for row in (out[0], out[1, 8:])]
         assert kept == [24, 16]
         for row in (out[:1], out[1:, 8:]):

@@ -26,7 +26,7 @@ def ids():
 def held(cache, tokens):
     """Tokens of a text that the cache would reuse."""
     one_more = torch.cat([tokens.flatten(), tokens.flatten()[:1]]).numpy()
-    return cache.manager.probe(one_more, cache._weights.scope(None)).num_tokens
+    return cache.manager.probe(one_more, cache.kept.identity.scope(None)).num_tokens
 
 
 def test_a_loop_of_ones_own_reuses_and_keeps(model, cache, ids):

@@ -77,7 +77,7 @@ def test_trap_3_a_crop_puts_the_cache_back_as_it_was(model, ids):
         past.check()
         logits = model(ids[:, 30:], past_key_values=past).logits
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=1e-4, rtol=1e-4)
-    assert cache.manager.probe(ids[0].numpy(), cache._weights.scope(None)).num_tokens == 47
+    assert cache.manager.probe(ids[0].numpy(), cache.kept.identity.scope(None)).num_tokens == 47
 
 
 def test_trap_3_crop_takes_negative_numbers_only(model, ids):
@@ -209,7 +209,7 @@ def test_trap_8_the_last_new_token_has_no_kv(model, ids):
     out = cache.generate(ids, max_new_tokens=8, min_new_tokens=8)
     longer = torch.cat([out, ids[:, :3]], dim=1)[0].numpy()
     assert out.shape[1] == 56
-    assert cache.manager.probe(longer, cache._weights.scope(None)).num_tokens == 55
+    assert cache.manager.probe(longer, cache.kept.identity.scope(None)).num_tokens == 55
 
 
 def test_trap_9_assisted_decoding_feeds_the_whole_prompt_to_a_cache_that_holds_its_head(model, ids):

@@ -114,7 +114,7 @@ def test_calls_that_feed_a_model_otherwise_are_compared_and_pass(arguments):
         same(model, cache, text(length), max_new_tokens=4, **arguments)
     assert cache.last.cached_tokens >= 20
     expanded = "num_beams" in arguments
-    assert [shape.expanded for shape in cache._first._seen] == [expanded]
+    assert [shape.expanded for shape in cache._calls.first._seen] == [expanded]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_next", "deepseek_v3", "gpt2"])
@@ -127,12 +127,12 @@ def test_healthy_families_pass_in_each_shape(family):
         same(model, cache, longer[0][None], max_new_tokens=2)
         ids, mask = left_padded(longer)
         same(model, cache, ids, attention_mask=mask, max_new_tokens=2)
-    assert {(shape.many, shape.padded) for shape in cache._first._seen} == {
+    assert {(shape.many, shape.padded) for shape in cache._calls.first._seen} == {
         (False, False),
         (True, True),
     }
     cache.generate(longer[0][None], num_beams=2, max_new_tokens=2)
-    assert len(cache._first._seen) == 3
+    assert len(cache._calls.first._seen) == 3
 
 
 def test_half_precision_is_compared_with_room_for_rounding():
@@ -140,7 +140,7 @@ def test_half_precision_is_compared_with_room_for_rounding():
     cache = make_cache(model, block_size=4, verify="first")
     for length in (20, 40):
         cache.generate(text(length), max_new_tokens=2)
-    assert len(cache._first._seen) == 1
+    assert len(cache._calls.first._seen) == 1
     assert cache.last.cached_tokens > 0
 
 
@@ -152,4 +152,4 @@ def test_what_a_session_feeds_under_other_positions_is_not_compared():
         start = past.get_seq_length()
         embeds = model.get_input_embeddings()(text(40)[:, start:])
         cache.model(inputs_embeds=embeds, past_key_values=past, use_cache=True)
-    assert not cache._first._seen
+    assert not cache._calls.first._seen

@@ -122,7 +122,7 @@ def test_records_in_fewer_bits_come_back_close_and_apart_from_exact_ones(model, 
     again.generate(ids, max_new_tokens=4)
     assert tier_tokens(again) == 80
     for one, two in zip(first.pools, again.pools, strict=True):
-        held = first.manager.residency(ids[0].numpy(), first._weights.scope(None))
+        held = first.manager.residency(ids[0].numpy(), first.kept.identity.scope(None))
         assert held.matched == 5
         assert one.k.shape == two.k.shape
 
