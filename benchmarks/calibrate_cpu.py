@@ -25,8 +25,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire import PrefixCache
-from quire.sim.hardware import Attention, ModelFacts, Roofline, accelerator_named
-from quire.sim.serving import Cluster, Limits, RooflineTiming, Workload, simulate
+from quire.sim.hardware import Attention, Roofline, accelerator_named, calibrate, model_facts
+from quire.sim.serving import Cluster, Limits, Load, RooflineTiming, simulate
 from quire.sim.trace.rows import TraceRequest, compress
 
 BLOCK = 16
@@ -92,7 +92,7 @@ class RealRuns:
             pad_token_id=0,
         )
         torch.manual_seed(0)
-        self.facts = ModelFacts.from_config(config.to_dict(), "random llama").stored_as("float32")
+        self.facts = model_facts(config.to_dict(), "random llama").stored_as("float32")
         self._model = LlamaForCausalLM(config).eval()
         self._cache = PrefixCache(self._model, "1GiB", block_size=BLOCK)
         self._random = torch.Generator().manual_seed(0)
@@ -132,7 +132,7 @@ def predicted_s(roofline, new, cached):
     asks.append(TraceRequest(2, 1000.0, new + cached, 1, ids))
     served = []
     cluster = Cluster(Limits(4096, BLOCK), RooflineTiming(roofline))
-    simulate(cluster, Workload(asks), observers=[served.append])
+    simulate(cluster, Load(asks), observers=[served.append])
     assert served[-1].cached_tokens == cached
     return served[-1].ttft_s
 
@@ -153,7 +153,7 @@ def compare(facts, found, clock, pairs):
     """Return the calibrated roofline and a row per point: measured, predicted, ratio."""
     medians = {point: median(seconds[clock]) for point, seconds in found.items()}
     machine = Roofline(facts, accelerator_named("cpu"), mfu=1.0, attention=pairs)
-    fitted = machine.calibrate([(*point, medians[point]) for point in CALIBRATION])
+    fitted = calibrate(machine, [(*point, medians[point]) for point in CALIBRATION])
     rows = []
     for point, measured in medians.items():
         predicted = predicted_s(fitted, *point)

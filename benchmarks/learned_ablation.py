@@ -42,7 +42,7 @@ class Rows:
 class NoGhosts(Mind):
     """Nothing is known again after its blocks were evicted."""
 
-    def remember(self, name, record):  # noqa: ARG002 - what it would remember is left out
+    def remember(self, record):
         self.model.forget(record, self.now)
 
 

@@ -1,9 +1,14 @@
 """What a change costs: a benchmark of two checkouts, run in turn, the best round of each row.
 
-    python benchmarks/old_and_new.py OLD NEW [core|hf] [rounds] [bench options ...]
+    python benchmarks/old_and_new.py OLD NEW [core|hf] [rounds] [--rows-of-new] [bench options ...]
 
 OLD and NEW are checkouts of this repository. Prints each row's value in both, their ratio (above 1 is worse), and the
 geometric mean. Two equal checkouts differ by up to 9 % on single rows.
+
+A checkout is measured by the rows that it has itself; with `--rows-of-new` the rows of NEW measure OLD's core as well, for
+rows of `core` that OLD does not have (those that OLD's core cannot run are left out, with the reason on standard error):
+
+    python benchmarks/old_and_new.py OLD NEW core 5 --rows-of-new --rows turn_evicting,turn_evicting_curve
 """
 
 import json
@@ -15,15 +20,23 @@ from collections import defaultdict
 from pathlib import Path
 
 HIGHER_IS_BETTER = {"requests_per_s", "tokens_per_s"}
+UNITS = {"median_us", "requests_per_s", "bytes", "median_ms", "tokens_per_s"}
+FOREIGN = Path(__file__).with_name("rows_on_core.py")
+"""The script that runs the rows of one checkout on the core of another."""
 
 
 def main(old: str, new: str, suite: str = "core", rounds: int = 5, *options: str) -> None:
     """Measure and print."""
     best: dict[str, dict[str, float]] = {old: {}, new: {}}
     seen = defaultdict(list)
+    rows = [option for option in options if option != "--rows-of-new"]
+    own = ["-m", "quire.cli", "bench", suite, "--json", *rows]
+    commands = {old: own, new: own}
+    if "--rows-of-new" in options:
+        commands[old] = [str(FOREIGN), str(source(new)), *rows]
     for number in range(rounds):
         for checkout in (old, new) if number % 2 == 0 else (new, old):
-            for name, value in values(checkout, suite, options).items():
+            for name, value in values(checkout, commands[checkout]).items():
                 better = max if name.split(".")[-1] in HIGHER_IS_BETTER else min
                 best[checkout][name] = better(value, best[checkout].get(name, value))
                 seen[checkout, name].append(value)
@@ -38,22 +51,24 @@ def main(old: str, new: str, suite: str = "core", rounds: int = 5, *options: str
     print(f"{mean:6.3f}  geometric mean of {len(ratios)} rows, best of {rounds} rounds")
 
 
-def values(checkout: str, suite: str, options: tuple[str, ...]) -> dict[str, float]:
-    """Run one round of a suite from a checkout; return the measured values by row and unit."""
-    command = [sys.executable, "-m", "quire.cli", "bench", suite, "--json", *options]
-    source = str(Path(checkout).resolve() / "src")
+def source(checkout: str) -> Path:
+    """Return the folder that a checkout's package lies in."""
+    return Path(checkout).resolve() / "src"
+
+
+def values(checkout: str, command: list[str]) -> dict[str, float]:
+    """Run one round on a checkout's package; return the measured values by row and unit."""
     done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": source},
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(source(checkout))},
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
-    units = {"median_us", "requests_per_s", "bytes", "median_ms", "tokens_per_s"}
     return {
         f"{row['name']}.{unit}": float(row[unit])
         for row in json.loads(done.stdout)
-        for unit in units & row.keys()
+        for unit in UNITS & row.keys()
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quire import SlotCache
+from quire.slots import SlotCache, check
 
 REPEATS, CALLS = 9, 200
 
@@ -50,7 +50,7 @@ def measure(num_slots: int, max_tokens: int) -> dict[str, float]:
     cache.commit(handle, common[:1_000])
     token = np.array([5], dtype=np.int32)
     times["commit of one token"] = each(lambda: cache.commit(handle, token))
-    cache.check()
+    check(cache)
     return times
 
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
         TokenRange,
         block_hashes,
     )
-    from quire.core.slots import SlotCache
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.observe import Recorder
+    from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
 
 _HOME = {
@@ -64,7 +64,7 @@ _HOME = {
     "Scope": "quire.core",
     "Sequence": "quire.core",
     "SlidingWindow": "quire.core",
-    "SlotCache": "quire.core.slots",
+    "SlotCache": "quire.slots",
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",

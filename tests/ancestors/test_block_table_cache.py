@@ -263,7 +263,7 @@ def test_the_bytes_in_use_are_those_of_the_blocks_in_use(manager):
         ({"num_blocks": 8, "block_size": 0}, "block_size must be from 1"),
         (
             {"num_blocks": 8, "policy": "random"},
-            "unknown policy 'random'; there are 2q, arc, fifo, gdsf, learned, lfu, lru",
+            "unknown policy 'random'; there are fifo, learned, lfu, lru",
         ),
         ({"num_blocks": 8, "pin_budget": 1.5}, "a share from 0 to 1, got 1.5"),
         ({"num_blocks": 8, "groups": []}, "give num_blocks or groups, one of them"),

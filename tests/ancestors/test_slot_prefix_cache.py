@@ -13,6 +13,7 @@ from ancestors_help import LAYOUT, kv_of, run, same, torch
 
 from quire import SlotCache, SlotPool
 from quire.errors import CommitError, OutOfSlots, PinError, SlotError, StaleSlot, TokensError
+from quire.slots import check
 
 MAX_TOKENS = 32
 
@@ -75,7 +76,7 @@ def test_an_allocated_slot_is_empty_and_counted(slots):
     assert (cache.num_free, cache.num_busy) == (2, 1)
     assert [cache.is_free(slot) for slot in range(3)].count(False) == 1
     assert not cache.is_free(handle.slot)
-    cache.check()
+    check(cache)
 
 
 def test_a_freed_slot_is_free_and_holds_nothing(slots):
@@ -280,4 +281,4 @@ def test_no_more_is_held_than_there_is_room_for(slots):
     with pytest.raises(CommitError, match="a slot holds 32"):
         slots.cache.commit(handle, [1, 2, 3])
     assert handle.computed == 30
-    slots.cache.check()
+    check(slots.cache)

@@ -4,10 +4,11 @@ import gc
 import sys
 from pathlib import Path
 
-import quire.core
+import quire
 from quire.errors import InvariantError, QuireError
 
-CORE = str(Path(quire.core.__file__).parent)
+QUIRE = Path(quire.__file__).parent
+ROOMS = (str(QUIRE / "core"), str(QUIRE / "slots"))
 
 
 class Cut:
@@ -21,7 +22,7 @@ class Cut:
     def trace(self, frame, event, _arg):
         if event == "call":
             code = frame.f_code
-            if not code.co_filename.startswith(CORE) or code.co_name == "__del__":
+            if not code.co_filename.startswith(ROOMS) or code.co_name == "__del__":
                 return None  # what is raised in a `__del__` reaches nobody
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":

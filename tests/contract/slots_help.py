@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire.slots import check, snapshot
+
 
 def text(start, num_tokens):
     """Return `num_tokens` token ids that no other `start` (a multiple of 1000) shares."""
@@ -36,10 +38,10 @@ def found(cache, tokens, scope=None, **options):
 @contextmanager
 def rejected(cache, error, *mentions):
     """Expect `error` with these texts in its message, and a state that did not change."""
-    before = msgspec.msgpack.encode(cache.snapshot())
+    before = msgspec.msgpack.encode(snapshot(cache))
     with pytest.raises(error) as caught:
         yield caught
-    assert msgspec.msgpack.encode(cache.snapshot()) == before
-    cache.check()
+    assert msgspec.msgpack.encode(snapshot(cache)) == before
+    check(cache)
     for mention in mentions:
         assert str(mention) in str(caught.value), f"{mention!r} is not in {caught.value}"

@@ -28,7 +28,7 @@ SAMPLES = 12
 FULL = ("full", 40, FullAttention())
 MIXES = {
     "full": ([FULL], "lru"),
-    "windows": ([FULL, ("w", 24, SlidingWindow(9, sinks=2, interval=8))], "s3fifo"),
+    "windows": ([FULL, ("w", 24, SlidingWindow(9, sinks=2, interval=8))], "lfu"),
     "all": ([FULL, ("c", 30, ChunkedAttention(8)), ("s", 9, Recurrent(8))], "learned"),
 }
 IMAGE = MediaItem(b"i" * 32, 2, 9)

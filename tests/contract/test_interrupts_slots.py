@@ -11,7 +11,7 @@ from interrupt_help import Cut
 
 from quire import errors
 from quire.core import MediaItem, Scope
-from quire.core.slots import SlotCache
+from quire.slots import SlotCache, check, snapshot
 
 SAMPLES = 40
 IMAGE = MediaItem(b"i" * 32, 2, 9)
@@ -55,7 +55,7 @@ CALLS = {
 
 
 def check_barred(w):
-    for name in ("open", "find", "stats", "check", "num_free"):
+    for name in ("open", "find", "stats", "num_free"):
         with pytest.raises(errors.Interrupted, match=r"reset\(\)"):
             getattr(w.cache, name)
     with pytest.raises(errors.Interrupted):
@@ -64,23 +64,23 @@ def check_barred(w):
         w.pin.close()
     generations = vars(vars(w.cache)["contents"])["generations"]
     w.cache.reset()
-    w.cache.check()
+    check(w.cache)
     assert (w.cache.num_free, w.cache.find(run(0, 40))) == (6, None)
     assert min(w.cache.contents.generations) > max(generations)
     with pytest.raises(errors.SlotError):
         w.cache.close(w.c)
     serve(w.cache, run(0, 40))
     assert w.cache.find(run(0, 40)).num_tokens == 39
-    w.cache.check()
+    check(w.cache)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_cut_off_happens_whole_or_bars_the_cache(name):
     w = build()
-    before = w.cache.snapshot()
+    before = snapshot(w.cache)
     whole = Cut()
     whole.run(partial(CALLS[name], w))
-    after = w.cache.snapshot()
+    after = snapshot(w.cache)
     places = range(1, whole.count + 1)
     for at in Random(zlib.crc32(name.encode())).sample(places, min(SAMPLES, whole.count)):
         w = build()
@@ -88,5 +88,5 @@ def test_a_call_that_is_cut_off_happens_whole_or_bars_the_cache(name):
         if w.cache.interrupted:
             check_barred(w)
         else:
-            w.cache.check()
-            assert w.cache.snapshot() in (before, after), f"cut at {at} of {whole.count}: between"
+            check(w.cache)
+            assert snapshot(w.cache) in (before, after), f"cut at {at} of {whole.count}: between"

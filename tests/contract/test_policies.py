@@ -1,12 +1,9 @@
 """What every eviction policy keeps to, and the order each one stands for."""
 
-from functools import partial
-
 from core_help import found, run, serve
 from policy_contract import BLOCK, PolicyContract
 
-from quire.core import CacheManager
-from quire.core.policies import POLICIES, Gdsf
+from quire.core.policies import POLICIES
 
 
 class TestLru(PolicyContract):
@@ -66,26 +63,6 @@ class TestLfu(PolicyContract):
         return found(manager, run(0, BLOCK))
 
 
-class TestGdsf(PolicyContract):
-    policy = "gdsf"
-
-    def test_a_prompt_used_less_goes_first(self):
-        manager = self.manager()
-        for start in (0, 0, 0, 1000, 2000, 2000):
-            serve(manager, run(start, BLOCK + 1))
-        assert self.victims(manager, (0, 1000, 2000)) == [1000, 2000, 0]
-
-    def test_at_equal_use_what_is_cheaper_to_recompute_goes_first(self):
-        manager = CacheManager(
-            num_blocks=16, block_size=BLOCK, policy=partial(Gdsf, crossover_tokens=8 * BLOCK)
-        )
-        serve(manager, run(0, 8 * BLOCK))
-        serve(manager, run(1000, BLOCK))
-        manager.reclaim(1)
-        assert found(manager, run(0, 8 * BLOCK)) == 8 * BLOCK
-        assert found(manager, run(1000, BLOCK)) == 0
-
-
 class TestLearned(PolicyContract):
     policy = "learned"
 
@@ -97,8 +74,6 @@ class TestLearned(PolicyContract):
 
 
 def test_every_policy_has_its_contract():
-    import test_queued_policies  # noqa: F401 - its classes bind policies too
-
     bound = {each.policy for each in _subclasses(PolicyContract)}
     assert bound - {""} == set(POLICIES)
 

@@ -1,10 +1,10 @@
-"""What a policy may ask of an entry, and where it may cut one: seams, neighbours, names, capacity."""
+"""What a policy may ask of an entry, and where it may cut one: seams, neighbours, capacity."""
 
 import pytest
 from core_help import found, generate, prefill, run, serve
 from policy_spy import ALL, BLOCK, Spied, SpyingLru, SpyingRanked, names_of
 
-from quire.core import FullAttention, Hint, LayerGroup, Scope
+from quire.core import FullAttention, Hint, LayerGroup
 
 
 @pytest.fixture(params=[SpyingLru, SpyingRanked])
@@ -142,107 +142,3 @@ class TestStructure:
         assert len(world.policies) == 3
         ticks = [policy.tick() for policy in world.policies]
         assert ticks == sorted(set(ticks))
-
-
-def names(manager, world, prompt, scope=None):
-    """Return the names of all blocks of a cached prompt, head first."""
-    world.take()
-    seq = manager.open([*prompt, 7], scope)
-    touched = [call[1] for call in world.take() if call[0] == "touched"]
-    manager.close(seq)
-    world.take()
-    there = [entry for entry in reversed(touched) if entry.parent is not None]  # not joined since
-    return [name for entry in there for name in entry.names()]
-
-
-class TestNames:
-    prompt = (*run(0, 3 * BLOCK), *run(1000, 3 * BLOCK))
-
-    def expected(self, spied):
-        world = spied()
-        serve(world.manager, self.prompt)
-        return names(world.manager, world, self.prompt)
-
-    def test_there_is_one_for_every_block_and_none_is_like_another(self, spied):
-        expected = self.expected(spied)
-        assert len(set(expected)) == len(expected) == 6
-        assert all(0 <= name < 2**32 for name in expected)
-
-    @pytest.mark.parametrize("piece", [1, 3, 4, 5, 9])
-    def test_they_do_not_depend_on_how_the_prompt_was_computed(self, spied, piece):
-        world = spied()
-        seq = world.manager.open(self.prompt)
-        for start in range(0, len(self.prompt), piece):
-            generate(world.manager, seq, self.prompt[start : start + piece])
-            if seq.node.num_blocks:
-                seq.node.names()
-        world.manager.close(seq)
-        assert names(world.manager, world, self.prompt) == self.expected(spied)
-
-    def test_nor_on_steps_of_a_batch(self, spied):
-        world = spied()
-        seq = prefill(world.manager, self.prompt[:5])
-        for token in self.prompt[5:]:
-            world.manager.reserve_step([seq])
-            world.manager.commit_step([seq], [token])
-        world.manager.close(seq)
-        assert names(world.manager, world, self.prompt) == self.expected(spied)
-
-    @pytest.mark.parametrize("asked_before", ["asked", "not asked"])
-    def test_nor_on_where_the_tree_was_cut(self, spied, asked_before):
-        world = spied()
-        manager = world.manager
-        serve(manager, self.prompt)
-        if asked_before == "asked":
-            names(manager, world, self.prompt)
-        for length in (2, 5, 1):
-            serve(manager, [*self.prompt[: length * BLOCK], *run(2000, BLOCK)])
-        manager.pin(self.prompt[: 4 * BLOCK]).close()
-        world.check()
-        assert names(manager, world, self.prompt) == self.expected(spied)
-
-    def test_nor_on_what_was_evicted_in_between(self, spied):
-        world = spied()
-        serve(world.manager, self.prompt)
-        names(world.manager, world, self.prompt)
-        world.manager.reclaim(3)
-        serve(world.manager, self.prompt)
-        assert names(world.manager, world, self.prompt) == self.expected(spied)
-
-    def test_nor_on_what_stood_there_before(self, spied):
-        world = spied()
-        other = [*self.prompt[: 2 * BLOCK], *run(2000, 4 * BLOCK)]
-        serve(world.manager, other)
-        names(world.manager, world, other)
-        world.manager.reclaim(4)
-        serve(world.manager, self.prompt)
-        assert names(world.manager, world, self.prompt) == self.expected(spied)
-
-    def test_nor_on_what_else_is_cached(self, spied):
-        world = spied()
-        for scope in (Scope(salt="x"), None):
-            serve(world.manager, run(5000, 2 * BLOCK), scope)
-        serve(world.manager, self.prompt)
-        assert names(world.manager, world, self.prompt) == self.expected(spied)
-
-    def test_another_head_changes_all_that_follows(self, spied):
-        world = spied()
-        other = [9, *self.prompt[1:]]
-        serve(world.manager, other)
-        assert not {*names(world.manager, world, other)} & {*self.expected(spied)}
-
-    def test_a_common_head_has_common_names(self, spied):
-        world = spied()
-        other = [*self.prompt[: 4 * BLOCK], *run(2000, 2 * BLOCK)]
-        serve(world.manager, other)
-        expected, given = self.expected(spied), names(world.manager, world, other)
-        assert given[:4] == expected[:4]
-        assert not {*given[4:]} & {*expected[4:]}
-
-    def test_they_differ_by_scope(self, spied):
-        world = spied()
-        seen = []
-        for scope in (None, Scope(salt="x"), Scope(salt="y"), Scope(lora="x")):
-            serve(world.manager, self.prompt, scope)
-            seen += names(world.manager, world, self.prompt, scope)
-        assert len(set(seen)) == len(seen) == 24

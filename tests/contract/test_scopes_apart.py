@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core import CacheManager, LayerGroup, Recurrent, Scope, SlidingWindow
-from quire.core.slots import SlotCache
+from quire.slots import SlotCache
 
 SIZE = 4
 MINE = Scope(salt="mine")

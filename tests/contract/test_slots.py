@@ -5,7 +5,7 @@ from slots_help import found, prefill, rejected, serve, text
 
 from quire import errors
 from quire.core import MediaItem, Scope
-from quire.core.slots import SlotCache, SlotCopy
+from quire.slots import SlotCache, SlotCopy, check, snapshot
 
 # -- finding -------------------------------------------------------------------------------
 
@@ -135,11 +135,11 @@ def test_a_request_reads_its_placeholder_tokens_back():
 
 
 def test_pictures_that_no_slot_holds_are_forgotten(monkeypatch):
-    monkeypatch.setattr("quire.core.slots.store.MAX_MEDIA", 4)
+    monkeypatch.setattr("quire.slots.prompts.MAX_SLOT_MEDIA", 4)
     cache = SlotCache(1, 64)
     for n in range(200):
         serve(cache, [1, 0, 0, 2], media=[MediaItem(bytes([n]) * 32, 1, 2)])
-        cache.check()
+        check(cache)
     assert len(cache.media) < 16
 
 
@@ -201,7 +201,7 @@ def test_two_caches_with_the_same_calls_make_the_same_decisions():
         rng = np.random.default_rng(3)
         for _ in range(60):
             serve(cache, rng.integers(0, 2, rng.integers(1, 20)).astype(np.int32))
-    assert caches[0].snapshot() == caches[1].snapshot()
+    assert snapshot(caches[0]) == snapshot(caches[1])
 
 
 def test_every_slot_busy_is_an_error_that_says_so():
@@ -276,7 +276,7 @@ def test_a_slot_that_gives_up_its_copied_prefix_needs_no_copy():
     prefill(cache, text(0, 20))
     branch = cache.open([*text(0, 10), 7])
     cache.truncate(branch, 4)
-    assert [copy.num_tokens for copy in cache.copies.waiting.values()] == [4]
+    assert [copy.num_tokens for copy in cache.contents.copies.waiting.values()] == [4]
     cache.free(branch)
     assert cache.take_copies() == []
 

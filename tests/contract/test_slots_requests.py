@@ -6,7 +6,7 @@ from slots_help import found, prefill, rejected, serve, text
 
 from quire import errors
 from quire.core import MediaItem, Scope
-from quire.core.slots import SlotCache, SlotCopy
+from quire.slots import SlotCache, SlotCopy
 
 # -- requests ------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from hf_help import group_names, make_cache, random_ids, same, tiny_model  # noq
 import quire  # noqa: E402
 from quire.engines.hf import SlotPrefixCache  # noqa: E402
 from quire.errors import Interrupted  # noqa: E402
+from quire.slots import check  # noqa: E402
 
 HERE = Path(quire.__file__).parent
 WATCHED = (
@@ -126,5 +127,5 @@ def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
             cache.slots.reset()
             output = answer(cache, prompt)
         assert output.tolist() == wanted.tolist()
-        cache.slots.check()
+        check(cache.slots)
         assert cache.slots.num_busy == 0

@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LogitsProcessor
 from quire import errors
 from quire.core import Scope
 from quire.engines.hf.static import SlotLayer, SlotPrefixCache
+from quire.slots import check, snapshot
 
 POISON = 1e6
 FULL = sorted((set(FAMILIES) | set(MORE_FAMILIES)) - {"gpt_neo"})
@@ -35,7 +36,7 @@ def same(model, cache, ids, *, scope=None, **arguments):
     expected = plain(model, ids, **arguments)
     output = cache.generate(ids, attention_mask=torch.ones_like(ids), scope=scope, **arguments)
     assert output.tolist() == expected.tolist()
-    cache.slots.check()
+    check(cache.slots)
     assert cache.slots.num_busy == 0
     return output
 
@@ -103,7 +104,7 @@ def test_requests_that_run_at_the_same_time_copy_what_they_share():
             )
     assert texts == [text.tolist() for text in expected]
     assert cache.stats.copied_tokens == 80
-    cache.slots.check()
+    check(cache.slots)
 
 
 def test_samples_are_those_of_generate_with_the_same_seed():
@@ -193,7 +194,7 @@ def test_what_a_slot_cannot_hold_is_refused_before_anything_runs():
     cache = make(model, max_tokens=40)
     ids = random_ids(seeded(), 30)
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], dim=1)
-    before = cache.slots.snapshot()
+    before = snapshot(cache.slots)
     for error, words, call in (
         (errors.TokensError, "41 tokens", lambda: cache.generate(random_ids(seeded(), 41))),
         (errors.ConfigError, "2 rows", lambda: cache.generate(ids.repeat(2, 1))),
@@ -206,7 +207,7 @@ def test_what_a_slot_cannot_hold_is_refused_before_anything_runs():
     ):
         with pytest.raises(error, match=words):
             call()
-    assert cache.slots.snapshot() == before
+    assert snapshot(cache.slots) == before
 
 
 def test_a_session_refuses_other_tokens_before_it_computes():

@@ -21,7 +21,6 @@ from model import Identities, Live, common_length
 from running import run_machine
 from slot_recipes import SCOPES, build, prompts
 
-from quire.core.slots import SlotCache
 from quire.errors import (
     CommitError,
     CopyError,
@@ -32,6 +31,7 @@ from quire.errors import (
     TokensError,
     TruncateError,
 )
+from quire.slots import SlotCache, check, snapshot
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
@@ -46,7 +46,7 @@ steps = 0
 
 
 def state_of(cache):
-    return msgspec.msgpack.encode(cache.snapshot())
+    return msgspec.msgpack.encode(snapshot(cache))
 
 
 def has_free(machine):
@@ -107,15 +107,15 @@ class SlotsMachine(RuleBasedStateMachine):
         global steps  # noqa: PLW0603 - a long run counts them
         steps += 1
         cache = self.cache
-        cache.check()
+        check(cache)
         assert cache.num_free + cache.num_busy == cache.num_slots
         busy = {live.seq.slot for live in self.live}
         assert len(busy) == len(self.live), "two requests in one slot"
         assert [cache.is_free(slot) for slot in range(cache.num_slots)] == [
             slot not in busy for slot in range(cache.num_slots)
         ]
-        for slot, data in enumerate(cache.snapshot()["slots"]):
-            assert len(data["tokens"]) == len(self.held[slot])
+        for tokens, held in zip(snapshot(cache)["tokens"], self.held, strict=True):
+            assert len(tokens) == len(held)
         for live in self.live:
             assert live.seq.computed == len(live.tokens)
             assert live.seq.tokens.tolist() == live.tokens
@@ -361,7 +361,7 @@ class SlotsMachine(RuleBasedStateMachine):
                 self.must_raise(SlotError, call, bad)
             self.must_raise(SlotError, cache.commit, bad, [0])
             self.must_raise(SlotError, cache.truncate, bad, 0)
-        if cache.copies.waiting.get(handle.slot) and handle.room:
+        if cache.contents.copies.waiting.get(handle.slot) and handle.room:
             ids = live.next_tokens(1, [0])
             self.must_raise(CopyError, cache.commit, handle, ids)
 

@@ -1,10 +1,10 @@
 """Stacks of tiers that count their calls, in virtual time."""
 
 from dict_tier import DictTier
+from simulated_lanes import SimulatedLanes
 
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.stack.settings import StackSettings
-from quire.tiers.stack.simulated import SimulatedLanes
 from quire.tiers.stack.stack import TierStack
 
 KEYS = names_of(range(1000))

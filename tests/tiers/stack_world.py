@@ -3,12 +3,12 @@
 from random import Random
 
 from dict_tier import DictTier
+from simulated_lanes import SimulatedLanes
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.stack.settings import StackSettings
-from quire.tiers.stack.simulated import SimulatedLanes
 from quire.tiers.stack.stack import TierStack
 
 PAYLOADS = (40, 100, 300)

@@ -4,10 +4,10 @@ import threading
 import time
 
 import pytest
+from simulated_lanes import SimulatedLanes
 
 from quire.errors import InvariantError
 from quire.tiers.stack.lanes import Deadline, Job, Lane, ThreadLanes
-from quire.tiers.stack.simulated import SimulatedLanes
 
 
 def job(work, drop=lambda: None):

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from quire.sim.serving import Cluster, Limits, Workload, simulate
+from quire.sim.serving import Cluster, Limits, Load, simulate
 from quire.sim.trace.rows import TraceRequest, compress
 
 BLOCK = 16
@@ -69,8 +69,8 @@ def run(requests, arrivals=None, *, router=None, objective=None, **cluster):
     """Simulate on one replica unless told otherwise; return (result, served in order of number)."""
     served = []
     settings = {"limits": limits(), "timing": LinearTiming()} | cluster
-    workload = Workload(requests) if arrivals is None else Workload(requests, arrivals)
+    load = Load(requests) if arrivals is None else Load(requests, arrivals)
     result = simulate(
-        Cluster(**settings), workload, router, objective=objective, observers=[served.append]
+        Cluster(**settings), load, router, objective=objective, observers=[served.append]
     )
     return result, sorted(served, key=lambda each: each.number)

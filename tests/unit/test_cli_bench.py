@@ -2,13 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from quire.bench import core_rows, hf_rows, hybrid_rows, peers
+from quire.bench import core_rows, hf_rows, hybrid_rows, peers, turn_rows
 from quire.bench.hf_models import random_llama
 from quire.bench.peers import run, timing
 from quire.cli.app import app
@@ -79,6 +82,31 @@ def test_peers_measure_hybrid_rows_under_the_names_they_have_here():
 
 def test_sixteen_forks_of_a_long_sequence_are_one_row():
     (row,) = core_rows.rows(["fork_16_of_100k"])
+    assert row["median_us"] > 0
+
+
+def test_a_served_turn_publishes_the_same_whatever_is_switched_on(monkeypatch):
+    loop = replace(turn_rows.LOOP, num_sessions=20, num_requests=130, pool_tokens=8_000)
+    monkeypatch.setattr(turn_rows, "LOOP", loop)
+    monkeypatch.setattr(turn_rows, "WARMUP", 20)
+    rows = core_rows.rows(list(turn_rows.makers()))
+    assert [row["name"] for row in rows] == [
+        "turn_evicting",
+        "turn_evicting_curve",
+        "turn_evicting_events",
+    ]
+    assert all(row["median_us"] > 0 for row in rows)
+    assert len({row["hit_rate"] for row in rows}) == 1
+    assert rows[0]["published_blocks"] > 60
+
+
+def test_the_rows_of_one_checkout_run_on_the_core_of_another():
+    root = Path(__file__).parents[2]
+    script = [str(root / "benchmarks" / "rows_on_core.py"), str(root / "src")]
+    done = subprocess.run(
+        [sys.executable, *script, "--rows", "match_1k"], check=True, capture_output=True
+    )
+    (row,) = json.loads(done.stdout)
     assert row["median_us"] > 0
 
 

@@ -43,8 +43,6 @@ READS = [
     ("demo", "--tier-file", "@"),
     ("cache", "verify", "@"),
     ("cache", "evict", "@", "--all"),
-    ("cache", "export", "@", "out.safetensors"),
-    ("cache", "import", "@", "files:there"),
 ]
 WRITES = [
     ("demo", "--save"),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
-from quire.sim.curves import curves, lru_curve, optimum_curve
+from quire.sim.curves import curves
 from quire.sim.trace.rows import TraceRequest
 
 tries = st.one_of(prompts, growing)
@@ -25,7 +25,7 @@ tries = st.one_of(prompts, growing)
 @settings(max_examples=150, deadline=None)
 def test_lru_is_a_list_of_blocks_at_every_capacity(texts):
     trace = SmallTrace(texts)
-    curve = lru_curve(trace)
+    curve = curves(trace).lru
     for capacity in range(trace.num_unique + 2):
         found = trace.found_tokens(lru_hits(trace, capacity))
         assert curve.at(capacity) == found / sum(trace.tokens)
@@ -35,7 +35,7 @@ def test_lru_is_a_list_of_blocks_at_every_capacity(texts):
 @settings(max_examples=150, deadline=None)
 def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
     trace = SmallTrace(texts)
-    curve = optimum_curve(trace)
+    curve = curves(trace).optimum
     for capacity in range(trace.num_unique + 2):
         found = trace.found_tokens(belady_hits(trace, capacity))
         assert curve.at(capacity) == found / sum(trace.tokens)
@@ -46,7 +46,7 @@ def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
 def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, capacity):
     trace = SmallTrace(texts)
     found = best_possible(trace, capacity) * trace.block_size
-    assert optimum_curve(trace).at(capacity) == found / sum(trace.tokens)
+    assert curves(trace).optimum.at(capacity) == found / sum(trace.tokens)
 
 
 @given(st.data(), tries)
@@ -161,7 +161,7 @@ def test_bad_arguments_say_what_would_do():
     trace = SmallTrace(["ab", "ab"])
     with pytest.raises(ConfigError, match="2 requests"):
         curves(trace, count_from=2)
-    curve = lru_curve(trace)
+    curve = curves(trace).lru
     for call in (lambda: curve.at(-1), lambda: curve.tiers([5, -2])):
         with pytest.raises(ConfigError, match="at least 0 blocks"):
             call()
@@ -181,7 +181,7 @@ def test_memory_grows_with_different_blocks_and_not_with_references():
             runs = np.array([[0, 1_000_000]], np.int32)
             return (TraceRequest(i + 1, float(i), 16_000_000, 0, runs) for i in range(1000))
 
-    read = reuses(Long())
+    read = reuses(Long(), Long.block_size)
     assert len(read.earlier) == 999
     assert read.num_unique == 1_000_000
     assert curves(Long()).lru.at(500_000) == pytest.approx(0.4995)

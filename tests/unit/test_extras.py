@@ -49,7 +49,7 @@ THINGS = {
     ("cli", "simulate"): ("simulate", "--trace", TRACE, "--num-requests", "9"),
     ("cli", "inspect"): ("inspect",),
     ("cli", "doctor"): ("doctor",),
-    ("cli", "cache"): ("cache", "import", "none.safetensors", "files:{tmp}/there"),
+    ("cli", "cache"): ("cache", "verify", "{tmp}"),
     ("cli", "bench core"): ("bench", "core", "--rows", "alloc_free_1"),
     ("demo", "generate --tier"): (*CHAT, "--tier", "disk:{tmp}/kv?capacity=9MiB"),
     ("report", "replay --report"): (

@@ -9,14 +9,13 @@ from quire.errors import ConfigError
 from quire.sim.hardware import (
     Accelerator,
     KVBytes,
-    ModelFacts,
-    Tier,
+    MemoryTier,
     accelerator_named,
     accelerator_names,
+    model_facts,
     model_named,
-    model_names,
+    published,
 )
-from quire.sim.hardware.models import hub_name
 from quire.sim.hardware.tiers import parse_tiers
 
 TINY = demo_model()
@@ -113,9 +112,9 @@ def test_kv_bytes_that_cannot_be_are_refused(sizes):
 
 
 def test_every_published_model_says_where_its_config_stands():
-    for name in model_names():
+    for name, model in published().items():
         assert model_named(name).name == name
-        assert "/" in hub_name(name)
+        assert "/" in model["hub"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_the_language_model_of_a_multimodal_config_is_what_counts():
     inner = json.loads((TINY / "config.json").read_text())
     tied = inner.pop("tie_word_embeddings")
     outer = {"model_type": "seer", "text_config": inner, "tie_word_embeddings": tied}
-    assert ModelFacts.from_config(outer).params == 3_756_800
+    assert model_facts(outer).params == 3_756_800
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_the_language_model_of_a_multimodal_config_is_what_counts():
 def test_a_config_that_cannot_be_read_says_why(change, says):
     config = json.loads((TINY / "config.json").read_text()) | change
     with pytest.raises(ConfigError, match=says):
-        ModelFacts.from_config(config)
+        model_facts(config)
 
 
 def test_what_is_no_config_is_refused(tmp_path):
@@ -179,7 +178,7 @@ def test_what_is_no_config_is_refused(tmp_path):
     broken.write_text("{")
     for source in (broken, tmp_path / "none.json", 3, [1]):
         with pytest.raises(ConfigError):
-            ModelFacts.from_config(source)
+            model_facts(source)
 
 
 def test_another_number_format_changes_bytes_and_nothing_else():
@@ -218,7 +217,7 @@ def test_parameters_are_those_transformers_would_make(family):
         made = transformers.AutoModelForCausalLM.from_config(config)
     expected = sum(parameter.numel() for parameter in made.parameters())
     written = json.loads(config.to_json_string(use_diff=False))
-    assert ModelFacts.from_config(written).params == expected
+    assert model_facts(written).params == expected
 
 
 def test_accelerators_are_found_as_people_write_them():
@@ -259,7 +258,7 @@ def test_an_accelerator_without_memory_is_refused():
 
 def test_tiers_are_written_as_name_size_and_speed():
     host, disk = parse_tiers("host=256GiB@50GB/s, disk=2TiB@6GB/s@100us")
-    assert host == Tier("host", 256 << 30, 50e9, 20e-6)
+    assert host == MemoryTier("host", 256 << 30, 50e9, 20e-6)
     assert (disk.name, disk.capacity_bytes, disk.bandwidth) == ("disk", 2 << 40, 6e9)
     assert disk.latency_s == pytest.approx(100e-6)
     assert disk.fetch_s(6e9) == pytest.approx(1.0001)

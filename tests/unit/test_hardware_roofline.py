@@ -8,10 +8,11 @@ from quire.sim.hardware import (
     Accelerator,
     Attention,
     KVBytes,
+    MemoryTier,
     ModelFacts,
     Roofline,
-    Tier,
     accelerator_named,
+    calibrate,
     model_named,
 )
 from quire.sim.hardware.calibration import parse_points
@@ -73,7 +74,7 @@ def test_a_public_simulator_is_met_within_two_percent():
 
 def test_two_points_of_the_public_simulator_predict_the_third():
     roofline = Roofline(LLAMA, H100, attention=Attention.ALL_PAIRS)
-    fitted = roofline.calibrate([(1024, 0, 22.4e-3), (32768, 0, 1.107)])
+    fitted = calibrate(roofline, [(1024, 0, 22.4e-3), (32768, 0, 1.107)])
     assert fitted.prefill_s(8192) == pytest.approx(174.2e-3, rel=0.005)
     assert fitted.mfu == pytest.approx(1.0, abs=0.005)
 
@@ -113,7 +114,7 @@ def test_a_batch_reads_the_weights_once():
 
 def test_a_fetch_overlaps_with_the_computation():
     roofline = Roofline(LLAMA, H100)
-    slow, fast = Tier("disk", 1 << 40, 1e9, 1e-3), Tier("host", 1 << 40, 500e9, 0)
+    slow, fast = MemoryTier("disk", 1 << 40, 1e9, 1e-3), MemoryTier("host", 1 << 40, 500e9, 0)
     compute = roofline.prefill_s(512, 8192)
     assert roofline.ttft_s(512, 8192) == compute
     assert roofline.ttft_s(512, 8192, fast) == compute
@@ -145,7 +146,7 @@ def test_calibration_finds_the_rates_that_made_the_measurements(num_gpus):
     true = made(num_gpus=num_gpus, **TRUE)
     sizes = [(128, 0), (512, 0), (2048, 1000), (4096, 0), (1, 10_000), (1, 60_000), (1, 20_000)]
     points = [(new, cached, true.prefill_s(new, cached)) for new, cached in sizes]
-    fitted = made(num_gpus=num_gpus).calibrate(points)
+    fitted = calibrate(made(num_gpus=num_gpus), points)
     for name, expected in TRUE.items():
         assert getattr(fitted, name) == pytest.approx(expected, rel=1e-6)
 
@@ -153,7 +154,7 @@ def test_calibration_finds_the_rates_that_made_the_measurements(num_gpus):
 def test_calibration_finds_what_an_engine_pays_to_move_cached_tokens():
     true = made(mfu=0.07, overhead_s=3e-3, cached_token_s=7e-6, bandwidth_efficiency=100)
     sizes = [(128, 0), (512, 2048), (2048, 0), (4096, 0), (256, 6000), (1, 500), (1, 6000)]
-    fitted = made().calibrate([(*size, true.prefill_s(*size)) for size in sizes])
+    fitted = calibrate(made(), [(*size, true.prefill_s(*size)) for size in sizes])
     assert fitted.cached_token_s == pytest.approx(7e-6)
     assert fitted.overhead_s == pytest.approx(3e-3)
     for size in (*sizes, (64, 3000), (1, 3000)):
@@ -178,14 +179,14 @@ def test_calibration_with_noise_predicts_other_sizes():
         (new, 0, true.prefill_s(new) * factor)
         for new, factor in zip((128, 512, 2048, 4096), noise, strict=True)
     ]
-    fitted = made().calibrate(points)
+    fitted = calibrate(made(), points)
     for new in (256, 1024, 3000, 8192):
         assert fitted.prefill_s(new) == pytest.approx(true.prefill_s(new), rel=0.1)
 
 
 def test_two_points_fit_one_rate_and_the_overhead():
     true = made(mfu=0.07, overhead_s=3e-3)
-    fitted = made().calibrate([(n, 0, true.prefill_s(n)) for n in (256, 4096)])
+    fitted = calibrate(made(), [(n, 0, true.prefill_s(n)) for n in (256, 4096)])
     assert fitted.mfu == pytest.approx(0.07)
     assert fitted.attention_mfu == pytest.approx(0.07)
     assert fitted.overhead_s == pytest.approx(3e-3)
@@ -193,7 +194,7 @@ def test_two_points_fit_one_rate_and_the_overhead():
 
 
 def test_an_overhead_below_zero_is_none():
-    fitted = made().calibrate([(100, 0, 1e-4), (1000, 0, 2e-3)])
+    fitted = calibrate(made(), [(100, 0, 1e-4), (1000, 0, 2e-3)])
     assert fitted.overhead_s == 0
     assert fitted.mfu > 0
 
@@ -214,7 +215,7 @@ def test_an_overhead_below_zero_is_none():
 )
 def test_points_that_tell_nothing_are_refused(points):
     with pytest.raises(ConfigError):
-        made().calibrate(points)
+        calibrate(made(), points)
 
 
 @pytest.mark.parametrize(

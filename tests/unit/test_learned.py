@@ -195,17 +195,6 @@ def test_turns_are_known_again_after_eviction():
         prompt += world.names(2)
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_a_name_is_the_same_alone_as_among_all(seed):
-    random, world = Random(seed), World(30)
-    for _ in range(40):
-        world.serve([random.randrange(3) for _ in range(random.randint(1, 9))])
-        nodes = [node for node in world.manager.tree.nodes() if node.parent is not None]
-        alone = [[node.name(index) for index in range(node.num_blocks)] for node in nodes]
-    assert alone == [list(node.names()) for node in nodes]
-
-
 def test_only_so_many_evicted_requests_are_known_again():
     world = World(4)
     prompt = world.names(4)

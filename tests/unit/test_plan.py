@@ -8,16 +8,24 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.sim.curves import curves
-from quire.sim.hardware import Roofline, Tier, accelerator_named, model_named
-from quire.sim.plan import Placement, Workload, advise, budget, crossover, plan
-from quire.sim.plan.value import Room
+from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, model_facts, model_named
+from quire.sim.plan import LruHits, Placement, advise, budget, crossover, plan, worth_of
 from quire.sim.reuse import reuses
 from quire.sim.trace import with_block_size
 from traces import AGENT, CONVERSATION, head
 
 GIB = 1 << 30
 H100 = accelerator_named("h100")
-HOST = Tier("host", 256 * GIB, 50e9, 20e-6)
+HOST = MemoryTier("host", 256 * GIB, 50e9, 20e-6)
+
+
+def conversation():
+    trace = head(CONVERSATION)
+    return reuses(trace, trace.block_size)
+
+
+def sized(tier, num_bytes):
+    return msgspec.structs.replace(tier, capacity_bytes=num_bytes)
 
 
 def placed(model="llama-3.1-8b", **settings):
@@ -56,9 +64,8 @@ def test_a_model_of_windows_alone_has_users_but_no_blocks():
         "model_type": "mistral", "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 100,
         "num_attention_heads": 4, "intermediate_size": 128, "sliding_window": 256,
     }  # fmt: skip
-    from quire.sim.hardware import ModelFacts
 
-    here = Placement(model=ModelFacts.from_config(config), accelerator=H100)
+    here = Placement(model=model_facts(config), accelerator=H100)
     split = budget(here, 8192)
     assert (split.block_bytes, split.num_blocks) == (0, 0)
     assert split.users > 0
@@ -108,7 +115,7 @@ ROOFLINE = Roofline(model_named("llama-3.1-8b"), H100)
 
 
 def found(bandwidth, latency_s=0.0, limit=131_072):
-    return crossover(ROOFLINE, Tier("x", GIB, bandwidth, latency_s), limit)
+    return crossover(ROOFLINE, MemoryTier("x", GIB, bandwidth, latency_s), limit)
 
 
 def test_a_fast_tier_always_wins_and_a_hopeless_one_never():
@@ -121,7 +128,7 @@ def test_a_slow_start_is_worth_it_from_some_length_on():
     (first, last) = answer.wins[0]
     assert last == answer.limit
     assert answer.verdict == f"from {first:,}"
-    tier = Tier("x", GIB, 50e9, 0.05)
+    tier = MemoryTier("x", GIB, 50e9, 0.05)
     for tokens, wins in ((first, True), (first - 16, False)):
         fetched = ROOFLINE.ttft_s(256, tokens, tier)
         assert (fetched < ROOFLINE.ttft_s(256 + tokens)) is wins
@@ -140,7 +147,7 @@ def test_a_slow_tier_wins_where_the_fetch_hides_and_where_attention_grows():
 def test_borders_are_exact(bandwidth, latency_s):
     limit = 16_384
     answer = found(bandwidth, latency_s, limit)
-    tier = Tier("x", GIB, bandwidth, latency_s)
+    tier = MemoryTier("x", GIB, bandwidth, latency_s)
     inside = [
         tokens
         for tokens in range(16, limit + 1, 16)
@@ -153,7 +160,7 @@ def test_borders_are_exact(bandwidth, latency_s):
 @pytest.mark.parametrize("name", [CONVERSATION, AGENT])
 def test_hits_of_single_requests_add_up_to_the_exact_curve(name):
     trace = head(name)
-    work, curve = Workload(reuses(trace)), curves(trace).lru
+    work, curve = LruHits(reuses(trace, trace.block_size)), curves(trace).lru
     for blocks in (0, 10, 100, 1000, 10**6):
         cached = work.cached_tokens(blocks * trace.block_size)
         assert (cached >= 0).all()
@@ -167,8 +174,8 @@ def small():
 
 
 def test_more_memory_never_hits_less_nor_takes_longer():
-    rooms = [[], *([Room(HOST, size * GIB)] for size in (16, 64, 256))]
-    rows = Workload(reuses(head(CONVERSATION))).worth(ROOFLINE, 8 * GIB, rooms)
+    rooms = [[], *([sized(HOST, size * GIB)] for size in (16, 64, 256))]
+    rows = worth_of(LruHits(conversation()), ROOFLINE, 8 * GIB, rooms)
     for less, more in pairwise(rows):
         assert more.token_hit >= less.token_hit
         assert more.prefill_gpu_s <= less.prefill_gpu_s
@@ -179,8 +186,8 @@ def test_more_memory_never_hits_less_nor_takes_longer():
 
 
 def test_without_reuse_every_prompt_is_computed():
-    work = Workload(reuses(head(CONVERSATION)))
-    (row,) = work.worth(ROOFLINE, 0, [[]])
+    work = LruHits(conversation())
+    (row,) = worth_of(work, ROOFLINE, 0, [[]])
     alone = [ROOFLINE.prefill_s(request.prompt_tokens) for request in head(CONVERSATION)]
     assert row.token_hit == 0
     assert row.prefill_gpu_s == pytest.approx(sum(alone))
@@ -188,9 +195,9 @@ def test_without_reuse_every_prompt_is_computed():
 
 
 def test_a_tier_too_slow_to_fetch_from_saves_nothing():
-    slow = Tier("tape", 1 << 50, 1e6, 10.0)
-    rooms = [[], [Room(slow, 1 << 50)], [Room(HOST, 256 * GIB), Room(slow, 1 << 50)]]
-    none, tape, both = Workload(reuses(head(CONVERSATION))).worth(ROOFLINE, 8 * GIB, rooms)
+    slow = MemoryTier("tape", 1 << 50, 1e6, 10.0)
+    rooms = [[], [slow], [HOST, slow]]
+    none, tape, both = worth_of(LruHits(conversation()), ROOFLINE, 8 * GIB, rooms)
     assert tape.token_hit > none.token_hit
     assert (tape.saved_gpu_s, tape.fetched) == (0, 0)
     assert tape.ttft_s == none.ttft_s
@@ -198,8 +205,8 @@ def test_a_tier_too_slow_to_fetch_from_saves_nothing():
 
 
 def test_memory_is_listed_in_steps_of_64_gib_up_to_the_tier_then_the_next_tier():
-    disk = Tier("disk", 2048 * GIB, 6e9, 1e-4)
-    host = Tier("host", 130 * GIB, 50e9, 2e-5)
+    disk = MemoryTier("disk", 2048 * GIB, 6e9, 1e-4)
+    host = MemoryTier("host", 130 * GIB, 50e9, 2e-5)
     here = placed(accelerator=small())
     rows = plan(here, 8192, [host, disk], trace=head(CONVERSATION)).worth
     sizes = [row.below.get("host", 0) // GIB for row in rows]

@@ -7,8 +7,7 @@ import torch
 from quire.errors import ConfigError
 from quire.tensors import KVLayout, KVPool, StateLayout, StatePool, StateShape
 from quire.tensors.records import BlockCodec
-from quire.tiers.contents.payload_words import slices_of
-from quire.tiers.format import DType, Namespace
+from quire.tiers.format import DType
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
 STATES = StateLayout(
@@ -156,19 +155,6 @@ def test_what_lies_differently_has_another_name():
     assert len(set(names)) == len(names)
     assert codecs[0].layout_name == "per layer K [5, 4, 6], V [5, 4, 10], little-endian"
     assert codecs[-2].layout_name.startswith("states conv [3, 5] bfloat16 + sum [2, 4] float32; ")
-
-
-@pytest.mark.parametrize("memory", [*map(layout, DTYPES), STATES], ids=str)
-def test_the_words_say_which_bytes_are_which_tensor(memory):
-    codec = BlockCodec(memory)
-    layers = tuple(range(5, 5 + codec.num_layers))
-    words = Namespace("m", codec.dtype_name, 5, codec.layout_name, layers, codec.heads)
-    slices = slices_of(words, codec.payload_bytes)
-    assert {each.name.split(".")[0] for each in slices} == {"layers"}
-    assert (slices[0].begin, slices[-1].end) == (0, codec.payload_bytes)
-    for index, layer in enumerate(layers):
-        of_layer = [each for each in slices if each.name.startswith(f"layers.{layer}.")]
-        assert (of_layer[0].begin, of_layer[-1].end) == codec.layer_span(index)
 
 
 def test_every_dtype_has_a_code_in_the_header():

@@ -90,16 +90,14 @@ def test_an_empty_trace_has_ratios_of_zero():
 
 def test_two_replays_of_a_trace_are_equal_but_for_the_time_they_took():
     trace = trace_of(random_chains(5))
-    clock = iter(range(4)).__next__
-    first, second = (replay(trace, 9, "lfu", clock=clock) for _ in range(2))
-    assert first == second
-    assert first.seconds == 1
+    first, second = (replay(trace, 9, "lfu").row() for _ in range(2))
+    assert first | {"seconds": 0} == second | {"seconds": 0}
 
 
 def test_a_row_of_a_report_is_plain_data_with_the_ratios():
-    row = replay(trace_of([[1], [1]]), 4, clock=lambda: 0.0).row()
+    row = replay(trace_of([[1], [1]]), 4).row()
     assert list(row)[:5] == ["policy", "capacity_blocks", "token_hit", "block_hit", "evictions"]
-    assert (row["token_hit"], row["block_hit"], row["seconds"]) == (0.4, 0.5, 0.0)
+    assert (row["token_hit"], row["block_hit"], row["hit_blocks"]) == (0.4, 0.5, 1)
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2**31, 1.5, "9", True, None])

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from quire.cli.app import app
 from quire.core.policies import POLICIES
-from quire.sim.curves import optimum_curve
+from quire.sim.curves import curves
 from quire.sim.replay import REASONS, replay
 from quire.sim.trace import open_trace
 
@@ -60,7 +60,7 @@ def rows_of(done):
 
 def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(run, path):
     trace = open_trace(path, block_size=16)
-    curve = optimum_curve(trace)
+    curve = curves(trace).optimum
     rows = rows_of(run("--capacity", "20", "--capacity", "50%", "--policies", "fifo,lru", "--json"))
     unique = json.loads(run("--json").stdout)["num_unique"]
     assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [

@@ -147,7 +147,7 @@ def test_a_colour_means_one_thing(text):
         assert meant.setdefault(colour, label) == label
     assert meant["--series-0"] == "lru"
     assert meant["--fate-0"] == "found"
-    for policies in (["fifo", "lru", "arc"], ["lru"], ["fifo"], ["optimum", "lfu"], [*POLICIES]):
+    for policies in (["fifo", "lru", "lfu"], ["lru"], ["fifo"], ["optimum", "lfu"], [*POLICIES]):
         used = [colour_of(name, policies) for name in dict.fromkeys([*policies, "lru", "optimum"])]
         assert len(used) == len(set(used))
     for figure in ("distances", "reuse-times"):
@@ -169,7 +169,7 @@ def test_the_rows_are_those_of_the_command_line(page, tmp_path):
     words += ["--policies", "lru,fifo,optimum", "--jobs", "1", "--json"]
     for row in json.loads(CliRunner().invoke(app, words).stdout)["rows"]:
         assert f"{100 * row['token_hit']:.2f}\N{NO-BREAK SPACE}%" in page.text
-        assert f"{row['evictions']:,}" in page.text
+        assert row["evictions"] is None or f"{row['evictions']:,}" in page.text
 
 
 def test_a_hostile_name_of_a_trace_is_text_and_nothing_else(tmp_path):

@@ -10,22 +10,22 @@ from serving_help import BLOCK, LinearTiming, limits, random_requests, request, 
 
 import quire.sim.serving.replica as replica_module
 from quire.errors import ConfigError, OutOfBlocks
-from quire.sim.hardware import Roofline, Tier, accelerator_named, model_named
+from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, model_named
 from quire.sim.serving import (
     ClosedLoop,
     Cluster,
     LeastLoaded,
+    Load,
     PoissonArrivals,
     PrefixAware,
     RooflineTiming,
     RoundRobin,
     TraceArrivals,
-    Workload,
     simulate,
 )
 
 ROOFLINE = Roofline(model_named("llama-3.1-8b"), accelerator_named("h100"))
-HOST = (Tier("host", 1 << 20, 1e9, 1e-5),)
+HOST = (MemoryTier("host", 1 << 20, 1e9, 1e-5),)
 TIGHT = 60  # blocks: three or four requests at a time
 
 
@@ -236,11 +236,11 @@ def test_a_prompt_of_whole_blocks_needs_one_more_for_its_last_token():
 def test_nothing_arrives_after_the_duration():
     requests = [request(row, float(row)) for row in range(10)]
     cluster = Cluster(limits(), LinearTiming())
-    result = simulate(cluster, Workload(requests, duration_s=4.0))
+    result = simulate(cluster, Load(requests, duration_s=4.0))
     assert result.num_requests == 5
-    assert simulate(cluster, Workload(requests, max_requests=3)).num_requests == 3
+    assert simulate(cluster, Load(requests, max_requests=3)).num_requests == 3
     with pytest.raises(ConfigError, match="duration is a number above 0"):
-        Workload(requests, duration_s=math.nan)
+        Load(requests, duration_s=math.nan)
 
 
 def test_a_service_that_falls_behind_says_so_and_how_many_replicas_it_takes():

@@ -6,7 +6,7 @@ from serving_help import BLOCK, LinearTiming, limits, request, run
 
 from quire.core import CacheManager
 from quire.errors import ConfigError
-from quire.sim.hardware import Roofline, Tier, accelerator_named, model_named
+from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, calibrate, model_named
 from quire.sim.serving import (
     ClosedLoop,
     Limits,
@@ -62,7 +62,7 @@ def test_two_measured_points_predict_the_simulated_times_of_others():
     points = [
         (new, cached, machine.prefill_s(new, cached)) for new, cached in ((192, 256), (4096, 0))
     ]
-    fitted = Roofline(facts, H100).calibrate(points)
+    fitted = calibrate(Roofline(facts, H100), points)
     for new, cached in ((640, 0), (128, 1024), (2048, 4096)):
         ids = range((new + cached) // BLOCK)
         asks = [request(1, 0.0, cached, 1, ids[: cached // BLOCK])] if cached else []
@@ -205,8 +205,8 @@ def test_limits_that_cannot_work_are_refused():
 
 # -- tiers ---------------------------------------------------------------------------------
 
-FAST = Tier("host", 40_000, 1e9, 1e-5)
-SLOW = Tier("disk", 1_000_000, 1e3, 1e-3)
+FAST = MemoryTier("host", 40_000, 1e9, 1e-5)
+SLOW = MemoryTier("disk", 1_000_000, 1e3, 1e-3)
 
 
 def fill(manager, tiers, first, num_blocks):
@@ -220,7 +220,7 @@ def fill(manager, tiers, first, num_blocks):
 
 def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
     manager = CacheManager(11, 1, sub_block=False, events=True)
-    tiers = Tiers((Tier("a", 3000, 1e9), Tier("b", 4000, 1e9)), 1000)
+    tiers = Tiers((MemoryTier("a", 3000, 1e9), MemoryTier("b", 4000, 1e9)), 1000)
     fill(manager, tiers, 0, 10)
     assert tiers.occupancy() == [0, 0]
     fill(manager, tiers, 100, 6)
@@ -234,7 +234,7 @@ def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
 
 def test_what_is_stored_again_leaves_its_tier():
     manager = CacheManager(11, 1, sub_block=False, events=True)
-    tiers = Tiers((Tier("a", 50_000, 1e9),), 1000)
+    tiers = Tiers((MemoryTier("a", 50_000, 1e9),), 1000)
     fill(manager, tiers, 0, 10)
     fill(manager, tiers, 100, 10)
     assert tiers.occupancy() == [9]
@@ -275,7 +275,7 @@ def test_a_prompt_below_is_computed_where_that_is_faster():
 
 
 def test_a_fetch_longer_than_the_computing_beside_it_is_what_the_step_takes():
-    middling = Tier("host", 40_000, 5e6, 1e-3)
+    middling = MemoryTier("host", 40_000, 5e6, 1e-3)
     result, again = three_asks(middling)
     num_bytes = result.tiers[0].fetched_blocks * 500
     assert num_bytes > 0
@@ -284,7 +284,7 @@ def test_a_fetch_longer_than_the_computing_beside_it_is_what_the_step_takes():
 
 def test_a_tier_too_small_for_a_block_is_refused():
     with pytest.raises(ConfigError, match=r"'host' of 999 bytes holds not one block of 1000"):
-        Tiers((Tier("host", 999, 1e9),), 1000)
+        Tiers((MemoryTier("host", 999, 1e9),), 1000)
 
 
 # -- figures -------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch", reason="install it with: make setup")
 from hypothesis import given, settings  # noqa: E402 - after the check for torch
 from hypothesis import strategies as st  # noqa: E402
 
-from quire.core.slots import SlotCopy  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
+from quire.slots import SlotCopy  # noqa: E402
 from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.slot_pool import SlotPool  # noqa: E402
 

@@ -7,14 +7,14 @@ import pytest
 from replay_help import random_chains, trace_of
 
 from quire.errors import ConfigError, TraceError
-from quire.sim.curves import optimum_curve
+from quire.sim.curves import curves
 from quire.sim.executors import EXECUTORS, Processes, RayWorkers, Serial, executor_named
 from quire.sim.optimum import optimum_results
 from quire.sim.replay import replay
-from quire.sim.sweep import Pair, pairs_of, sweep
+from quire.sim.sweep import Experiment, SweepPoint, points_of, sweep
 from quire.sim.trace import open_trace
 
-PAIRS = pairs_of([40, 7, 20], ["fifo", "optimum", "lru", "lfu"])
+POINTS = points_of([40, 7, 20], ["fifo", "optimum", "lru", "lfu"])
 
 
 @pytest.fixture
@@ -40,39 +40,41 @@ def timeless(results):
 
 
 def test_rows_come_in_the_order_asked_for_and_equal_single_replays(trace):
-    results = sweep(trace, PAIRS)
+    results = sweep(Experiment(trace), POINTS)
     assert [(row.capacity_blocks, row.policy) for row in results] == [
-        (pair.capacity_blocks, pair.policy) for pair in PAIRS
+        (point.capacity_blocks, point.policy) for point in POINTS
     ]
     alone = [
-        optimum_results(trace, [pair.capacity_blocks])[0]
-        if pair.policy == "optimum"
-        else replay(trace, pair.capacity_blocks, pair.policy)
-        for pair in PAIRS
+        optimum_results(trace, [point.capacity_blocks])[0]
+        if point.policy == "optimum"
+        else replay(trace, point.capacity_blocks, point.policy)
+        for point in POINTS
     ]
     assert timeless(results) == timeless(alone)
 
 
-def test_a_pair_asked_for_twice_is_replayed_once():
+def test_a_point_asked_for_twice_is_replayed_once():
     trace, told = trace_of([[1], [1]]), []
-    first, second = sweep(trace, [Pair(3, "lru"), Pair(3, "lru")], done=told.append)
+    first, second = sweep(
+        Experiment(trace), [SweepPoint(3, "lru"), SweepPoint(3, "lru")], done=told.append
+    )
     assert first is second
-    assert told == [Pair(3, "lru")]
+    assert told == [SweepPoint(3, "lru")]
 
 
 @pytest.mark.slow
 def test_processes_give_the_rows_of_a_serial_run(trace):
     told = []
-    results = sweep(trace, PAIRS, hints="last-use", executor=Processes(2), done=told.append)
-    assert timeless(results) == timeless(sweep(trace, PAIRS, hints="last-use"))
-    assert sorted(told, key=PAIRS.index) == PAIRS
+    results = sweep(Experiment(trace, "last-use"), POINTS, executor=Processes(2), done=told.append)
+    assert timeless(results) == timeless(sweep(Experiment(trace, "last-use"), POINTS))
+    assert sorted(told, key=POINTS.index) == POINTS
 
 
 @pytest.mark.slow
 def test_a_local_ray_of_two_workers_gives_the_rows_of_a_serial_run_and_is_shut_down(trace):
     ray = pytest.importorskip("ray")
-    results = sweep(trace, PAIRS, executor=RayWorkers(2))
-    assert timeless(results) == timeless(sweep(trace, PAIRS))
+    results = sweep(Experiment(trace), POINTS, executor=RayWorkers(2))
+    assert timeless(results) == timeless(sweep(Experiment(trace), POINTS))
     assert not ray.is_initialized()
 
 
@@ -80,7 +82,7 @@ def test_a_bad_row_is_an_error_of_the_sweep(trace, tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(path.read_text() + '{"timestamp": 99000000, "input_length": -3}\n')
     with pytest.raises(TraceError, match="row 61"):
-        sweep(trace, PAIRS)
+        sweep(Experiment(trace), POINTS)
 
 
 # -- before anything runs ------------------------------------------------------------------
@@ -94,17 +96,17 @@ class NeverRuns:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "hints", "message"),
+    ("points", "hints", "message"),
     [
-        ([Pair(4, "lruu")], "none", "unknown policy 'lruu'; did you mean 'lru'"),
-        ([Pair(4, "optimun")], "none", "did you mean 'optimum'"),
-        ([Pair(0, "lru")], "none", "a capacity is a whole number of blocks"),
-        ([Pair(4, "lru")], "sesion-end", "did you mean 'session-end'"),
+        ([SweepPoint(4, "lruu")], "none", "unknown policy 'lruu'; did you mean 'lru'"),
+        ([SweepPoint(4, "optimun")], "none", "did you mean 'optimum'"),
+        ([SweepPoint(0, "lru")], "none", "a capacity is a whole number of blocks"),
+        ([SweepPoint(4, "lru")], "sesion-end", "did you mean 'session-end'"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_at_once(pairs, hints, message):
+def test_what_cannot_be_replayed_is_refused_at_once(points, hints, message):
     with pytest.raises(ConfigError, match=message):
-        sweep(trace_of([[1]]), pairs, hints=hints, executor=NeverRuns())
+        sweep(Experiment(trace_of([[1]]), hints), points, executor=NeverRuns())
 
 
 def test_an_executor_has_a_known_name_and_some_workers():
@@ -133,7 +135,7 @@ def test_without_ray_an_error_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
     trace = trace_of(random_chains(seed, num_requests=120))
-    curve = optimum_curve(trace)
+    curve = curves(trace).optimum
     for row in optimum_results(trace, [1, 3, 9, 20, 500]):
         assert row.token_hit == curve.at(row.capacity_blocks)
         assert row.hit_tokens + sum(row.missed.values()) == row.prompt_tokens
@@ -141,13 +143,6 @@ def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
         assert row.hit_blocks >= lru.hit_blocks
         for reason in ("cold", "oversized", "partial_block"):
             assert row.missed[reason] == lru.missed[reason]
-
-
-def test_the_optimum_gives_up_what_is_used_again_for_lack_of_room_only():
-    trace = trace_of([[1], [2], [3], [2], [1]])
-    rows = {row.capacity_blocks: row for row in optimum_results(trace, [1, 2])}
-    assert (rows[1].hit_blocks, rows[1].evicted_blocks) == (1, 1)
-    assert (rows[2].hit_blocks, rows[2].evicted_blocks) == (2, 0)
 
 
 def test_the_optimum_counts_from_a_request_like_a_replay_does():

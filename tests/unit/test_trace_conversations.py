@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import quire
 from quire.cli.app import app
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace import Report, chunks, open_trace, save_trace
+from quire.sim.trace import Findings, chunks, open_trace, save_trace
 
 TINY = quire.demo_model()
 
@@ -113,7 +113,7 @@ def test_parts_that_are_no_text_are_left_out_and_counted(path):
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
     said = [{"role": "user", "content": content}, call, {"role": "tool", "content": "3"}]
     as_lines(path, [{"messages": [*said, {"role": "assistant", "content": "3"}]}])
-    report = Report()
+    report = Findings()
     first, second = open_trace(path).read(report)
     assert first.prompt_tokens == len("user\nlook\nassistant\n")
     assert first.output_tokens == len('[{"name": "f"}]\n')
@@ -125,7 +125,7 @@ def test_parts_that_are_no_text_are_left_out_and_counted(path):
 
 def test_an_answer_to_nothing_is_no_request(path):
     as_lines(path, [sharegpt([("gpt", "hi"), ("human", "hi"), ("gpt", "yes")])])
-    report = Report()
+    report = Findings()
     (request,) = open_trace(path).read(report)
     assert (request.row, report.rows, report.without_prompt) == (2, 2, 1)
 

@@ -11,7 +11,7 @@ from trace_help import by_prefix, ids_in, row, rows_in, runs_of, violations, wri
 
 import traces
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace import Report, addresses, chunks, files, numbering, open_trace
+from quire.sim.trace import Findings, addresses, chunks, files, numbering, open_trace
 from quire.sim.trace.rows import compress
 
 SIZES = {traces.CONVERSATION: 512, traces.AGENT: 16, traces.CODING_AGENT: 64}
@@ -60,7 +60,7 @@ def test_times_are_seconds_from_the_first_request(tmp_path):
 
 def test_rows_without_a_prompt_are_left_out_and_counted(tmp_path):
     path = write(tmp_path / "t", [row([0], at=0), row([], at=1), row([0], at=2)])
-    report = Report()
+    report = Findings()
     requests = list(open_trace(path, block_size=16).read(report))
     assert [request.row for request in requests] == [1, 3]
     assert (report.rows, report.without_prompt) == (3, 1)
@@ -153,7 +153,7 @@ def test_bailian_rows_have_seconds_and_their_turns_make_a_session(tmp_path):
 
 def test_ids_hashed_per_block_are_replaced_by_those_of_prefixes(tmp_path):
     prompts = [[1, 2, 3], [1, 2, 3], [4, 2, 3], [4, 2, 3, 1]]
-    report = Report()
+    report = Findings()
     trace = open_trace(write(tmp_path / "t", [row(p) for p in prompts]), block_size=16)
     found = [r.blocks.tolist() for r in trace.read(report)]
     assert found == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5, 6]]
@@ -240,7 +240,7 @@ def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(tmp_path_factory, pro
     if not any(prompts):
         return
     trace = open_trace(write(path, rows), block_size=16)
-    report = Report()
+    report = Findings()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK_BYTES", chunk)
         patch.setattr(files, "REFERENCES_AT_ONCE", 5)

@@ -10,7 +10,7 @@ from replay_help import ListTrace
 
 from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve, requests
 from quire.errors import ConfigError
-from quire.sim.curves import lru_curve
+from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.workload import Workload, parts_named
@@ -64,7 +64,7 @@ def exact_curve(prompts, block=BLOCK, **options):
         TraceRequest(i, float(i), len(blocks) * block + 1, 0, compress(blocks))
         for i, blocks in enumerate(prompts, 1)
     ]
-    return lru_curve(ListTrace(rows, block), **options)
+    return curves(ListTrace(rows, block), **options).lru
 
 
 def served(prompts, capacity, block=BLOCK, **options):

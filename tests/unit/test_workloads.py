@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 from quire.sim.curves import curves
 from quire.sim.distributions import Lognormal, Zipf, draw_count, draw_gap, generator
 from quire.sim.trace import open_trace, save_trace
-from quire.sim.workload import KINDS, MIX, Chat, Part, Rag, Workload, numbers_of, parts_named
+from quire.sim.workload import KINDS, MIX, Chat, Rag, Traffic, Workload, numbers_of, parts_named
 
 NAMES = [*KINDS, "mix"]
 
@@ -106,7 +106,7 @@ def test_counts_are_geometric_gaps_exponential_and_ranks_zipf():
 
 
 def test_a_chat_has_the_stated_turns_lengths_and_pauses():
-    trace = Workload({"chat": Part(Chat())}, 20_000, 5)
+    trace = Workload({"chat": Traffic(Chat())}, 20_000, 5)
     sessions: dict[str, list] = {}
     for request in trace:
         sessions.setdefault(request.session, []).append(request)
@@ -149,7 +149,7 @@ def test_what_can_be_found_again_differs_as_the_kinds_do():
 
 def test_popular_documents_are_shared_more_and_few_more_than_many():
     def ceiling(**settings):
-        return curves(Workload({"rag": Part(Rag(**settings))}, 2000, 1)).ceiling
+        return curves(Workload({"rag": Traffic(Rag(**settings))}, 2000, 1)).ceiling
 
     assert ceiling(skew=1.5) > ceiling(skew=1.0) > ceiling(skew=0.5)
     assert ceiling(documents=50) > ceiling(documents=2000)
@@ -175,7 +175,10 @@ BAD = {
     "documents": (lambda: parts_named("rag", {"found": 101}), "at most 100 documents"),
     "requests": (lambda: made("chat", 0), "num_requests"),
     "a rate": (lambda: Workload(parts_named("chat"), 1, requests_per_s=0), "requests_per_s"),
-    "a share": (lambda: Workload({"chat": Part(Chat(), -1)}, 1), "the share of chat is a number"),
+    "a share": (
+        lambda: Workload({"chat": Traffic(Chat(), -1)}, 1),
+        "the share of chat is a number",
+    ),
     "nothing": (lambda: Workload({}, 1), "at least one part"),
     "a seed": (lambda: made("chat", 1, 0.5), "a seed is a whole number from 0"),
 }

@@ -10,7 +10,8 @@ from itertools import islice
 
 import numpy as np
 
-from quire.bench import hybrid_rows
+from quire.bench import hybrid_rows, turn_rows
+from quire.bench.managers import PLAIN, Features, make_manager
 from quire.bench.peers import workloads as load
 from quire.bench.peers.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
 from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, prefill, store
@@ -27,7 +28,7 @@ LOOKAHEAD = 64
 """Requests that wait at a time in serve loop B: one for each live session."""
 
 
-def rows(names: list[str] | None = None, progress: Progress | None = None) -> list[Row]:
+def rows(wanted: list[str] | None = None, progress: Progress | None = None) -> list[Row]:
     """Measure the named rows (all by default), medians of CPU time, in one process.
 
     A row has `name` and `median_us`, `requests_per_s` with `hit_rate`, or `bytes`; match rows
@@ -35,15 +36,20 @@ def rows(names: list[str] | None = None, progress: Progress | None = None) -> li
     that does not exist.
     """
     known = _makers()
-    unknown = sorted(set(names or ()) - set(known))
+    unknown = sorted(set(wanted or ()) - set(known))
     if unknown:
         raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(known)}")
     measured: list[Row] = []
-    for name in names or known:
+    for name in wanted or known:
         if progress is not None:
             progress(name)
         measured.append({"name": name, **known[name]()})
     return measured
+
+
+def names() -> list[str]:
+    """Return the names of all rows, in the order of the table."""
+    return list(_makers())
 
 
 def _makers() -> dict[str, Callable[[], Row]]:
@@ -53,17 +59,18 @@ def _makers() -> dict[str, Callable[[], Row]]:
         makers[name] = lambda length=length: _match(length)
     makers["match_32k_102_turns"] = _match_turns
     makers["match_8k_26_branches"] = _match_branches
-    makers["insert_512_after_8k"] = lambda: _insert(events=False)
-    makers["insert_512_after_8k_events"] = lambda: _insert(events=True)
+    makers["insert_512_after_8k"] = lambda: _insert(PLAIN)
+    makers["insert_512_after_8k_events"] = lambda: _insert(Features(events=True))
     for run in load.ALLOC_RUNS:
         makers[f"alloc_free_{run}"] = lambda run=run: _alloc_free(run)
     makers["evict_one_of_10k"] = _evict_one
     makers["evict_10k"] = _evict_all
     for batch in load.DECODE_BATCHES:
         makers[f"decode_{batch}"] = lambda batch=batch: _decode(batch)
-    makers["serve_a"] = lambda: _serve_a(events=False)
-    makers["serve_a_events"] = lambda: _serve_a(events=True)
+    makers["serve_a"] = lambda: _serve_a(PLAIN)
+    makers["serve_a_events"] = lambda: _serve_a(Features(events=True))
     makers["serve_b"] = _serve_b
+    makers |= turn_rows.makers()
     makers["fork_16_of_100k"] = lambda: fork_row(_manager(2 * FORKED_TOKENS))
     makers |= hybrid_rows.makers()
     makers["pool_1m"] = lambda: {
@@ -74,8 +81,9 @@ def _makers() -> dict[str, Callable[[], Row]]:
     return makers
 
 
-def _manager(num_tokens: int, *, events: bool = False) -> CacheManager:
-    return CacheManager(num_tokens // SIZE, SIZE, events=events)
+def _manager(num_tokens: int) -> CacheManager:
+    manager, _ = make_manager(num_tokens // SIZE)
+    return manager
 
 
 def _match(num_tokens: int) -> Row:
@@ -112,10 +120,11 @@ def _match_branches() -> Row:
     return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
 
 
-def _insert(*, events: bool) -> Row:
+def _insert(features: Features) -> Row:
     """Commit 512 fresh tokens of a request that found 8k cached: publish 32 blocks."""
     count = 400
-    manager = _manager(load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX, events=events)
+    num_tokens = load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX
+    manager, take_events = make_manager(num_tokens // SIZE, features)
     prefix = load.prompt(load.SHARED_PREFIX)
     store(manager, np.append(prefix, np.int32(1)))
     opened: list[tuple[Sequence, load.Tokens]] = []
@@ -127,8 +136,7 @@ def _insert(*, events: bool) -> Row:
 
     def insert(item: tuple[Sequence, load.Tokens]) -> None:
         manager.commit(*item)
-        if events:
-            manager.take_events()
+        take_events()
 
     return {"median_us": each_us(insert, opened)}
 
@@ -163,14 +171,13 @@ def _decode(batch_size: int) -> Row:
     return decode_row(_manager(batch_size * 512), load.decode_prompts(batch_size))
 
 
-def _serve_a(*, events: bool) -> Row:
-    manager = _manager(load.SERVE_A.pool_tokens, events=events)
+def _serve_a(features: Features) -> Row:
+    manager, take_events = make_manager(load.SERVE_A.pool_tokens // SIZE, features)
     watch = Stopwatch()
     for _, prompt, _ in load.SERVE_A.requests():
         with watch:
             store(manager, prompt)
-            if events:
-                manager.take_events()
+            take_events()
     rate = load.SERVE_A.num_requests * 1e9 / watch.total_ns
     return {"requests_per_s": rate, "hit_rate": manager.stats.hit_rate}
 

@@ -1,22 +1,15 @@
-"""`quire cache`: verify, evict, export and import what a tier holds."""
+"""`quire cache`: verify and evict what a tier holds."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from quire.cli.files import check_writable
 from quire.cli.options import AsJson
-from quire.cli.output import print_json, stderr, stdout
-from quire.cli.tables import plain_table
+from quire.cli.output import print_json, stdout
 from quire.cli.tier_check import read_all, show_verified, steps
 from quire.cli.tier_place import check_installed, kind_of, path_of, reading, shown, writing
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quire.tiers.contents.portable import Part
-    from quire.tiers.format import Header
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -43,16 +36,15 @@ Prefix = Annotated[
 
 @app.callback()
 def cache() -> None:
-    """What a tier holds: check it, make room, carry it elsewhere.
+    """What a tier holds: check it, make room.
 
-    quire inspect PATH shows what is there.
+    quire inspect PATH shows what is there. To carry it elsewhere, copy the
+    directory while nothing writes to it.
 
     [bold]Examples[/bold]
 
       quire cache verify /var/cache/quire
       quire cache evict /var/cache/quire --to 10GiB
-      quire cache export /var/cache/quire prefixes.safetensors
-      quire cache import prefixes.safetensors redis://localhost
     """
     check_installed()
 
@@ -185,147 +177,3 @@ def evict(
         f"{'would evict' if dry_run else 'evicted'} {len(gone):,} records "
         f"({format_bytes(gone_bytes)}); {len(entries) - len(gone):,} left ({format_bytes(left)})"
     )
-
-
-@app.command("export")
-def export_(
-    place: Place,
-    file: Annotated[Path, typer.Argument(help="A safetensors file.", show_default=False)],
-    *,
-    scope: Scope = None,
-    prefix: Prefix = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write prefixes to a safetensors file, K and V of each layer as tensors.
-
-    quire cache import reads it, on this machine or another; so does any
-    program that reads safetensors. With --prefix the blocks before it are
-    written, too: it is of no use without them.
-
-    [bold]Examples[/bold]
-
-      quire cache export /var/cache/quire prefixes.safetensors
-      quire cache export redis://localhost all.safetensors --json
-      quire cache export /var/cache/quire one.safetensors --prefix 3fa1c2
-    """
-    from quire.cli.tier_choice import around
-    from quire.tiers.contents.portable import export_records
-
-    if file.exists() and not force:
-        raise ConfigError(f"{str(file)!r} is there already; take another name, or --force")
-    check_writable(file)
-    with reading(place) as held, steps("reading") as advance:
-        keys = around(held.names, scope, prefix)
-
-        def wanted(header: "Header") -> bool:
-            return keys is None or header.key in keys
-
-        done = export_records(held.tier, file, held.names, wanted, advance)
-    found = {
-        "place": shown(place),
-        "file": str(file),
-        "records": done.num_records,
-        "bytes": done.num_bytes,
-        "left_out": done.num_left_out,
-        "parts": [_part(part) for part in done.parts],
-    }
-    if as_json:
-        print_json(found)
-        return
-    console = stdout()
-    console.print(
-        f"wrote {done.num_records:,} records ({format_bytes(done.num_bytes)}) to {file}",
-        markup=False,
-    )
-    _show_parts(done.parts)
-    if done.num_left_out:
-        stderr().print(
-            f"{done.num_left_out:,} could not be read whole and were left out", style="yellow"
-        )
-
-
-@app.command("import")
-def import_(
-    file: Annotated[
-        Path, typer.Argument(help="What quire cache export wrote.", show_default=False)
-    ],
-    place: Place,
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Put the prefixes of a file into a tier, after all of it was checked.
-
-    A file that is damaged, or was not written by quire cache export, changes nothing.
-
-    [bold]Examples[/bold]
-
-      quire cache import prefixes.safetensors /var/cache/quire
-      quire cache import prefixes.safetensors "disk:/new?capacity=200GiB"
-      quire cache import prefixes.safetensors redis://localhost
-    """
-    from quire.tiers.base import Outcome
-    from quire.tiers.contents.portable import import_records
-
-    with writing(place) as held, steps("checking") as advance:
-        done = import_records(file, held.tier, progress=advance)
-        held.tier.flush()
-        if held.path is not None:
-            from quire.tiers.contents.names import NamesFile
-
-            NamesFile(held.path).add_book(done.names, held.names)
-    refused = {
-        outcome: count
-        for outcome, count in done.outcomes.items()
-        if outcome not in (Outcome.STORED, Outcome.PRESENT)
-    }
-    found = {
-        "file": str(file),
-        "place": shown(place),
-        "records": done.num_records,
-        "bytes": done.num_bytes,
-        "stored": done.outcomes.get(Outcome.STORED, 0),
-        "present": done.outcomes.get(Outcome.PRESENT, 0),
-        "refused": refused,
-        "parts": [_part(part) for part in done.parts],
-    }
-    if as_json:
-        print_json(found)
-    else:
-        stdout().print(
-            f"stored {found['stored']:,} of {done.num_records:,} records "
-            f"({format_bytes(done.num_bytes)} in all) in {shown(place)}; {found['present']:,} were there",
-            markup=False,
-        )
-        _show_parts(done.parts)
-    if refused:
-        said = ", ".join(f"{count:,} {outcome}" for outcome, count in refused.items())
-        stderr().print(f"error: the tier did not take all: {said}", style="red", markup=False)
-        raise typer.Exit(DAMAGED)
-
-
-def _part(part: "Part") -> dict[str, Any]:
-    import msgspec
-
-    return {
-        "fingerprint": part.fingerprint,
-        "records": part.count,
-        "payload_bytes": part.payload_bytes,
-        "dtype": part.dtype.name.lower(),
-        "namespace": msgspec.to_builtins(part.namespace),
-    }
-
-
-def _show_parts(parts: "list[Part]") -> None:
-    from quire.cli.tier_picture import namespace_words
-
-    table = plain_table()
-    table.add_column("part")
-    table.add_column("records", justify="right")
-    table.add_column("of")
-    table.add_column("as")
-    for number, part in enumerate(parts):
-        as_what = "tensors by layer" if len(part.slices) > 1 else "bytes"
-        words = namespace_words(part.namespace, part.fingerprint)
-        table.add_row(str(number), f"{part.count:,}", words, as_what)
-    stdout().print(table)

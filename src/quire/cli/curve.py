@@ -127,26 +127,19 @@ def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
 
         trace = with_block_size(trace, block_size)
     with progress(f"reading {path.name}") as say:
-        read = reuses(_Told(trace, say))
+        read = reuses(_told(trace, say), trace.block_size)
         say("computing")
         first = _amount(count_from, read.num_requests, "--count-from")
         both = curves_of(read, count_from=first)
     return msgspec.structs.replace(both, seconds=time.process_time() - begun)
 
 
-class _Told:
-    """A trace that says how far it is read."""
-
-    def __init__(self, trace: "Trace", say: Callable[[str], None]) -> None:
-        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
-        self._trace = trace
-        self._say = say
-
-    def __iter__(self) -> "Iterator[TraceRequest]":
-        for number, request in enumerate(self._trace):
-            if number % SHOW_EVERY == 0:
-                self._say(f"{number:,} requests")
-            yield request
+def _told(trace: "Trace", say: Callable[[str], None]) -> "Iterator[TraceRequest]":
+    """Yield the requests of a trace, and say how far it is read."""
+    for number, request in enumerate(trace):
+        if number % SHOW_EVERY == 0:
+            say(f"{number:,} requests")
+        yield request
 
 
 def _amount(word: str, whole: int, option: str) -> int:

@@ -36,7 +36,7 @@ from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.sim.plan import Budget, Plan, Worth
+    from quire.sim.plan import Budget, DeploymentPlan, Worth
 
 WEIGHTS, RESERVE = "magenta", "yellow"
 _TOKENS = re.compile(r"(\d+)\s*([km]?)(?:i?t(?:okens)?)?", re.IGNORECASE)
@@ -92,7 +92,7 @@ def plan(
     """
     import msgspec
 
-    from quire.sim.hardware import Roofline, accelerator_named, model_named
+    from quire.sim.hardware import Roofline, accelerator_named, calibrate, model_named
     from quire.sim.hardware.calibration import parse_points
     from quire.sim.hardware.tiers import parse_tiers
     from quire.sim.plan import Placement
@@ -110,7 +110,7 @@ def plan(
     )
     roofline = Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu)
     if measured is not None:
-        roofline = roofline.calibrate(parse_points(measured))
+        roofline = calibrate(roofline, parse_points(measured))
     with progress("reading the trace" if trace else "planning"):
         made = make_plan(
             placement,
@@ -139,7 +139,7 @@ def parse_tokens(text: str) -> int:
     return tokens
 
 
-def picture(made: "Plan", *, utf8: bool = True) -> Group:
+def picture(made: "DeploymentPlan", *, utf8: bool = True) -> Group:
     """Return a plan drawn for people."""
     parts: list[Any] = [Text(), _head(made), Text(), _memory(made.memory, utf8=utf8), Text()]
     parts += [_tier_table(made)]
@@ -149,7 +149,7 @@ def picture(made: "Plan", *, utf8: bool = True) -> Group:
     return Group(*parts)
 
 
-def report_of(made: "Plan", ending: str) -> str:
+def report_of(made: "DeploymentPlan", ending: str) -> str:
     """Return a plan's picture as a page (".html") or as ".svg"."""
     import io
 
@@ -166,7 +166,7 @@ def short_tokens(tokens: int) -> str:
     return f"{tokens >> 10}k" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:,}"
 
 
-def _head(made: "Plan") -> Text:
+def _head(made: "DeploymentPlan") -> Text:
     size = f"{_count(made.params)} parameters"
     if made.active_params < made.params:
         size += f", {_count(made.active_params)} active"
@@ -225,7 +225,7 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
     return facts_table(facts)
 
 
-def _tier_table(made: "Plan") -> Any:
+def _tier_table(made: "DeploymentPlan") -> Any:
     from quire.sim.plan.planning import MAX_BATCH
 
     speed, context = made.speed, short_tokens(made.memory.context)
@@ -260,7 +260,7 @@ def _tier_table(made: "Plan") -> Any:
     return Group(Text("Fetch or recompute", "bold"), table, line, assumed)
 
 
-def _trace_line(made: "Plan") -> Text:
+def _trace_line(made: "DeploymentPlan") -> Text:
     trace = made.trace
     assert trace is not None
     busy = made.worth[0].prefill_gpu_s
@@ -280,7 +280,7 @@ def _trace_line(made: "Plan") -> Text:
     return text
 
 
-def _worth_table(made: "Plan", *, utf8: bool) -> Any:
+def _worth_table(made: "DeploymentPlan", *, utf8: bool) -> Any:
     table = plain_table()
     table.add_column("memory below", justify="right", no_wrap=True)
     table.add_column("token hit", no_wrap=True)
@@ -314,7 +314,7 @@ def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
     return bar
 
 
-def _block_table(made: "Plan") -> Any:
+def _block_table(made: "DeploymentPlan") -> Any:
     table = plain_table()
     for name in ("tokens", "bytes", "token hit %", "lost %", "blocks a user", "naming ms"):
         table.add_column(name, justify="right")
@@ -332,7 +332,7 @@ def _block_table(made: "Plan") -> Any:
     return Group(Text("Block size", "bold"), table)
 
 
-def _advice(made: "Plan") -> Text:
+def _advice(made: "DeploymentPlan") -> Text:
     text = Text.assemble("use ", (f"--block-size {made.blocks.recommended}", "bold"), ": ")
     return text.append("; ".join(made.blocks.reasons))
 

@@ -88,6 +88,7 @@ def replay(
     from quire.cli.replay_run import Replays
     from quire.sim.executors import executor_named
     from quire.sim.foresight import check_kind
+    from quire.sim.sweep import Experiment
 
     check_writable(csv_file)
     check_writable(report, ".html")
@@ -116,7 +117,7 @@ def replay(
     )
     with progress(f"reading {trace.name}") as say:
         say(f"reading {trace.name}")
-        replays = Replays(source, hints, roofline, service, where)
+        replays = Replays(Experiment(source, hints, service=service), roofline, where)
     num_unique = replays.curves.num_unique
     blocks = capacities_in_blocks(
         default_capacities(num_unique) if capacity is None else capacity,
@@ -128,9 +129,7 @@ def replay(
     if csv_file is not None:
         write_text(csv_file, csv_of(document["rows"]))
     if report is not None:
-        from quire.cli.replay_report import report_of
-
-        write_text(report, report_of(replays, document, asked))
+        write_text(report, replays.page(document, asked))
         stderr().print(f"report written to {report}", markup=False, highlight=False)
     if as_json:
         print_json(document)

@@ -1,75 +1,94 @@
-"""The replays of one `quire replay`: what they have in common, and the rows they give."""
+"""The replays of one `quire replay`: their rows, and the page that shows them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire.cli.output import progress
+from quire.cli.replay_inputs import Asked
 from quire.sim.curves import curves
-from quire.sim.sweep import Measure, Pair, pairs_of, sweep
+from quire.sim.observers import HitsOverTime, ReuseTimes, SharedPrefixes
+from quire.sim.savings import Savings
+from quire.sim.sweep import Experiment, Measure, SweepPoint, points_of, sweep
 
 if TYPE_CHECKING:
     from quire.sim.executors import Executor
     from quire.sim.hardware import Roofline
     from quire.sim.replay import ReplayResult
-    from quire.sim.service import Service
-    from quire.sim.trace.rows import Trace
+
+MAX_STRETCHES = 48
+"""Stretches of time of a report."""
 
 
 class Replays:
     """A trace that is read once for its curves, and then replayed at given capacities."""
 
     def __init__(
-        self,
-        trace: "Trace",
-        hints: str,
-        roofline: "Roofline | None",
-        service: "Service | None",
-        executor: "Executor",
+        self, experiment: Experiment, roofline: "Roofline | None", executor: "Executor"
     ) -> None:
-        self.trace = trace
-        self.curves = curves(trace)
-        self._hints = hints
+        self.curves = curves(experiment.trace)
+        self._experiment = experiment
         self._roofline = roofline
-        self._service = service
         self._executor = executor
 
-    def results(
-        self, pairs: Sequence[Pair], measures: Sequence[Measure] = ()
+    def document(self, capacities: Sequence[int], policies: Sequence[str]) -> dict[str, Any]:
+        """Return the rows of all policies at all capacities, and the facts of the trace."""
+        line = self._roofline
+        measures = [] if line is None else [partial(Savings, line)]
+        results = self._results(points_of(capacities, policies), measures)
+        return self._facts() | {"rows": [self._row(result) for result in results]}
+
+    def page(self, document: dict[str, Any], asked: Asked) -> str:
+        """Return the rows as a page, with a closer look at one capacity. Raises `ConfigError`."""
+        from quire.sim.report import Focus, Report, focus_capacity, html
+
+        rows = document["rows"]
+        capacity = focus_capacity([row["capacity_blocks"] for row in rows], self.curves.num_unique)
+        policies = list(dict.fromkeys(row["policy"] for row in rows))
+        policy = next((name for name in policies if name != "optimum"), policies[0])
+        timed = self._results(
+            points_of([capacity], policies), [partial(HitsOverTime, MAX_STRETCHES)]
+        )
+        measures = [partial(SharedPrefixes, document["block_size"]), ReuseTimes]
+        (closer,) = self._results([SweepPoint(capacity, policy)], measures)
+        focus = Focus(
+            capacity_blocks=capacity,
+            policy=policy,
+            over_time={each.policy: each.measured["over_time"] for each in timed},
+            hit_tokens=closer.hit_tokens,
+            prefixes=closer.measured["prefixes"],
+            reuse_times=closer.measured["reuse_times"],
+            new_blocks=closer.measured["new_blocks"],
+        )
+        asked = asked.without_folders()
+        commands = asked.command(), asked.command(capacity=capacity)
+        facts = {key: value for key, value in document.items() if key != "rows"}
+        return html(Report(facts, rows, self.curves, focus, *commands))
+
+    def _results(
+        self, points: Sequence[SweepPoint], measures: Sequence[Measure]
     ) -> "list[ReplayResult]":
-        """Return a result per pair.
+        """Return a result per point.
 
         A cache with room for every block evicts nothing, however much larger it is, so no
         larger one is made.
         """
         enough = max(self.curves.num_unique, 1)
-        bounded = [Pair(min(pair.capacity_blocks, enough), pair.policy) for pair in pairs]
-        with progress("replaying", len(pairs)) as say:
-            say(f"{len(pairs)} replays")
+        bounded = [SweepPoint(min(each.capacity_blocks, enough), each.policy) for each in points]
+        with progress("replaying", len(points)) as say:
+            say(f"{len(points)} replays")
             results = sweep(
-                self.trace,
+                msgspec.structs.replace(self._experiment, measures=measures),
                 bounded,
-                hints=self._hints,
-                measures=measures,
-                service=self._service,
                 executor=self._executor,
-                done=lambda pair: say(f"{pair.policy} in {pair.capacity_blocks:,} blocks"),
+                done=lambda point: say(f"{point.policy} in {point.capacity_blocks:,} blocks"),
             )
         return [
-            msgspec.structs.replace(result, capacity_blocks=pair.capacity_blocks)
-            for pair, result in zip(pairs, results, strict=True)
+            msgspec.structs.replace(result, capacity_blocks=point.capacity_blocks)
+            for point, result in zip(points, results, strict=True)
         ]
-
-    def document(self, capacities: Sequence[int], policies: Sequence[str]) -> dict[str, Any]:
-        """Return the rows of all policies at all capacities, and what they have in common."""
-        measures: list[Measure] = []
-        if self._roofline is not None:
-            from quire.sim.savings import MeasureSavings
-
-            measures.append(MeasureSavings(self._roofline))
-        results = self.results(pairs_of(capacities, policies), measures)
-        return self._facts() | {"rows": [self._row(result) for result in results]}
 
     def _row(self, result: "ReplayResult") -> dict[str, Any]:
         both, capacity = self.curves, result.capacity_blocks
@@ -79,18 +98,18 @@ class Replays:
         }
 
     def _facts(self) -> dict[str, Any]:
-        both, line = self.curves, self._roofline
+        both, line, trace = self.curves, self._roofline, self._experiment.trace
         common: dict[str, Any] = {
-            "trace": self.trace.source,
-            "block_size": self.trace.block_size,
+            "trace": trace.source,
+            "block_size": trace.block_size,
             "num_requests": both.num_requests,
             "prompt_tokens": both.prompt_tokens,
             "num_unique": both.num_unique,
             "ceiling": both.ceiling,
-            "hints": self._hints,
-            "concurrent": self._service is not None,
+            "hints": self._experiment.hints,
+            "concurrent": self._experiment.service is not None,
         }
         if line is not None:
             common |= {"model": line.model.name, "gpu": line.accelerator.name}
-            common["kv_bytes_per_block"] = line.model.kv.per_token * self.trace.block_size
+            common["kv_bytes_per_block"] = line.model.kv.per_token * trace.block_size
         return common

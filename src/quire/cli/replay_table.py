@@ -82,6 +82,10 @@ def _of_best(row: Row) -> str:
     return f"{row['token_hit'] / best:.1%}" if best else ""
 
 
+def _evicted(row: Row) -> str:
+    return "" if row["evictions"] is None else f"{row['evictions']:,}"
+
+
 def _wait(row: Row) -> str:
     wait = row.get("mean_wait_s")
     return f"{wait:,.2f} s" if wait is not None else ""
@@ -93,7 +97,7 @@ COLUMNS = (
     Column("policy", lambda row: row["policy"]),
     Column("token hit", lambda row: f"{100 * row['token_hit']:.2f} %"),
     Column("of best", _of_best),
-    Column("evicted", lambda row: f"{row['evictions']:,}"),
+    Column("evicted", _evicted),
     Column("gone", _missed("evicted"), "bright_black"),
     Column("block hit", lambda row: f"{100 * row['block_hit']:.2f} %"),
     Column("cold", _missed("cold"), "bright_black"),

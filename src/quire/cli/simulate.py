@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.sim.hardware import Roofline
-    from quire.sim.serving import Cluster, Objective, Served, ServingResult, Workload
+    from quire.sim.serving import Cluster, Load, Objective, Served, ServingResult
     from quire.sim.trace import TraceRequest
 
 SHOWN_STEPS = 100
@@ -84,9 +84,9 @@ def simulate(
     from quire.sim.serving import (
         Cluster,
         Limits,
+        Load,
         Objective,
         RooflineTiming,
-        Workload,
         blocks_that_fit,
         parse_arrivals,
         router_named,
@@ -121,8 +121,8 @@ def simulate(
     cluster = Cluster(limits, RooflineTiming(roofline), replicas, below, block_bytes)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")
-        workload = Workload(list(_head(opened, num_requests)), arriving, duration_s=duration)
-        result = _run(cluster, workload, chosen, objective, say)
+        load = Load(list(_head(opened, num_requests)), arriving, duration_s=duration)
+        result = _run(cluster, load, chosen, objective, say)
     settings = {
         "trace": str(trace),
         "model": facts.name,
@@ -149,11 +149,11 @@ def _head(trace: Any, num_requests: int | None) -> "list[TraceRequest]":
 
 
 def _run(
-    cluster: "Cluster", workload: "Workload", router: Any, objective: "Objective | None", say: Any
+    cluster: "Cluster", load: "Load", router: Any, objective: "Objective | None", say: Any
 ) -> "ServingResult":
     from quire.sim.serving import simulate
 
-    total = len(workload.requests)  # pyright: ignore[reportArgumentType]
+    total = len(load.requests)  # pyright: ignore[reportArgumentType]
     every = max(total // SHOWN_STEPS, 1)
     done = 0
 
@@ -163,7 +163,7 @@ def _run(
         if not done % every:
             say(f"{done:,} of {total:,} requests, {served.finished_s:,.0f} s of virtual time")
 
-    return simulate(cluster, workload, router, objective=objective, observers=[tell])
+    return simulate(cluster, load, router, objective=objective, observers=[tell])
 
 
 def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline") -> None:

@@ -33,21 +33,6 @@ def behind(names: "NameBook", scope: str | None, prefix: str | None) -> set[byte
     return _keys(names, _with_all_behind(names, start))
 
 
-def around(names: "NameBook", scope: str | None, prefix: str | None) -> set[bytes] | None:
-    """Return the keys of a scope, or of a block, all behind it and all before it; None: all."""
-    if scope is not None and prefix is not None:
-        raise ConfigError("--scope and --prefix together mean nothing; give one of them")
-    if scope is None and prefix is None:
-        return None
-    if scope is not None:
-        return behind(names, scope, None)
-    block = _block(names, prefix or "")
-    blocks = _with_all_behind(names, block)
-    while (block := names.parents.get(block, b"")) and block not in blocks:
-        blocks.add(block)
-    return _keys(names, blocks)
-
-
 def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
     """Forget the names of blocks that no record is left of, nor of any behind them."""
     from quire.tiers.contents.names import NameBook, write_names

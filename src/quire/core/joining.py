@@ -54,14 +54,13 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     upper.key += lower.key
     for ids, more in zip(upper.blocks, lower.blocks, strict=True):
         ids.extend(more)
-    for run, more in ((upper.hashes, lower.hashes), (upper.named, lower.named)):
-        if run is not None and more is not None and len(run) == num_blocks:
-            run.extend(more)  # pyright: ignore[reportArgumentType] - both are of one kind
+    if upper.hashes is not None and lower.hashes is not None and len(upper.hashes) == num_blocks:
+        upper.hashes.extend(lower.hashes)
     if upper.lost:
         upper.lost.update(lower.lost or {})
         lower.lost = upper.lost
     lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
-    lower.hashes, lower.named, lower.name_above = upper.hashes, upper.named, upper.name_above
+    lower.hashes = upper.hashes
     lower.has_media |= upper.has_media
     lower.parent = parent
     parent.children[upper.first] = lower

@@ -143,7 +143,7 @@ class CacheManager(Restores):
         seq.state = "open"
         seq.row = self.rows.take()
         if seq.visit is not None:
-            seq.visit = Visit(self._visit_time(), seq.prompt_len, self.block_size)
+            seq.visit = Visit(seq.number, self._visit_time(), seq.prompt_len, self.block_size)
         self._claims.attach(seq, key, found)
         seq.resume_key = b""
         to_compute = max(had - seq.num_cached, 0)

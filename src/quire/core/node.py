@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import msgspec
 
@@ -42,9 +41,6 @@ class Node(Entry, gc=False, eq=False):
     `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
     `hashes`     digests of the first blocks, as far as they were computed
-    `named`      what `names` gives, as far as it was asked for
-    `name_above` the name of the block before this run, and `start` when it was asked for: a cut
-                 moves the start, and nothing else does
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -64,8 +60,6 @@ class Node(Entry, gc=False, eq=False):
     has_media: bool = False
     lost: Forks | None = None
     hashes: list[bytes] | None = None
-    named: array[int] | None = None
-    name_above: tuple[int, int] | None = None
     priority: int = 0
     keep_until: float = 0.0
     spent_from: float = 0.0
@@ -104,57 +98,6 @@ class Node(Entry, gc=False, eq=False):
     @property
     def below(self) -> Node | None:
         return self.children[next(reversed(self.children))] if self.children else None
-
-    def names(self) -> array[int]:
-        unnamed: list[Node] = []
-        node: Node | None = self
-        while node is not None and (node.named is None or len(node.named) < node.num_blocks):
-            unnamed.append(node)
-            node = node.parent
-        for each in reversed(unnamed):
-            each.name_blocks()
-        return self.named if self.named is not None else array("I")
-
-    def name(self, index: int) -> int:
-        if self.named is not None and index < len(self.named):
-            return self.named[index]
-        size = len(self.key) // self.num_blocks
-        with memoryview(self.key) as key, key[: (index + 1) * size] as head:
-            return crc32(head, self._find_name_above())
-
-    def _find_name_above(self) -> int:
-        """Return the name of the block before this run, that of the root at its start."""
-        unknown: list[Node] = []
-        node, known = self, 0
-        while True:
-            if node.parent is None:
-                known = node.named[0] if node.named else 0
-                break
-            if node.name_above is not None and node.name_above[0] == node.start:
-                known = node.name_above[1]
-                break
-            unknown.append(node)
-            node = node.parent
-        for each in reversed(unknown):
-            if node.parent is not None:
-                known = crc32(node.key, known)
-            each.name_above = (each.start, known)
-            node = each
-        return known
-
-    def name_blocks(self) -> None:
-        """Name the blocks that have no name yet; those of the parent have theirs."""
-        named = self.named
-        if named is None:
-            named = self.named = array("I")
-        if self.parent is None:
-            return
-        above = self.parent.named
-        name = named[-1] if named else above[-1] if above else 0
-        size = len(self.key) // self.num_blocks
-        for start in range(len(named) * size, len(self.key), size):
-            name = crc32(self.key[start : start + size], name)
-            named.append(name)
 
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"

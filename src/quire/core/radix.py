@@ -57,7 +57,6 @@ class PrefixTree:
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.roots: dict[Scope, Node] = {}
-        self._num_roots = 0
         self._max_roots = MAX_ROOTS
         self.lost = LostOf(self.block_bytes)
 
@@ -67,8 +66,7 @@ class PrefixTree:
         if root is None:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
-            root = self.roots[scope] = Node(named=array("I", [self._num_roots]))
-            self._num_roots += 1
+            root = self.roots[scope] = Node()
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -128,8 +126,6 @@ class PrefixTree:
             del ids[:num_blocks]
         if edge.hashes is not None:
             upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
-        if edge.named is not None:
-            upper.named, edge.named = edge.named[:num_blocks], edge.named[num_blocks:]
         if edge.lost:
             above = between(edge.lost, parent.end, upper.end)
             upper.lost = {at: edge.lost.pop(at) for at in above}
@@ -269,8 +265,6 @@ class PrefixTree:
             node.writer = None
             if node.hashes is not None:
                 del node.hashes[left:]
-            if node.named is not None:
-                del node.named[left:]
             return first
         parent, first = node.parent, node.first
         assert parent is not None

@@ -113,7 +113,9 @@ class Requests(BlockStore):
                     self.sessions.join(seq.scope, hint.session_id) if hint.session_id else None
                 )
             if self.tree.evictor.watches:
-                seq.visit = Visit(self._visit_time(), num_tokens, self.block_size)
+                lost = -(-explained // self.block_size) if lost_by else 0
+                now = self._visit_time()
+                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, lost_by)
             since = self._claims.attach(seq, key, found)
             self._adopt(seq)
             live_curve = self.live_curve

@@ -17,7 +17,7 @@ import heapq
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -30,10 +30,10 @@ from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.sim.foresight import Advice, foresee
 from quire.sim.replay import (
     UNFINISHED,
+    HitTally,
     Observer,
     ReplayResult,
     Sizes,
-    Tally,
     check_capacity,
     open_request,
 )
@@ -74,7 +74,6 @@ def replay_concurrent(
     service: Service,
     hints: str = "none",
     observers: Iterable[Observer] = (),
-    clock: Callable[[], float] = time.process_time,
 ) -> ReplayResult:
     """Replay a trace with requests in flight from their arrival on; return what was found.
 
@@ -85,17 +84,17 @@ def replay_concurrent(
 
     Raises `ConfigError`, and `TraceError` where the trace breaks off.
     """
-    started = clock()
-    run = _Run(trace, check_capacity(capacity_blocks), policy, service, hints)
+    started = time.process_time()
+    run = _ConcurrentReplay(trace, check_capacity(capacity_blocks), policy, service, hints)
     for request, hit_tokens in run.serve():
         for observe in observers:
             observe(request, hit_tokens)
     evicted = run.manager.counters.evicted_blocks
-    result = run.tally.result(policy, evicted, clock() - started)
+    result = run.tally.result(policy, evicted, time.process_time() - started)
     return msgspec.structs.replace(result, measured=run.waits())
 
 
-class _Run:
+class _ConcurrentReplay:
     """The state of one replay: a manager, what is in flight, what waits, and the next events."""
 
     def __init__(
@@ -111,7 +110,7 @@ class _Run:
         self._queue: deque[Waiting] = deque()
         self._waits = array("d")
         self._peak_active = self._peak_flying = 0
-        self.tally = Tally(trace.block_size, capacity)
+        self.tally = HitTally(trace.block_size, capacity)
         self.manager = CacheManager(
             capacity + 1, 1, policy=policy, sub_block=False, clock=lambda: self._now
         )
@@ -164,12 +163,7 @@ class _Run:
             self._queue.popleft()
             yield first.request, self._start(first, tokens, num_blocks)
 
-    def _start(
-        self,
-        waiting: Waiting,
-        tokens: IntArray,
-        num_blocks: int,
-    ) -> int:
+    def _start(self, waiting: Waiting, tokens: IntArray, num_blocks: int) -> int:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)

@@ -106,7 +106,7 @@ class Curve(msgspec.Struct, frozen=True, eq=False):
 
 
 class Curves(msgspec.Struct, frozen=True, eq=False):
-    """Both curves of one trace.
+    """The curves of LRU and of the optimum, of one trace.
 
     `num_unique`     different blocks: a capacity that never evicts
     `seconds`        CPU time to read the trace and compute both
@@ -138,7 +138,7 @@ def curves(trace: Trace, *, count_from: int = 0) -> Curves:
     `count_from` that leaves no request to count.
     """
     begun = time.process_time()
-    both = curves_of(reuses(trace), count_from=count_from)
+    both = curves_of(reuses(trace, trace.block_size), count_from=count_from)
     return msgspec.structs.replace(both, seconds=time.process_time() - begun)
 
 
@@ -152,18 +152,10 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
     return Curves(lru, optimum, read.num_unique, read.num_requests, read.block_size, seconds)
 
 
-def lru_curve(trace: Trace, *, count_from: int = 0) -> Curve:
-    """Return the curve of LRU alone; see `curves`."""
-    read = reuses(trace)
-    _check_count_from(count_from, read.num_requests)
-    return _curve(lru_steps(read), read, count_from)
-
-
-def optimum_curve(trace: Trace, *, count_from: int = 0) -> Curve:
-    """Return the curve of the offline optimum alone; see `curves`."""
-    read = reuses(trace)
-    _check_count_from(count_from, read.num_requests)
-    return _curve(optimum_steps(read), read, count_from)
+def blocks_found(steps: Steps, capacity: int, num_requests: int) -> Counts:
+    """Return the blocks that each request finds in a cache of so many, int64 [num_requests]."""
+    found = np.clip(capacity - steps.below, 0, steps.width)
+    return _sums(steps.request, found, num_requests)
 
 
 def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:

@@ -1,18 +1,22 @@
 """What else a replay shows: when prompts were found, which prefixes, and how soon again.
 
 Observers are handed to `replay(observers=...)` and told of every counted request. They are
-called with (request, tokens found), and keep what they saw.
+called with (request, tokens found), and keep what they saw; `found` gives it as plain data.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from quire.sim.columns import Column
 from quire.sim.trace.rows import TraceRequest
+
+MAX_PREFIXES = 12
+"""Stretches that `SharedPrefixes` gives."""
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -61,6 +65,10 @@ class HitsOverTime:
             Bucket(at * width, (at + 1) * width, *counts)
             for at, counts in enumerate(self._counts[: self._used].tolist())
         ]
+
+    def found(self) -> dict[str, Any]:
+        """Return the token hit of each stretch: (start_s, stop_s, 0 to 1 or None)."""
+        return {"over_time": [(each.start_s, each.stop_s, each.token_hit) for each in self.buckets]}
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
@@ -132,6 +140,10 @@ class SharedPrefixes:
         stretches.sort(key=lambda each: -each.num_hits * each.length)
         return [self._shared(each) for each in stretches[:limit]]
 
+    def found(self) -> dict[str, Any]:
+        """Return the stretches that gave most tokens."""
+        return {"prefixes": self.top(MAX_PREFIXES)}
+
     def _shared(self, stretch: _Stretch) -> SharedPrefix:
         start, stop = stretch.depth, stretch.depth + stretch.length
         tokens = stretch.num_hits * stretch.length * self._block_size
@@ -178,3 +190,7 @@ class ReuseTimes:
             _, exponents = np.frexp(again)
             self.blocks += np.bincount(exponents.clip(0), minlength=self.NUM_BINS)[: self.NUM_BINS]
             last[:] = now
+
+    def found(self) -> dict[str, Any]:
+        """Return both counts."""
+        return {"reuse_times": self.blocks.tolist(), "new_blocks": self.num_new}

@@ -47,7 +47,8 @@ Observer: TypeAlias = Callable[[TraceRequest, int], None]
 class ReplayResult(msgspec.Struct, frozen=True):
     """What a replay found. Tokens, unless the name says otherwise.
 
-    hit_tokens + sum(missed) == prompt_tokens. `seconds` is CPU time, reading included;
+    hit_tokens + sum(missed) == prompt_tokens. `evicted_blocks`: None of the optimum; `seconds` is
+    CPU time, reading included.
     """
 
     policy: str
@@ -59,7 +60,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     missed: dict[str, int]
     prompt_blocks: int
     hit_blocks: int
-    evicted_blocks: int
+    evicted_blocks: int | None
     seconds: float
     measured: dict[str, Any] = {}
 
@@ -90,7 +91,6 @@ def replay(
     hints: str = "none",
     observers: Iterable[Observer] = (),
     count_from: int = 0,
-    clock: Callable[[], float] = time.process_time,
 ) -> ReplayResult:
     """Replay a trace through a manager of so many blocks and return what was found.
 
@@ -98,19 +98,18 @@ def replay(
                   reads the trace once more
     `observers`   are told of each request and its tokens found: see `quire.sim.observers`
     `count_from`  requests before this one (from 0) warm the cache up and are not counted
-    `clock`       what `seconds` is read from
 
     Memory grows with the capacity, not with the trace. A prompt larger than the capacity keeps its
     first blocks. Raises `ConfigError`, and `TraceError` where the trace breaks off.
     """
-    started = clock()
+    started = time.process_time()
     capacity_blocks = check_capacity(capacity_blocks)
     foresight = foresee(trace, hints)
     now = 0.0
     manager = CacheManager(
         capacity_blocks + 1, 1, policy=policy, sub_block=False, clock=lambda: now
     )
-    tally = Tally(trace.block_size, capacity_blocks)
+    tally = HitTally(trace.block_size, capacity_blocks)
     evicted_before = 0
     watching = tuple(observers)
     for number, request in enumerate(trace):
@@ -124,7 +123,8 @@ def replay(
         hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
-    return tally.result(policy, manager.counters.evicted_blocks - evicted_before, clock() - started)
+    evicted = manager.counters.evicted_blocks - evicted_before
+    return tally.result(policy, evicted, time.process_time() - started)
 
 
 class Sizes(msgspec.Struct, frozen=True, gc=False):
@@ -177,7 +177,7 @@ def check_capacity(capacity_blocks: int) -> int:
     return blocks
 
 
-class Tally:
+class HitTally:
     """Counts what of each request was found, and why the rest was not.
 
     Ids are dense and numbered by first appearance, so the new blocks of a request are the last
@@ -231,15 +231,15 @@ class Tally:
     def result(self, policy: str, evicted_blocks: int, seconds: float) -> ReplayResult:
         """Return the counts as a result."""
         return ReplayResult(
-            policy,
-            self._capacity,
-            self._block_size,
-            self._num_requests,
-            self._prompt_tokens,
-            self._hit_tokens,
-            dict(self._missed),
-            self._prompt_blocks,
-            self._hit_blocks,
-            evicted_blocks,
-            seconds,
+            policy=policy,
+            capacity_blocks=self._capacity,
+            block_size=self._block_size,
+            num_requests=self._num_requests,
+            prompt_tokens=self._prompt_tokens,
+            hit_tokens=self._hit_tokens,
+            missed=dict(self._missed),
+            prompt_blocks=self._prompt_blocks,
+            hit_blocks=self._hit_blocks,
+            evicted_blocks=evicted_blocks,
+            seconds=seconds,
         )

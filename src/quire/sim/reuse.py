@@ -9,12 +9,13 @@ suffix. So a request adds a few reuses, however many blocks it has, and a trace 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from quire.sim.trace.rows import Trace
+from quire.sim.trace.rows import TraceRequest
 
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 """One whole number each, int64 [n]."""
@@ -29,6 +30,7 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
 
     `prompt_tokens`, `prompt_blocks`   of each request, int64 [requests]
     `block_size`                       tokens per block
+    `duration_s`                       arrival of the last request, after the first
     """
 
     earlier: Counts
@@ -37,6 +39,7 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
     prompt_tokens: Counts
     prompt_blocks: Counts
     block_size: int
+    duration_s: float
 
     @property
     def num_requests(self) -> int:
@@ -57,8 +60,8 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
         return np.maximum(self.prompt_blocks * self.block_size - self.prompt_tokens, 0)
 
 
-def reuses(trace: Trace) -> Reuses:
-    """Read a trace once and return its reuses. O(runs) time, O(unique runs + requests) memory.
+def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
+    """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory.
 
     A *strand* is a stretch of a chain whose ids rise by one. It is cut into pieces by who used
     them last; the piece nearest to the root, used last, is at the end of the lists.
@@ -66,7 +69,9 @@ def reuses(trace: Trace) -> Reuses:
     strands: dict[int, tuple[list[int], list[int]]] = {}
     earlier, later, counts = array("q"), array("q"), array("q")
     tokens, blocks = array("q"), array("q")
-    for now, request in enumerate(trace):
+    duration_s = 0.0
+    for now, request in enumerate(requests):
+        duration_s = request.time_s
         total, before, end = 0, -1, -1
         stops: list[int] = []
         users: list[int] = []
@@ -108,7 +113,8 @@ def reuses(trace: Trace) -> Reuses:
         _counts(counts),
         prompt_tokens=_counts(tokens),
         prompt_blocks=_counts(blocks),
-        block_size=trace.block_size,
+        block_size=block_size,
+        duration_s=duration_s,
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from quire.sim.hardware import Roofline
 from quire.sim.trace.rows import TraceRequest
 
@@ -46,12 +44,3 @@ class Savings:
         line = self._roofline
         flops = line.product_flops(new_tokens) + line.attention_flops(new_tokens, cached_tokens)
         return flops, line.prefill_s(new_tokens, cached_tokens)
-
-
-class MeasureSavings(msgspec.Struct, frozen=True):
-    """Makes `Savings` of a roofline."""
-
-    roofline: Roofline
-
-    def __call__(self) -> Savings:
-        return Savings(self.roofline)

@@ -1,7 +1,7 @@
 """Sweeps: one trace, many capacities and policies.
 
-Every pair of them is a replay of its own, so they can run anywhere; the results come back in the
-order they were asked for, and are the same whoever computed them.
+Every capacity and policy is a replay of its own, so they can run anywhere; the results come back in
+the order they were asked for, and are the same whoever computed them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from quire.sim.service import Service
 from quire.sim.trace.rows import Trace, TraceRequest
 
 
-class Pair(msgspec.Struct, frozen=True):
+class SweepPoint(msgspec.Struct, frozen=True):
     """A replay to be done: a policy of `POLICIES` or the optimum, and a capacity in blocks."""
 
     capacity_blocks: int
     policy: str
 
 
-Task: TypeAlias = tuple[Pair, ...]
+Task: TypeAlias = tuple[SweepPoint, ...]
 """Pairs that are computed together: one replay, or the optimum at every capacity."""
 
 
@@ -48,50 +48,53 @@ class Measuring(Protocol):
 Measure: TypeAlias = Callable[[], Measuring]
 """Makes an observer; pickled on its way to another process."""
 
-Done: TypeAlias = Callable[[Pair], None]
 
-
-def pairs_of(capacities: Iterable[int], policies: Sequence[str]) -> list[Pair]:
+def points_of(capacities: Iterable[int], policies: Sequence[str]) -> list[SweepPoint]:
     """Return every policy at every capacity, capacity by capacity."""
-    return [Pair(capacity, policy) for capacity in capacities for policy in policies]
+    return [SweepPoint(capacity, policy) for capacity in capacities for policy in policies]
+
+
+class Experiment(msgspec.Struct, frozen=True):
+    """The common part of all replays of a sweep; it is pickled on the way to another process.
+
+    `hints`     see `quire.sim.foresight.foresee`; the optimum needs none
+    `measures`  make an observer for every point; what it found stands in `result.measured`
+    `service`   lets requests overlap, see `replay_concurrent`; the optimum stays that of one
+                request at a time
+    """
+
+    trace: Trace
+    hints: str = "none"
+    measures: Sequence[Measure] = ()
+    service: Service | None = None
 
 
 def sweep(
-    trace: Trace,
-    pairs: Sequence[Pair],
+    experiment: Experiment,
+    points: Sequence[SweepPoint],
     *,
-    hints: str = "none",
-    measures: Sequence[Measure] = (),
-    service: Service | None = None,
     executor: Executor | None = None,
-    done: Done | None = None,
+    done: Callable[[SweepPoint], None] | None = None,
 ) -> list[ReplayResult]:
-    """Replay a trace once for each pair, and return the results in that order.
+    """Replay a trace once for each point, and return the results in that order.
 
-    `hints`     see `quire.sim.foresight.foresee`; the optimum needs none
-    `measures`  make an observer for every pair; what it found stands in `result.measured`
-    `service`   lets requests overlap, see `replay_concurrent`; the optimum stays that of one
-                request at a time
-    `executor`  where the replays run, `Serial()` without one; the trace is pickled on the way
-                to another process
-    `done`      is told of each pair when its result is there
+    `executor`  runs the replays, `Serial()` without one
+    `done`      is told of each point when its result is there
 
     Raises `ConfigError` before anything runs, and whatever a replay raises.
     """
-    check_kind(hints)
-    for pair in pairs:
-        check_capacity(pair.capacity_blocks)
-        check_policy(pair.policy)
-    plan = _Plan(trace, hints, tuple(measures), service)
-    tasks = _tasks(pairs)
-    results: dict[Pair, ReplayResult] = {}
-    runs = (executor or Serial()).run(partial(_run, plan), tasks)
-    for number, found in runs:
-        for pair, result in zip(tasks[number], found, strict=True):
-            results[pair] = result
+    check_kind(experiment.hints)
+    for point in points:
+        check_capacity(point.capacity_blocks)
+        check_policy(point.policy)
+    tasks = _tasks(points)
+    results: dict[SweepPoint, ReplayResult] = {}
+    for number, found in (executor or Serial()).run(partial(_run, experiment), tasks):
+        for point, result in zip(tasks[number], found, strict=True):
+            results[point] = result
             if done is not None:
-                done(pair)
-    return [results[pair] for pair in pairs]
+                done(point)
+    return [results[point] for point in points]
 
 
 def check_policy(policy: str) -> None:
@@ -103,43 +106,31 @@ def check_policy(policy: str) -> None:
         raise ConfigError(f"unknown policy {policy!r}; {meant}There are {', '.join(known)}")
 
 
-def _tasks(pairs: Sequence[Pair]) -> list[Task]:
-    """Share out pairs, each once. The optimum comes first: it takes longest."""
-    distinct = list(dict.fromkeys(pairs))
-    optimum = tuple(pair for pair in distinct if pair.policy == OPTIMUM)
-    replays: list[Task] = [(pair,) for pair in distinct if pair.policy != OPTIMUM]
+def _tasks(points: Sequence[SweepPoint]) -> list[Task]:
+    """Share out points, each once. The optimum comes first: it takes longest."""
+    distinct = list(dict.fromkeys(points))
+    optimum = tuple(point for point in distinct if point.policy == OPTIMUM)
+    replays: list[Task] = [(point,) for point in distinct if point.policy != OPTIMUM]
     return [optimum, *replays] if optimum else replays
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """What all replays of a sweep have in common; goes to other processes."""
-
-    trace: Trace
-    hints: str
-    measures: tuple[Measure, ...]
-    service: Service | None
-
-
-def _run(plan: _Plan, task: Task) -> list[ReplayResult]:
-    observers = [[measure() for measure in plan.measures] for _ in task]
+def _run(experiment: Experiment, task: Task) -> list[ReplayResult]:
+    trace, hints, service = experiment.trace, experiment.hints, experiment.service
+    observers = [[measure() for measure in experiment.measures] for _ in task]
     if task[0].policy == OPTIMUM:
-        capacities = [pair.capacity_blocks for pair in task]
-        results = optimum_results(plan.trace, capacities, observers=observers)
+        capacities = [point.capacity_blocks for point in task]
+        results = optimum_results(trace, capacities, observers=observers)
     else:
-        (pair,) = task
-        capacity, policy, hints = pair.capacity_blocks, pair.policy, plan.hints
-        if plan.service is None:
-            result = replay(plan.trace, capacity, policy, hints=hints, observers=observers[0])
+        ((capacity, policy),) = ((point.capacity_blocks, point.policy) for point in task)
+        told = observers[0]
+        if service is None:
+            results = [replay(trace, capacity, policy, hints=hints, observers=told)]
         else:
-            result = replay_concurrent(
-                plan.trace,
-                capacity,
-                policy,
-                service=plan.service,
-                hints=hints,
-                observers=observers[0],
-            )
-        results = [result]
+            results = [
+                replay_concurrent(
+                    trace, capacity, policy, service=service, hints=hints, observers=told
+                )
+            ]
     return [_with(result, found) for result, found in zip(results, observers, strict=True)]
 
 

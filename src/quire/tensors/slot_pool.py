@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from quire.config import format_bytes
-from quire.core.slots import SlotCopy
 from quire.errors import ConfigError
+from quire.slots import SlotCopy
 from quire.tensors.copy import KV
 from quire.tensors.layout import KVLayout
 
@@ -19,7 +19,7 @@ class SlotPool:
 
     `k[layer]` is what a static cache of all slots as a batch would hold, `k[layer, slot]` one
     request's, both without a copy. The pool owns bytes; who has which slot, and what is in it,
-    is the business of `quire.core.SlotCache`. The `block_size` of `layout` says nothing here.
+    is the business of `quire.SlotCache`. The `block_size` of `layout` says nothing here.
 
     Heads stand before tokens because attention reads a slot head by head. Measured with 8
     layers, 8 heads, width 64, 2048 positions, in float32 on one CPU core: attention of one new

@@ -1,6 +1,5 @@
 """What to evict: one policy per file, all behind the interface in `base`."""
 
-from quire.core.policies.arc import Arc
 from quire.core.policies.base import (
     Capacity,
     Entry,
@@ -11,45 +10,28 @@ from quire.core.policies.base import (
     Visit,
 )
 from quire.core.policies.fifo import Fifo
-from quire.core.policies.gdsf import Gdsf
 from quire.core.policies.learned import Learned
 from quire.core.policies.lfu import Lfu
 from quire.core.policies.lru import Lru
-from quire.core.policies.s3fifo import S3Fifo
-from quire.core.policies.sieve import Sieve
-from quire.core.policies.two_q import TwoQ
-from quire.core.policies.w_tinylfu import WTinyLfu
 
 POLICIES: dict[str, PolicyFactory] = {
-    "2q": TwoQ,
-    "arc": Arc,
     "fifo": Fifo,
-    "gdsf": Gdsf,
     "learned": Learned,
     "lfu": Lfu,
     "lru": Lru,
-    "s3fifo": S3Fifo,
-    "sieve": Sieve,
-    "w-tinylfu": WTinyLfu,
 }
 
 __all__ = [
     "POLICIES",
-    "Arc",
     "Capacity",
     "Entry",
     "Fifo",
-    "Gdsf",
     "Learned",
     "Lfu",
     "Lru",
     "Policy",
     "PolicyFactory",
     "RankedPolicy",
-    "S3Fifo",
-    "Sieve",
     "Tick",
-    "TwoQ",
     "Visit",
-    "WTinyLfu",
 ]

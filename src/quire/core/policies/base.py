@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterator
 from typing import ClassVar, TypeAlias
 
@@ -21,16 +20,22 @@ Capacity: TypeAlias = Callable[[], int]
 class Visit(msgspec.Struct, gc=False, eq=False):
     """One request as a policy may know it: when, and how many tokens; never which.
 
+    `number`      of the manager's requests, from 1
     `now`         seconds of the manager's clock; without a clock, requests opened so far
     `prompt`      tokens of its prompt
     `output`      tokens generated, known at its end
     `block_size`  tokens per block
+    `lost`        blocks of its prompt that were evicted, next after those that it found
+    `lost_by`     the number of the last request that used them; 0 where there are none
     `note`        belongs to the policy
     """
 
+    number: int
     now: float
     prompt: int
     block_size: int
+    lost: int = 0
+    lost_by: int = 0
     output: int = 0
     note: object = None
 
@@ -81,19 +86,6 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     @property
     def below(self) -> Entry | None:
         """The youngest entry that continues this one; None for a leaf."""
-        raise NotImplementedError
-
-    def names(self) -> array[int]:
-        """Return a 32-bit number for each block of the run, head first.
-
-        It stands for all tokens from the root to the end of the block: what a policy may
-        remember of blocks that are gone. Two prefixes may share one by chance; a policy that
-        errs then evicts worse, and never wrongly. Chained CRC-32, computed when asked for.
-        """
-        raise NotImplementedError
-
-    def name(self, index: int) -> int:
-        """Return `names()[index]`, 0 for the first block of the run, without naming the others."""
         raise NotImplementedError
 
 

@@ -24,8 +24,8 @@ class Learned(Policy):
     a class are come back to is learned while serving (`reentry`). What a later turn has
     gone on from is evicted first, then answers where they are never come back to (prompts often
     repeat them in other tokens), then the class and age of the lowest expected hits per
-    block and second. Turns are known again after eviction by the names of their first evicted
-    blocks. A shadow of LRU on the same requests is the guard: where LRU would have found more,
+    block and second. Turns are known again after eviction by the number of the request that used last what was
+    evicted. A shadow of LRU on the same requests is the guard: where LRU would have found more,
     the policy is LRU. See docs/decisions/learned-policy.md for the study.
 
     A queue is a heap by age. What stands in it may have gone, or belong in another queue since a
@@ -56,21 +56,30 @@ class Learned(Policy):
         mind = self._mind
         mind.now = visit.now
         mind.model.advance(visit.now)
-        trail = mind.trail = Trail(Record(), 0, None, 0)
+        trail = mind.trail = Trail(Record(visit.number), 0)
         visit.note = trail
-        if entry is None:
-            return
-        trail.found = entry.end
-        trail.fan_out = entry.num_below
-        previous = trail.previous = entry.note if isinstance(entry.note, Record) else None
-        rest = entry.below
-        while rest is not None and rest.below is not None:
-            rest = rest.below
-        trail.rest = rest
-        if previous is not None and _goes_on(previous, trail.found):
-            if previous.answered:
-                self._learn_of_answers(previous, trail.found)
-            self._continue(trail, previous)
+        if entry is not None:
+            trail.found = entry.end
+            trail.fan_out = entry.num_below
+            rest = entry.below
+            while rest is not None and rest.below is not None:
+                rest = rest.below
+            trail.rest = rest
+            previous = entry.note
+            if isinstance(previous, Record) and _goes_on(previous, trail.found):
+                if previous.answered:
+                    self._learn_of_answers(previous, trail.found)
+                self._continue(trail, previous)
+        trail.reached = trail.found
+        ghost = mind.ghosts.get(visit.lost_by)
+        if ghost is not None:
+            # The end of a prompt is often written anew: what comes back at all is all taken to come back.
+            trail.reached = max(
+                min(visit.prompt // visit.block_size, ghost.prompt), trail.found + visit.lost
+            )
+            trail.path.append((ghost, trail.reached - trail.found))
+            if not trail.continues and _goes_on(ghost, trail.reached):
+                self._continue(trail, ghost)
 
     def touched(self, entry: Entry) -> None:
         trail = self._mind.trail
@@ -94,17 +103,9 @@ class Learned(Policy):
         visit.note = None
         record = trail.record
         prompt = visit.prompt // visit.block_size
-        reached = trail.found
-        ghost = self._ghost(entry, trail.found)
-        if ghost is not None and ghost.prompt > trail.found:
-            reached = min(prompt, ghost.prompt)
-            self._note_path(trail, ghost, reached - trail.found)
-            if not trail.continues and _goes_on(ghost, reached):
-                self._continue(trail, ghost)
-            trail.previous = ghost
         record.time = visit.now
         record.prompt = prompt
-        record.found = min(reached, prompt)
+        record.found = min(trail.reached, prompt)
         mind.num_requests += 1
         self._judge(trail, entry.end if entry is not None else 0, prompt)
         record.answered = entry is not None and entry.end > prompt
@@ -140,14 +141,6 @@ class Learned(Policy):
         new = bucket((record.prompt - record.found) * visit.block_size // 64, 15)
         return turn, 16 + new, 64 + 16 * turn + new, 256 + bucket(visit.output, 15)
 
-    def _ghost(self, entry: Entry | None, found: int) -> Record | None:
-        """Return, and forget, the record that had the first missing block of a request."""
-        while entry is not None and entry.end - entry.num_blocks > found:
-            entry = entry.above
-        if entry is None or entry.end <= found:
-            return None
-        return self._mind.recall(entry.name(found - entry.end + entry.num_blocks))
-
     def _learn_of_answers(self, previous: Record, found: int) -> None:
         if previous.trimmed:
             return
@@ -157,12 +150,6 @@ class Learned(Policy):
         if answers[1] > TRUST:
             answers[0] /= 2
             answers[1] /= 2
-
-    def _note_path(self, trail: Trail, ghost: Record, num_blocks: int) -> None:
-        if trail.path and trail.path[0][0] is ghost:
-            trail.path[0] = (ghost, trail.path[0][1] + num_blocks)
-        else:
-            trail.path.insert(0, (ghost, num_blocks))
 
     def _judge(self, trail: Trail, end: int, asked: int) -> None:
         """Find out what LRU would have found, and put the request on top of its stack."""
@@ -212,10 +199,10 @@ class Learned(Policy):
     def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
         self._num_cached += 1
 
-    def evicting(self, entry: Entry, num_blocks: int) -> None:
+    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - known by its request
         record = entry.note
         if isinstance(record, Record) and not record.superseded and entry.queue != BEYOND:
-            self._mind.remember(entry.name(entry.num_blocks - num_blocks), record)
+            self._mind.remember(record)
 
     def victim(self) -> Entry | None:
         if self._mind.is_lru:

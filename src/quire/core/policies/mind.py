@@ -30,14 +30,16 @@ of it is won back."""
 class Trail(msgspec.Struct, eq=False):
     """What is known of a request while it runs.
 
-    `path`  whose the found blocks were: (record, blocks), deepest first
-    `rest`  the leaf that the record before has below the branching point
+    `found`    blocks of its prompt that were cached; up to `reached` evicted ones followed that were known
+    `fan_out`  entries that continue what was found
+    `path`     whose these blocks were: (record, blocks), deepest first
+    `rest`     the leaf that the record before has below the branching point
     """
 
     record: Record
     found: int
-    previous: Record | None
-    fan_out: int
+    reached: int = 0
+    fan_out: int = 0
     rest: Entry | None = None
     path: list[tuple[Record, int]] = []
     continues: bool = False
@@ -46,7 +48,8 @@ class Trail(msgspec.Struct, eq=False):
 class Mind:
     """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU.
 
-    `doubts` are called with a class when records in it have changed
+    `ghosts`  records of which something was evicted, by number, in the order of their first eviction
+    `doubts`  are called with a class when records in it have changed
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,6 @@ class Mind:
         self.model = Reentry()
         self.shadow = LruShadow()
         self.ghosts: dict[int, Record] = {}
-        self._evicted: dict[Record, None] = {}  # in order of their first eviction
         self.now = 0.0
         self.trail: Trail | None = None
         self.num_requests = 0
@@ -79,18 +81,11 @@ class Mind:
         elif self.num_requests > TRUST:
             self.is_lru = self.gain < -LOSS * self.asked
 
-    def remember(self, name: int, record: Record) -> None:
-        """The part of a record from the block of this name on is evicted."""
-        self._forget_name(record)
-        if name in self.ghosts:
-            self._forget_name(self.ghosts[name])
-        record.ghost = name
-        self.ghosts[name] = record
-        self._evicted[record] = None
-        if len(self._evicted) > MAX_GHOSTS:
-            oldest = next(iter(self._evicted))
-            del self._evicted[oldest]
-            self._forget_name(oldest)
+    def remember(self, record: Record) -> None:
+        """The last blocks of a record are evicted."""
+        self.ghosts.setdefault(record.number, record)
+        if len(self.ghosts) > MAX_GHOSTS:
+            oldest = self.ghosts.pop(next(iter(self.ghosts)))
             self.model.forget(oldest, self.now)
             self.doubt(oldest.kind)
 
@@ -98,15 +93,3 @@ class Mind:
         """Records of this class may have a rank or a queue other than before."""
         for doubt in self.doubts:
             doubt(kind)
-
-    def recall(self, name: int) -> Record | None:
-        """Return the record that had the block of this name, and forget the name."""
-        record = self.ghosts.get(name)
-        if record is not None:
-            self._forget_name(record)
-        return record
-
-    def _forget_name(self, record: Record) -> None:
-        if record.ghost is not None:
-            del self.ghosts[record.ghost]
-            record.ghost = None

@@ -68,17 +68,18 @@ class Cell(msgspec.Struct, gc=False, eq=False):
 class Record(msgspec.Struct, gc=False, eq=False):
     """One request: the part of a chain that it used last, and what is known of its kind.
 
+    `number`      of the request
     `time`        of its end, in seconds
-    `prompt`      full blocks of its prompt; `found` of them were there, by itself or as a ghost
+    `prompt`      full blocks of its prompt; `found` of them were there, or known to be evicted
     `turn`        how many requests before it continued one another
     `cells`       its values of the features; `patience` 1 / weight, `kind` the class of weight
     `bin`         of its age; `watched` while a return would be learned from
     `answered`    whether it stored blocks beyond its prompt; `trimmed` whether those go first
     `superseded`  whether another request has gone on from here
     `slot`        its place in the shadow of LRU; -1 beyond its end
-    `ghost`       the name under which its evicted part is remembered
     """
 
+    number: int = 0
     time: float = 0.0
     prompt: int = 0
     found: int = 0
@@ -93,7 +94,6 @@ class Record(msgspec.Struct, gc=False, eq=False):
     superseded: bool = False
     closed: bool = False
     slot: int = -1
-    ghost: int | None = None
 
 
 class Reentry:

@@ -9,7 +9,6 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
-from quire.core.slots import SlotCache, SlotHandle, SlotStats
 from quire.engines.hf.identity import Identity
 from quire.engines.hf.inputs import (
     Plan,
@@ -23,6 +22,7 @@ from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
 from quire.errors import ConfigError, TokensError, UnsupportedModel
+from quire.slots import SlotCache, SlotHandle, SlotStats
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
 from quire.tensors.slot_pool import SlotPool

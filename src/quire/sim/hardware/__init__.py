@@ -1,20 +1,24 @@
 """What a model stores and computes, what an accelerator gives, and how long a step takes."""
 
 from quire.sim.hardware.accelerators import Accelerator, accelerator_named, accelerator_names
+from quire.sim.hardware.calibration import calibrate
+from quire.sim.hardware.config import model_facts
 from quire.sim.hardware.facts import KVBytes, ModelFacts
-from quire.sim.hardware.models import model_named, model_names
+from quire.sim.hardware.models import model_named, published
 from quire.sim.hardware.roofline import Attention, Roofline
-from quire.sim.hardware.tiers import Tier
+from quire.sim.hardware.tiers import MemoryTier
 
 __all__ = [
     "Accelerator",
     "Attention",
     "KVBytes",
+    "MemoryTier",
     "ModelFacts",
     "Roofline",
-    "Tier",
     "accelerator_named",
     "accelerator_names",
+    "calibrate",
+    "model_facts",
     "model_named",
-    "model_names",
+    "published",
 ]

@@ -12,17 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import ConfigError
+from quire.sim.hardware.roofline import Roofline
 from quire.sim.hardware.tiers import parse_seconds
-
-if TYPE_CHECKING:
-    from quire.sim.hardware.roofline import Roofline
 
 Point = tuple[int, int, float]
 Floats = NDArray[np.float64]
@@ -35,7 +32,13 @@ _SAME = 1e-18
 
 
 def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
-    """Return `roofline` with the rates that fit; see `Roofline.calibrate`."""
+    """Return a roofline with the rates and overhead that explain measured steps best.
+
+    `points`: (new tokens, cached tokens, seconds), two or more prefills of different size.
+    Fits the FLOPs rate and `overhead_s` by least squares on relative errors; from three
+    prefills on a rate of attention, from points with cached tokens `cached_token_s`, and from
+    steps of one new token (decode) at two or more contexts the bandwidth. Raises `ConfigError`.
+    """
     measured = [_checked(point) for point in points]
     prefills = list(dict.fromkeys((new, cached) for new, cached, _ in measured if new > 1))
     decodes = list(dict.fromkeys(cached for new, cached, _ in measured if new == 1))

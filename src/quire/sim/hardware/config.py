@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
-
-import msgspec
 
 from quire.errors import ConfigError
 from quire.sim.hardware import feed, mixers
+from quire.sim.hardware.facts import KVBytes, ModelFacts
 from quire.sim.hardware.keys import MOST_LAYERS, Config
 
 KINDS = {
@@ -27,31 +28,62 @@ _RECURRENT_KEYS = (
 """Keys that only models with recurrent layers have."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's sizes, summed over its layers. Elements are numbers, FLOPs per token pair."""
+def model_facts(config: Mapping[str, Any] | str | Path, name: str | None = None) -> ModelFacts:
+    """Return the facts of any decoder that transformers describes.
 
-    name: str
-    num_layers: int
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    params: int
-    idle_params: int
-    kv_per_token: int
-    window_per_token: int
-    window_tokens: int
-    state_bytes: int
-    pair_flops: int
-    window_pair_flops: int
-    num_experts: int
-    experts_per_token: int
-    weight_bits: float
-    max_context: int
+    `config`: the dict of a `config.json`, its path, or the folder it lies in. Grouped-query and
+    latent attention, windows by layer, routed experts, and recurrent layers (Mamba-2, gated
+    delta rule, short convolutions) are derived from it; K and V are counted in 16 bits.
+    Raises `ConfigError` for what is missing, impossible, or of a kind that is not known.
+    """
+    if isinstance(config, (str, Path)):
+        path = Path(config).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        name = name or (path.parent.name if path.name == "config.json" else path.stem)
+        config = _read(path)
+    return _derived(_language_model(config), name)
 
 
-def check(config: object) -> Config:
+def _derived(config: Config, name: str | None) -> ModelFacts:
+    kinds = layer_kinds(config)
+    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
+    layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
+    tied = config.flag("tie_word_embeddings", default=config.family.startswith(("gemma", "falcon")))
+    params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
+    params += feed.per_layer_embedding(config, len(kinds))
+    experts = sum(each.expert_params for each in layers)
+    num_experts, per_token = feed.routing(config) if experts else (0, 0)
+    idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
+    windows = [each for each, kind in zip(layers, kinds, strict=True) if kind == "window"]
+    others = [each for each, kind in zip(layers, kinds, strict=True) if kind != "window"]
+    window = window_tokens(config) if windows else 0
+    window_kv = 2 * sum(each.kv for each in windows)
+    return ModelFacts(
+        name=name or config.family or "model",
+        num_layers=len(kinds),
+        hidden=hidden,
+        num_heads=config.size("num_attention_heads"),
+        num_kv_heads=1 if config.get("kv_lora_rank") is not None else mixers.kv_head_count(config),
+        head_dim=mixers.head_dim(config),
+        vocab=vocab,
+        params=params,
+        active_params=params - idle,
+        kv=KVBytes(
+            2 * sum(each.kv for each in others),
+            window_kv * window,
+            window if window_kv else 0,
+            sum(each.state_bytes for each in layers),
+        ),
+        pair_flops=sum(each.pair_flops for each in others),
+        window_pair_flops=sum(each.pair_flops for each in windows),
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        weight_bytes_per_param=_weight_bits(config, experts / params) / 8,
+        max_context=config.count("max_position_embeddings", default=0),
+    )
+
+
+def _language_model(config: object) -> Config:
     """Return a config's language model as a `Config`. Raises `ConfigError` for what is none."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"a config is a dict (or a path to config.json), got {config!r:.80}")
@@ -66,41 +98,13 @@ def check(config: object) -> Config:
     return Config(values)
 
 
-def read_shape(config: Config) -> Shape:
-    """Derive a model's sizes from its config. Raises `ConfigError`."""
-    kinds = layer_kinds(config)
-    hidden, vocab = config.size("hidden_size"), config.size("vocab_size")
-    layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
-    tied = config.flag("tie_word_embeddings", default=config.family.startswith(("gemma", "falcon")))
-    params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
-    params += feed.per_layer_embedding(config, len(kinds))
-    experts = sum(each.expert_params for each in layers)
-    num_experts, per_token = feed.routing(config) if experts else (0, 0)
-    idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
-    windows = [each for each, kind in zip(layers, kinds, strict=True) if kind == "window"]
-    others = [each for each, kind in zip(layers, kinds, strict=True) if kind != "window"]
-    latent = config.get("kv_lora_rank") is not None
-    return Shape(
-        name=config.family or "model",
-        num_layers=len(kinds),
-        hidden=hidden,
-        num_heads=config.size("num_attention_heads"),
-        num_kv_heads=1 if latent else mixers.kv_head_count(config),
-        head_dim=mixers.head_dim(config),
-        vocab=vocab,
-        params=params,
-        idle_params=idle,
-        kv_per_token=sum(each.kv for each in others),
-        window_per_token=sum(each.kv for each in windows),
-        window_tokens=window_tokens(config) if windows else 0,
-        state_bytes=sum(each.state_bytes for each in layers),
-        pair_flops=sum(each.pair_flops for each in others),
-        window_pair_flops=sum(each.pair_flops for each in windows),
-        num_experts=num_experts,
-        experts_per_token=per_token,
-        weight_bits=_weight_bits(config, experts / params),
-        max_context=config.count("max_position_embeddings", default=0),
-    )
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is no config.json: {error}") from error
 
 
 def layer_kinds(config: Config) -> list[str]:

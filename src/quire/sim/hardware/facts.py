@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
-
 import msgspec
 
 from quire.errors import ConfigError
-from quire.sim.hardware.config import check, read_shape
 
 BITS = {
     "float32": 32.0, "fp32": 32.0,
@@ -128,47 +122,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
             )
         return msgspec.structs.replace(self, weight_bytes_per_param=bytes_per_param, kv=kept)
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any] | str | Path, name: str | None = None
-    ) -> ModelFacts:
-        """Return the facts of any decoder that transformers describes.
-
-        `config`: the dict of a `config.json`, its path, or the folder it lies in. Grouped-query and
-        latent attention, windows by layer, routed experts, and recurrent layers (Mamba-2, gated
-        delta rule, short convolutions) are derived from it; K and V are counted in 16 bits.
-        Raises `ConfigError` for what is missing, impossible, or of a kind that is not known.
-        """
-        if isinstance(config, (str, Path)):
-            path = Path(config).expanduser()
-            path = path / "config.json" if path.is_dir() else path
-            name = name or (path.parent.name if path.name == "config.json" else path.stem)
-            config = _read(path)
-        shape = read_shape(check(config))
-        return cls(
-            name=name or shape.name,
-            num_layers=shape.num_layers,
-            hidden=shape.hidden,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            vocab=shape.vocab,
-            params=shape.params,
-            active_params=shape.params - shape.idle_params,
-            kv=KVBytes(
-                2 * shape.kv_per_token,
-                2 * shape.window_per_token * shape.window_tokens,
-                shape.window_tokens if shape.window_per_token else 0,
-                shape.state_bytes,
-            ),
-            pair_flops=shape.pair_flops,
-            window_pair_flops=shape.window_pair_flops,
-            num_experts=shape.num_experts,
-            experts_per_token=shape.experts_per_token,
-            weight_bytes_per_param=shape.weight_bits / 8,
-            max_context=shape.max_context,
-        )
-
 
 def bits(dtype: str) -> float:
     """Return the bits per number of a format. Raises `ConfigError` for an unknown one."""
@@ -178,13 +131,3 @@ def bits(dtype: str) -> float:
         raise ConfigError(
             f"{dtype!r} is not a known number format; use one of {', '.join(BITS)}"
         ) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        read: Any = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{str(path)!r} is no config.json: {error}") from error
-    return cast("dict[str, Any]", read)

@@ -8,10 +8,9 @@ from enum import Enum
 import msgspec
 
 from quire.errors import ConfigError
-from quire.sim.hardware import calibration
 from quire.sim.hardware.accelerators import Accelerator
 from quire.sim.hardware.facts import ModelFacts
-from quire.sim.hardware.tiers import Tier
+from quire.sim.hardware.tiers import MemoryTier
 
 BYTES_PER_ACTIVATION = 2
 
@@ -120,7 +119,9 @@ class Roofline(msgspec.Struct, frozen=True):
             flops += self.product_flops(new) / self.mfu + self.attention_flops(new, before) / mfu
         return flops / (self.accelerator.peak_flops * self.num_gpus)
 
-    def ttft_s(self, new_tokens: int, cached_tokens: int = 0, tier: Tier | None = None) -> float:
+    def ttft_s(
+        self, new_tokens: int, cached_tokens: int = 0, tier: MemoryTier | None = None
+    ) -> float:
         """Return the seconds until the first token of a request that runs alone.
 
         With a `tier`, the cached tokens are fetched from it, layer by layer while the layers before
@@ -129,7 +130,7 @@ class Roofline(msgspec.Struct, frozen=True):
         compute = self.prefill_s(new_tokens, cached_tokens)
         return compute if tier is None else max(self.fetch_s(cached_tokens, tier), compute)
 
-    def fetch_s(self, num_tokens: int, tier: Tier) -> float:
+    def fetch_s(self, num_tokens: int, tier: MemoryTier) -> float:
         """Return the seconds of fetching a cached prefix: latency + bytes / bandwidth."""
         return tier.fetch_s(self.model.kv.of(num_tokens)) if num_tokens else 0.0
 
@@ -166,16 +167,6 @@ class Roofline(msgspec.Struct, frozen=True):
         share = 2 * (self.num_gpus - 1) / self.num_gpus
         one = share * num_bytes / self.accelerator.peer_bandwidth + self.accelerator.peer_latency_s
         return 2 * self.model.num_layers * one
-
-    def calibrate(self, points: Iterable[tuple[int, int, float]]) -> Roofline:
-        """Return this roofline with the rates and overhead that explain measured steps best.
-
-        `points`: (new tokens, cached tokens, seconds), two or more prefills of different size.
-        Fits the FLOPs rate and `overhead_s` by least squares on relative errors; from three
-        prefills on a rate of attention, from points with cached tokens `cached_token_s`, and from
-        steps of one new token (decode) at two or more contexts the bandwidth. Raises `ConfigError`.
-        """
-        return calibration.calibrate(self, points)
 
     def _window_pairs(self, new_tokens: int, cached_tokens: int) -> float:
         """Return the pairs in layers with a window: no token sees more than the window."""

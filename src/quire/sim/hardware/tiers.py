@@ -15,7 +15,7 @@ LATENCY_S = {"host": 20e-6, "disk": 200e-6}
 """Latency of tiers by name, where none is given; 1 ms for others."""
 
 
-class Tier(msgspec.Struct, frozen=True):
+class MemoryTier(msgspec.Struct, frozen=True):
     """A place that cached blocks are fetched from. Bandwidth is bytes per second towards the device."""
 
     name: str
@@ -40,7 +40,7 @@ class Tier(msgspec.Struct, frozen=True):
         )
 
     @classmethod
-    def parse(cls, text: str) -> Tier:
+    def parse(cls, text: str) -> MemoryTier:
         """Read `host=256GiB@50GB/s`, or `disk=2TiB@6GB/s@100us` with a latency.
 
         Raises `ConfigError`.
@@ -60,9 +60,9 @@ class Tier(msgspec.Struct, frozen=True):
         return cls(name, parse_bytes(match["size"]), parse_bytes(match["speed"]), wait)
 
 
-def parse_tiers(text: str) -> list[Tier]:
+def parse_tiers(text: str) -> list[MemoryTier]:
     """Read tiers separated by commas, fastest first. Raises `ConfigError`."""
-    tiers = [Tier.parse(each) for each in text.split(",") if each.strip()]
+    tiers = [MemoryTier.parse(each) for each in text.split(",") if each.strip()]
     names = [each.name for each in tiers]
     if len(dict.fromkeys(names)) < len(names):
         raise ConfigError(f"two tiers of {text!r} have the same name; each needs its own")

@@ -3,23 +3,24 @@
 from quire.sim.plan.blocks import BlockAdvice, BlockChoice, advise
 from quire.sim.plan.crossover import Crossover, crossover
 from quire.sim.plan.memory import Budget, Placement, budget
-from quire.sim.plan.planning import Plan, Speed, TierPlan, TraceFacts, plan
-from quire.sim.plan.value import Workload, Worth
+from quire.sim.plan.planning import DeploymentPlan, PlannedTrace, Speed, TierPlan, plan
+from quire.sim.plan.value import LruHits, Worth, worth_of
 
 __all__ = [
     "BlockAdvice",
     "BlockChoice",
     "Budget",
     "Crossover",
+    "DeploymentPlan",
+    "LruHits",
     "Placement",
-    "Plan",
+    "PlannedTrace",
     "Speed",
     "TierPlan",
-    "TraceFacts",
-    "Workload",
     "Worth",
     "advise",
     "budget",
     "crossover",
     "plan",
+    "worth_of",
 ]

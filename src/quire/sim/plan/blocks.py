@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quire.config import format_bytes
-from quire.sim.hardware import ModelFacts, Tier
+from quire.sim.hardware import MemoryTier, ModelFacts
 
 SIZES = (16, 32, 64, 128, 256)
 LARGEST = 256
@@ -52,7 +52,7 @@ class BlockAdvice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(
     model: ModelFacts,
     context: int,
-    tiers: Sequence[Tier] = (),
+    tiers: Sequence[MemoryTier] = (),
     *,
     trace_block: int | None = None,
     hit_at: Callable[[int], float] | None = None,
@@ -100,7 +100,7 @@ def advise(
 def _reasons(
     chosen: BlockChoice,
     choices: Sequence[BlockChoice],
-    tiers: Sequence[Tier],
+    tiers: Sequence[MemoryTier],
     trace_block: int | None,
 ) -> list[str]:
     smallest = choices[0]

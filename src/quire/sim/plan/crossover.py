@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.sim.hardware import Roofline, Tier
+from quire.sim.hardware import MemoryTier, Roofline
 
 NEW_TOKENS = 256
 """Tokens that follow the cached prefix, where nothing else is said: a turn of a chat."""
@@ -47,7 +47,7 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
 
 def crossover(
     roofline: Roofline,
-    tier: Tier,
+    tier: MemoryTier,
     limit: int,
     *,
     new_tokens: int = NEW_TOKENS,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.hardware import Roofline, Tier
+from quire.sim.hardware import MemoryTier, Roofline
 from quire.sim.plan.blocks import BlockAdvice, advise
 from quire.sim.plan.crossover import NEW_TOKENS, Crossover, crossover
 from quire.sim.plan.memory import Budget, Placement, budget
-from quire.sim.plan.value import GIB, Room, Workload, Worth
+from quire.sim.plan.value import GIB, LruHits, Worth, worth_of
 from quire.sim.reuse import reuses
-from quire.sim.trace import Trace, TraceRequest, with_block_size
+from quire.sim.trace import Trace, with_block_size
 
 STEP = 64 * GIB
 MAX_ROWS = 9
@@ -59,7 +60,7 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
     crossover: Crossover
 
 
-class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The trace that a plan was made for.
 
     `unique_bytes`  K and V of all its different blocks
@@ -78,7 +79,7 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     too_long: float
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan; `worth` and `trace` are there when a trace was given."""
 
     model: str
@@ -91,18 +92,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierPlan]
     blocks: BlockAdvice
     worth: list[Worth]
-    trace: TraceFacts | None
+    trace: PlannedTrace | None
 
 
 def plan(
     placement: Placement,
     context: int,
-    tiers: Sequence[Tier] = (),
+    tiers: Sequence[MemoryTier] = (),
     *,
     trace: Trace | None = None,
     new_tokens: int = NEW_TOKENS,
     roofline: Roofline | None = None,
-) -> Plan:
+) -> DeploymentPlan:
     """Plan for sequences of `context` tokens.
 
     `roofline`: a calibrated one; else one with assumed rates. Without tiers, host memory behind
@@ -122,13 +123,14 @@ def plan(
     memory = budget(placement, context)
     looked_at = list(tiers) or [host_tier(placement)]
     limit = model.max_context or DEFAULT_CONTEXT_LIMIT
-    watched = None if trace is None else _Watched(trace)
-    read = None if watched is None else Workload(reuses(watched))
     worth: list[Worth] = []
-    if read is not None:
-        hierarchies = _hierarchies(read, placement, tiers, looked_at[0])
-        worth = read.worth(roofline, _cacheable(memory), hierarchies)
-    return Plan(
+    planned = None
+    if trace is not None:
+        hits = LruHits(reuses(trace, trace.block_size))
+        hierarchies = _hierarchies(hits, placement, tiers, looked_at[0])
+        worth = worth_of(hits, roofline, _cacheable(memory), hierarchies)
+        planned = _planned_trace(trace, hits, roofline)
+    return DeploymentPlan(
         model=model.name,
         params=model.params,
         active_params=model.active_params,
@@ -145,25 +147,21 @@ def plan(
                 sequences=tier.capacity_bytes // max(1, model.kv.of(context)),
                 fetched_s=roofline.ttft_s(new_tokens, context, tier),
                 crossover=crossover(
-                    roofline,
-                    tier,
-                    limit,
-                    new_tokens=new_tokens,
-                    block_size=placement.block_size,
+                    roofline, tier, limit, new_tokens=new_tokens, block_size=placement.block_size
                 ),
             )
             for tier in looked_at
         ],
         blocks=_block_advice(placement, context, tiers, trace, memory),
         worth=worth,
-        trace=None if watched is None or read is None else _facts(watched, read, roofline),
+        trace=planned,
     )
 
 
-def host_tier(placement: Placement, capacity_bytes: int = 256 * GIB) -> Tier:
+def host_tier(placement: Placement, capacity_bytes: int = 256 * GIB) -> MemoryTier:
     """Return host memory behind the links of all devices together."""
     links = placement.accelerator.link_bandwidth * HOST_SHARE * placement.num_gpus
-    return Tier("host", capacity_bytes, links, 20e-6)
+    return MemoryTier("host", capacity_bytes, links, 20e-6)
 
 
 def _cacheable(memory: Budget) -> int:
@@ -187,15 +185,15 @@ def _speed(roofline: Roofline, memory: Budget, new_tokens: int) -> Speed:
 
 
 def _hierarchies(
-    read: Workload, placement: Placement, tiers: Sequence[Tier], first: Tier
-) -> list[list[Room]]:
-    """Return what is compared: the first tier in steps of 64 GiB, then each further tier whole.
+    hits: LruHits, placement: Placement, tiers: Sequence[MemoryTier], first: MemoryTier
+) -> list[list[MemoryTier]]:
+    """Return the hierarchies to compare: the first tier in steps of 64 GiB, then each further tier whole.
 
     The steps end at the tier's own size, or where the trace cannot use more; the later ones
     are longer, so that there are few.
     """
-    per_token = read.bytes_per_token(placement.model)
-    useful = int(max(0.0, read.unique_tokens * per_token - max(0, placement.free_bytes)))
+    per_token = hits.bytes_per_token(placement.model)
+    useful = int(max(0.0, hits.unique_tokens * per_token - max(0, placement.free_bytes)))
     last = min(first.capacity_bytes if tiers else useful, useful + STEP)
     sizes, step = [0], STEP
     while sizes[-1] < last and len(sizes) < MAX_ROWS:
@@ -203,15 +201,16 @@ def _hierarchies(
         step *= 2 if len(sizes) > 4 else 1
     if tiers and sizes[-1] < last:
         sizes[-1] = last
-    compared = [[Room(first, size)] if size else [] for size in sizes]
-    whole = [Room(tier, tier.capacity_bytes) for tier in tiers]
-    return compared + [whole[:count] for count in range(2, len(whole) + 1)]
+    compared = [
+        [msgspec.structs.replace(first, capacity_bytes=size)] if size else [] for size in sizes
+    ]
+    return compared + [[*tiers[:count]] for count in range(2, len(tiers) + 1)]
 
 
 def _block_advice(
     placement: Placement,
     context: int,
-    tiers: Sequence[Tier],
+    tiers: Sequence[MemoryTier],
     trace: Trace | None,
     memory: Budget,
 ) -> BlockAdvice:
@@ -219,49 +218,23 @@ def _block_advice(
         return advise(placement.model, context, tiers)
 
     def hit_at(size: int) -> float:
-        read = Workload(reuses(with_block_size(trace, size)))
-        per_token = read.bytes_per_token(placement.model)
+        hits = LruHits(reuses(with_block_size(trace, size), size))
         held = _cacheable(memory) + sum(tier.capacity_bytes for tier in tiers)
-        return read.token_hit(int(held / per_token))
+        return hits.token_hit(int(held / hits.bytes_per_token(placement.model)))
 
     return advise(placement.model, context, tiers, trace_block=trace.block_size, hit_at=hit_at)
 
 
-class _Watched:
-    """A trace that notes when the last request came."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self.duration_s = 0.0
-
-    @property
-    def source(self) -> str:
-        return self._trace.source
-
-    @property
-    def format(self) -> str:
-        return self._trace.format
-
-    @property
-    def block_size(self) -> int:
-        return self._trace.block_size
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        for request in self._trace:
-            self.duration_s = request.time_s
-            yield request
-
-
-def _facts(trace: _Watched, read: Workload, roofline: Roofline) -> TraceFacts:
-    model = roofline.model
-    per_token = read.bytes_per_token(model)
-    return TraceFacts(
+def _planned_trace(trace: Trace, hits: LruHits, roofline: Roofline) -> PlannedTrace:
+    model, read = roofline.model, hits.read
+    too_long = read.prompt_tokens > (model.max_context or np.inf)
+    return PlannedTrace(
         source=trace.source,
         block_size=trace.block_size,
         num_requests=read.num_requests,
-        prompt_tokens=read.prompt_tokens,
-        unique_bytes=int(read.unique_tokens * per_token),
-        ceiling=read.token_hit(read.unique_tokens),
-        duration_s=trace.duration_s,
-        too_long=read.share_above(model.max_context) if model.max_context else 0.0,
+        prompt_tokens=hits.prompt_tokens,
+        unique_bytes=int(hits.unique_tokens * hits.bytes_per_token(model)),
+        ceiling=hits.token_hit(hits.unique_tokens),
+        duration_s=read.duration_s,
+        too_long=float(too_long.mean()),
     )

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.hardware import ModelFacts, Roofline, Tier
+from quire.sim.curves import blocks_found
+from quire.sim.hardware import MemoryTier, ModelFacts, Roofline
 from quire.sim.reuse import Counts, Reuses
-from quire.sim.stacks import Steps, lru_steps
+from quire.sim.stacks import lru_steps
 
 GIB = 1 << 30
 
@@ -34,132 +35,103 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     fetched: float
 
-    @property
-    def below_bytes(self) -> int:
-        """Bytes of all tiers below the device."""
-        return sum(self.below.values())
 
+class LruHits:
+    """A trace as hits by capacity: exact for LRU, request by request, in one pass over it.
 
-class Room(msgspec.Struct, frozen=True):
-    """So many bytes of a tier."""
+    `prompt_tokens`  tokens of all prompts, `mean_prompt` of one
+    `unique_tokens`  tokens of all different blocks: a cache of this size never evicts
+    """
 
-    tier: Tier
-    num_bytes: int
-
-
-class Workload:
-    """A trace as hits by capacity: exact for LRU, request by request, in one pass over it."""
-
-    def __init__(self, reuses: Reuses) -> None:
-        if not reuses.num_requests:
+    def __init__(self, read: Reuses) -> None:
+        if not read.num_requests:
             raise ConfigError("the trace has no requests; there is nothing to plan for")
-        self._reuses = reuses
-        self._steps: Steps = lru_steps(reuses)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block of the trace."""
-        return self._reuses.block_size
-
-    @property
-    def num_requests(self) -> int:
-        """Requests."""
-        return self._reuses.num_requests
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return int(self._reuses.prompt_tokens.sum())
-
-    @property
-    def unique_tokens(self) -> int:
-        """Tokens of all different blocks: a cache of this size never evicts."""
-        return self._reuses.num_unique * self.block_size
-
-    @property
-    def mean_prompt(self) -> int:
-        """Tokens of a mean prompt."""
-        return max(1, round(self.prompt_tokens / self.num_requests))
-
-    def share_above(self, num_tokens: int) -> float:
-        """Return the share of prompts longer than this."""
-        return float((self._reuses.prompt_tokens > num_tokens).mean())
+        self.read = read
+        self.prompt_tokens = int(read.prompt_tokens.sum())
+        self.mean_prompt = max(1, round(self.prompt_tokens / read.num_requests))
+        self.unique_tokens = read.num_unique * read.block_size
+        self._steps = lru_steps(read)
 
     def cached_tokens(self, capacity_tokens: int) -> Counts:
-        """Return what each prompt finds in an LRU cache of this capacity, int64 [requests].
+        """Return the tokens that each prompt finds at this capacity, int64 [requests].
 
         At least one token of a prompt is always computed.
         """
-        steps, reuses = self._steps, self._reuses
-        blocks = np.clip(capacity_tokens // self.block_size - steps.below, 0, steps.width)
-        found = np.zeros(reuses.num_requests, np.int64)
-        np.add.at(found, steps.request, blocks)
-        return np.minimum(found * self.block_size, reuses.prompt_tokens - 1)
+        read = self.read
+        found = blocks_found(self._steps, capacity_tokens // read.block_size, read.num_requests)
+        return np.minimum(found * read.block_size, read.prompt_tokens - 1)
 
     def token_hit(self, capacity_tokens: int) -> float:
-        """Return the share of all prompt tokens that an LRU cache of this capacity finds."""
+        """Return the share of all prompt tokens that is found at this capacity."""
         return float(self.cached_tokens(capacity_tokens).sum()) / max(1, self.prompt_tokens)
 
     def bytes_per_token(self, model: ModelFacts) -> float:
-        """Return what a cached token of a mean prompt takes, windows and states included."""
+        """Return the bytes of a cached token of a mean prompt, windows and states included."""
         return model.kv.of(self.mean_prompt) / self.mean_prompt
 
-    def worth(
-        self, roofline: Roofline, device_bytes: int, hierarchies: Sequence[Sequence[Room]]
-    ) -> list[Worth]:
-        """Return what memory below the device is worth, for each hierarchy, fastest tier first.
 
-        The tiers are exclusive: what falls out of one goes down to the next. The head of a prefix
-        is used last, so the device has the head and the slowest tier the end. Each request fetches
-        down to the tier that makes its first token come soonest, from all tiers at once, while it
-        computes the rest.
-        """
-        per_token = self.bytes_per_token(roofline.model)
-        prompts: list[int] = self._reuses.prompt_tokens.tolist()
-        heads: list[int] = self.cached_tokens(int(device_bytes / per_token)).tolist()
-        alone = [
-            roofline.prefill_s(prompt - head, head)
-            for prompt, head in zip(prompts, heads, strict=True)
-        ]
-        all_gpu_s = sum(alone) * roofline.num_gpus
-        rows: list[Worth] = []
-        for rooms in hierarchies:
-            known: list[list[int]] = []
-            capacity = device_bytes
-            for room in rooms:
-                capacity += room.num_bytes
-                known.append(self.cached_tokens(int(capacity / per_token)).tolist())
-            busy = waited = 0.0
-            found = taken = 0
-            for index, prompt in enumerate(prompts):
-                head = heads[index]
-                depths = [each[index] for each in known]
-                tiers = [(depth, room.tier) for depth, room in zip(depths, rooms, strict=True)]
-                best = _soonest(roofline, prompt, (alone[index], alone[index], head), tiers)
-                waited += best[0]
-                busy += best[1]
-                taken += best[2] - head
-                found += depths[-1] if depths else head
-            below = found - sum(heads)
-            rows.append(
-                Worth(
-                    below={room.tier.name: room.num_bytes for room in rooms},
-                    token_hit=found / self.prompt_tokens,
-                    device_hit=sum(heads) / self.prompt_tokens,
-                    prefill_gpu_s=busy * roofline.num_gpus,
-                    saved_gpu_s=all_gpu_s - busy * roofline.num_gpus,
-                    ttft_s=waited / self.num_requests,
-                    fetched=taken / below if below else 1.0,
-                )
+def worth_of(
+    hits: LruHits,
+    roofline: Roofline,
+    device_bytes: int,
+    hierarchies: Sequence[Sequence[MemoryTier]],
+) -> list[Worth]:
+    """Return the worth of memory below the device, for each hierarchy, fastest tier first.
+
+    The tiers are exclusive: what falls out of one goes down to the next. The head of a prefix
+    is used last, so the device has the head and the slowest tier the end. Each request fetches
+    down to the tier that makes its first token come soonest, from all tiers at once, while it
+    computes the rest.
+    """
+    per_token = hits.bytes_per_token(roofline.model)
+    prompts: list[int] = hits.read.prompt_tokens.tolist()
+    heads: list[int] = hits.cached_tokens(int(device_bytes / per_token)).tolist()
+    alone = [
+        roofline.prefill_s(prompt - head, head) for prompt, head in zip(prompts, heads, strict=True)
+    ]
+    all_gpu_s = sum(alone) * roofline.num_gpus
+    rows: list[Worth] = []
+    for tiers in hierarchies:
+        known: list[list[int]] = []
+        capacity = device_bytes
+        for tier in tiers:
+            capacity += tier.capacity_bytes
+            known.append(hits.cached_tokens(int(capacity / per_token)).tolist())
+        busy = waited = 0.0
+        found = taken = 0
+        for index, prompt in enumerate(prompts):
+            head = heads[index]
+            depths = [each[index] for each in known]
+            best = _soonest(
+                roofline,
+                prompt,
+                (alone[index], alone[index], head),
+                list(zip(depths, tiers, strict=True)),
             )
-        return rows
+            waited += best[0]
+            busy += best[1]
+            taken += best[2] - head
+            found += depths[-1] if depths else head
+        below = found - sum(heads)
+        rows.append(
+            Worth(
+                below={tier.name: tier.capacity_bytes for tier in tiers},
+                token_hit=found / hits.prompt_tokens,
+                device_hit=sum(heads) / hits.prompt_tokens,
+                prefill_gpu_s=busy * roofline.num_gpus,
+                saved_gpu_s=all_gpu_s - busy * roofline.num_gpus,
+                ttft_s=waited / len(prompts),
+                fetched=taken / below if below else 1.0,
+            )
+        )
+    return rows
 
 
 def _soonest(
     roofline: Roofline,
     prompt: int,
     best: tuple[float, float, int],
-    tiers: Sequence[tuple[int, Tier]],
+    tiers: Sequence[tuple[int, MemoryTier]],
 ) -> tuple[float, float, int]:
     """Return time to the first token, computed seconds and cached tokens of the best depth.
 

@@ -1,12 +1,6 @@
 """A replay as one HTML file: figures, tables, and the commands that compute them again."""
 
-from quire.sim.report.data import (
-    Focus,
-    Report,
-    focus_capacity,
-    focus_measures,
-    over_time_measure,
-)
+from quire.sim.report.data import Focus, Report, focus_capacity
 from quire.sim.report.page import html
 
-__all__ = ["Focus", "Report", "focus_capacity", "focus_measures", "html", "over_time_measure"]
+__all__ = ["Focus", "Report", "focus_capacity", "html"]

@@ -9,14 +9,10 @@ import msgspec
 import numpy as np
 
 from quire.sim.curves import Curves
-from quire.sim.observers import HitsOverTime, ReuseTimes, SharedPrefix, SharedPrefixes
-from quire.sim.sweep import Measure
+from quire.sim.observers import SharedPrefix
 
 Row: TypeAlias = Mapping[str, Any]
 """A row of a replay, see `ReplayResult.row`, with `share` and `optimum_token_hit`."""
-
-MAX_PREFIXES = 12
-MAX_STRETCHES = 48
 
 
 class Focus(msgspec.Struct, frozen=True):
@@ -78,38 +74,3 @@ class Report(msgspec.Struct, frozen=True):
 def focus_capacity(capacities: Sequence[int], num_unique: int) -> int:
     """Return the capacity that is nearest to a tenth of the different blocks."""
     return min(capacities, key=lambda blocks: abs(blocks - num_unique / 10))
-
-
-class _OverTime(HitsOverTime):
-    def __init__(self) -> None:
-        super().__init__(max_buckets=MAX_STRETCHES)
-
-    def found(self) -> dict[str, Any]:
-        return {"over_time": [(each.start_s, each.stop_s, each.token_hit) for each in self.buckets]}
-
-
-class _Prefixes(SharedPrefixes):
-    def found(self) -> dict[str, Any]:
-        return {"prefixes": self.top(MAX_PREFIXES)}
-
-
-class _Reuses(ReuseTimes):
-    def found(self) -> dict[str, Any]:
-        return {"reuse_times": self.blocks.tolist(), "new_blocks": self.num_new}
-
-
-class _MakePrefixes(msgspec.Struct, frozen=True):
-    block_size: int
-
-    def __call__(self) -> _Prefixes:
-        return _Prefixes(self.block_size)
-
-
-def over_time_measure() -> Measure:
-    """Return a measure of `sweep` that finds `over_time`."""
-    return _OverTime
-
-
-def focus_measures(block_size: int) -> list[Measure]:
-    """Return measures of `sweep` that find the rest of a `Focus`."""
-    return [_MakePrefixes(block_size), _Reuses]

@@ -39,7 +39,7 @@ REASON_LABELS = {
 }
 
 
-class Size(NamedTuple):
+class FigureSize(NamedTuple):
     """Of a figure, in pixels."""
 
     name: str
@@ -47,11 +47,11 @@ class Size(NamedTuple):
     height: int
 
 
-WIDE, NARROW = Size("wide", 760, 340), Size("narrow", 360, 300)
+WIDE, NARROW = FigureSize("wide", 760, 340), FigureSize("narrow", 360, 300)
 """On screens with room, and on phones: the text of both is as large as that of the page."""
 
 
-def figure(draw: Callable[[Axes, Size], None], name: str) -> str:
+def figure(draw: Callable[[Axes, FigureSize], None], name: str) -> str:
     """Return a figure as SVG for both sizes. Raises `ConfigError` without matplotlib."""
     return "\n".join(_svg(draw, name, size) for size in (WIDE, NARROW))
 
@@ -64,7 +64,7 @@ def colour_of(policy: str, policies: Iterable[str]) -> str:
     return SERIES[1 + others.index(policy) % (len(SERIES) - 1)]
 
 
-def draw_curves(report: Report, axes: Axes, size: Size) -> None:
+def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
     """Hit ratio by capacity: exact curves as lines, replays as marks."""
     both, policies = report.curves, report.policies
     first = max(min(report.capacities[0], both.num_unique // 1000), 1)
@@ -99,7 +99,7 @@ def draw_curves(report: Report, axes: Axes, size: Size) -> None:
     _plain_log(axes, 10, 8 if size is WIDE else 5)
 
 
-def draw_distances(report: Report, axes: Axes, size: Size) -> None:
+def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
     """How large a cache must be to find a reuse."""
     sizes, shares = report.reuse_distances()
     axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=PLAIN)
@@ -112,7 +112,7 @@ def draw_distances(report: Report, axes: Axes, size: Size) -> None:
     _percents(axes.yaxis)
 
 
-def draw_reuse_times(report: Report, axes: Axes, size: Size) -> None:
+def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
     """How long after its last use a block is used again."""
     counts = report.focus.reuse_times
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
@@ -128,7 +128,7 @@ def draw_reuse_times(report: Report, axes: Axes, size: Size) -> None:
     _percents(axes.yaxis)
 
 
-def draw_over_time(report: Report, axes: Axes, size: Size) -> None:
+def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
     """Hit ratio in the course of the trace, for every policy at one capacity."""
     last = 0.0
     for policy, stretches in report.focus.over_time.items():
@@ -153,7 +153,7 @@ def draw_over_time(report: Report, axes: Axes, size: Size) -> None:
     _percents(axes.yaxis)
 
 
-def draw_misses(report: Report, axes: Axes, size: Size) -> None:
+def draw_misses(report: Report, axes: Axes, size: FigureSize) -> None:
     """Where the prompt tokens went: found, or missed for a reason."""
     rows = report.focus_rows
     names = [row["policy"] for row in rows]
@@ -185,7 +185,7 @@ def miss_legend(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
-def _svg(draw: Callable[[Axes, Size], None], name: str, size: Size) -> str:
+def _svg(draw: Callable[[Axes, FigureSize], None], name: str, size: FigureSize) -> str:
     """Draw at 100 pixels per inch and strip what a page of its own would need."""
     matplotlib = _library("")
     settings = {
@@ -217,7 +217,7 @@ def _svg(draw: Callable[[Axes, Size], None], name: str, size: Size) -> str:
     return _inline(file.getvalue(), name, size)
 
 
-def _inline(svg: str, name: str, size: Size) -> str:
+def _inline(svg: str, name: str, size: FigureSize) -> str:
     """Make a page's SVG part of another one: no namespaces, no fonts, no colours of its own."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -250,7 +250,7 @@ def _plain_log(axes: Axes, base: int, most: int) -> None:
     axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _step(last: float, unit: float, size: Size) -> float:
+def _step(last: float, unit: float, size: FigureSize) -> float:
     """Return a step of whole or simple units for about eight marks, or four on a phone."""
     wanted = last / unit / (8 if size is WIDE else 4)
     steps = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 480, 1000, 5000, 10**5, 10**7)

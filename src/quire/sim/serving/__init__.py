@@ -12,7 +12,7 @@ from quire.sim.serving.replica import Limits
 from quire.sim.serving.requests import Served
 from quire.sim.serving.roofline_timing import RooflineTiming, blocks_that_fit
 from quire.sim.serving.router import LeastLoaded, PrefixAware, RoundRobin, Router, router_named
-from quire.sim.serving.simulate import Cluster, Workload, simulate
+from quire.sim.serving.simulate import Cluster, Load, simulate
 from quire.sim.serving.timing import Timing
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Cluster",
     "LeastLoaded",
     "Limits",
+    "Load",
     "Objective",
     "PoissonArrivals",
     "PrefixAware",
@@ -31,7 +32,6 @@ __all__ = [
     "ServingResult",
     "Timing",
     "TraceArrivals",
-    "Workload",
     "blocks_that_fit",
     "parse_arrivals",
     "router_named",

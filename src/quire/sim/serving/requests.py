@@ -51,7 +51,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
         return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
 
 
-class Request:
+class Job:
     """A request that waits or runs, the simulator's own account of it.
 
     `key`         what its manager sees: the ids that the trace names, then one for the rest

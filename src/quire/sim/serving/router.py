@@ -8,7 +8,7 @@ from typing import Protocol
 from quire.errors import ConfigError
 from quire.sim.hardware.names import unknown
 from quire.sim.serving.replica import Replica
-from quire.sim.serving.requests import Request
+from quire.sim.serving.requests import Job
 
 ROUTERS = ("round-robin", "least-loaded", "prefix")
 
@@ -16,7 +16,7 @@ ROUTERS = ("round-robin", "least-loaded", "prefix")
 class Router(Protocol):
     """Chooses one of the replicas for each arrival."""
 
-    def choose(self, request: Request, replicas: Sequence[Replica], now: float) -> Replica:
+    def choose(self, request: Job, replicas: Sequence[Replica], now: float) -> Replica:
         """Return the replica that gets this request."""
         ...
 
@@ -29,7 +29,7 @@ class RoundRobin:
 
     def choose(
         self,
-        request: Request,  # noqa: ARG002 - whatever it asks
+        request: Job,  # noqa: ARG002 - whatever it asks
         replicas: Sequence[Replica],
         now: float,  # noqa: ARG002 - whenever it comes
     ) -> Replica:
@@ -43,7 +43,7 @@ class LeastLoaded:
 
     def choose(
         self,
-        request: Request,  # noqa: ARG002 - whatever it asks
+        request: Job,  # noqa: ARG002 - whatever it asks
         replicas: Sequence[Replica],
         now: float,  # noqa: ARG002 - whenever it comes
     ) -> Replica:
@@ -64,7 +64,7 @@ class PrefixAware:
             raise ConfigError(f"the load limit is 1 or more, got {load_limit:g}")
         self.load_limit = load_limit
 
-    def choose(self, request: Request, replicas: Sequence[Replica], now: float) -> Replica:
+    def choose(self, request: Job, replicas: Sequence[Replica], now: float) -> Replica:
         total = sum(replica.load for replica in replicas) + 1
         limit = -(-self.load_limit * total // len(replicas))
         able = [replica for replica in replicas if replica.load < limit]

@@ -11,11 +11,11 @@ import msgspec
 
 from quire.core.groups import check_count
 from quire.errors import ConfigError
-from quire.sim.hardware import Tier
+from quire.sim.hardware import MemoryTier
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals, check_above_zero
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Limits, Replica
-from quire.sim.serving.requests import Request, Served
+from quire.sim.serving.requests import Job, Served
 from quire.sim.serving.router import LeastLoaded, Router
 from quire.sim.serving.tiers import Tiers
 from quire.sim.serving.timing import Timing
@@ -34,7 +34,7 @@ class Cluster(msgspec.Struct, frozen=True):
     limits: Limits
     timing: Timing
     num_replicas: int = 1
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[MemoryTier, ...] = ()
     block_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Cluster(msgspec.Struct, frozen=True):
         ]
 
 
-class Workload(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True):
     """What arrives, and when. Raises `ConfigError`.
 
     `requests`      a trace, or any iterable of its requests, with the cluster's block size
@@ -77,22 +77,22 @@ class Workload(msgspec.Struct, frozen=True):
 
 def simulate(
     cluster: Cluster,
-    workload: Workload,
+    load: Load,
     router: Router | None = None,
     *,
     objective: Objective | None = None,
     observers: Iterable[Observer] = (),
 ) -> ServingResult:
-    """Serve a workload and return what its users saw.
+    """Serve a load and return what its users saw.
 
     Virtual time only: equal arguments, equal result. At equal times arrivals come before the
     ends of runs, and replicas in their order. Raises `OutOfBlocks` before anything is simulated
     if a request does not fit a replica, `ConfigError`, and what reading the trace raises.
     """
-    requests = list(islice(workload.requests, workload.max_requests))
+    requests = list(islice(load.requests, load.max_requests))
     for request in requests:
         cluster.limits.check(request)
-    simulation = Simulation(cluster, workload, router or LeastLoaded(), observers)
+    simulation = Simulation(cluster, load, router or LeastLoaded(), observers)
     simulation.run(requests)
     return simulation.collector.result(simulation.replicas, objective)
 
@@ -105,11 +105,11 @@ class Simulation:
     """
 
     def __init__(
-        self, cluster: Cluster, workload: Workload, router: Router, observers: Iterable[Observer]
+        self, cluster: Cluster, load: Load, router: Router, observers: Iterable[Observer]
     ) -> None:
         self.replicas = cluster.replicas()
         self.collector = Collector()
-        self._workload = workload
+        self._load = load
         self._router = router
         self._observers = tuple(observers)
         self._arrivals: list[float] = []
@@ -117,7 +117,7 @@ class Simulation:
 
     def run(self, requests: Sequence[TraceRequest]) -> None:
         """Serve all requests, to the last token."""
-        for arrival_s in self._workload.arrivals.start(requests):
+        for arrival_s in self._load.arrivals.start(requests):
             self._expect(arrival_s)
         arrivals, turns = self._arrivals, self._turns
         number = 0
@@ -125,13 +125,13 @@ class Simulation:
             if arrivals and (not turns or arrivals[0] <= turns[0][0]):
                 now = heapq.heappop(arrivals)
                 if number < len(requests):
-                    self._arrive(Request(number, requests[number], now), now)
+                    self._arrive(Job(number, requests[number], now), now)
                     number += 1
             else:
                 now, replica = heapq.heappop(turns)
                 self._turn(self.replicas[replica], now)
 
-    def _arrive(self, request: Request, now: float) -> None:
+    def _arrive(self, request: Job, now: float) -> None:
         replica = self._router.choose(request, self.replicas, now)
         ends_s = replica.next_s
         replica.submit(request, now)
@@ -157,12 +157,12 @@ class Simulation:
         self.collector.finished(served)
         for observe in self._observers:
             observe(served)
-        follows_s = self._workload.arrivals.after(served.finished_s)
+        follows_s = self._load.arrivals.after(served.finished_s)
         if follows_s is not None:
             self._expect(follows_s)
 
     def _expect(self, arrival_s: float) -> None:
-        limit_s = self._workload.duration_s
+        limit_s = self._load.duration_s
         if limit_s is None or arrival_s <= limit_s:
             heapq.heappush(self._arrivals, arrival_s)
 

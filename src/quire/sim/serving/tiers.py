@@ -8,7 +8,7 @@ from quire.core.events import BlockRemoved, BlockStored
 from quire.core.manager import CacheManager
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, InvariantError
-from quire.sim.hardware import Tier
+from quire.sim.hardware import MemoryTier
 
 
 class Tiers:
@@ -21,7 +21,7 @@ class Tiers:
     What goes down is not timed: links work in both directions at once. Raises `ConfigError`.
     """
 
-    def __init__(self, tiers: Sequence[Tier], block_bytes: int) -> None:
+    def __init__(self, tiers: Sequence[MemoryTier], block_bytes: int) -> None:
         self.tiers = tuple(tiers)
         self._block_bytes = block_bytes
         self._capacities = [tier.capacity_bytes // block_bytes for tier in tiers]

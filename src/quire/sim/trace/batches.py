@@ -17,7 +17,7 @@ MAX_SECONDS = 1e10
 """No trace spans more, in seconds: 300 years."""
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class RowSizes(msgspec.Struct, frozen=True):
     """Times and lengths of consecutive rows, arrays with a value per row."""
 
     time_s: Floats
@@ -25,8 +25,8 @@ class Sizes(msgspec.Struct, frozen=True):
     output_tokens: Ints
     num_ids: Ints
 
-    def __getitem__(self, part: slice) -> Sizes:
-        return Sizes(
+    def __getitem__(self, part: slice) -> RowSizes:
+        return RowSizes(
             self.time_s[part],
             self.prompt_tokens[part],
             self.output_tokens[part],
@@ -34,7 +34,7 @@ class Sizes(msgspec.Struct, frozen=True):
         )
 
 
-def sizes_of(rows: list[Any], begin: float, ticks_per_s: float) -> Sizes:
+def sizes_of(rows: list[Any], begin: float, ticks_per_s: float) -> RowSizes:
     """Return the sizes of rows; an absurd number of ids is given as `MAX_TOKENS` + 1.
 
     The rows have times in ticks, and `begin` is the first one of the trace.
@@ -43,7 +43,7 @@ def sizes_of(rows: list[Any], begin: float, ticks_per_s: float) -> Sizes:
         num_ids = [sum([length for _, length in row.hash_runs]) for row in rows]
     else:
         num_ids = [len(row.hash_ids) for row in rows]
-    return Sizes(
+    return RowSizes(
         (np.array([row.timestamp for row in rows], np.float64) - begin) / ticks_per_s,
         np.array([row.input_length for row in rows], np.int64),
         np.array([row.output_length for row in rows], np.int64),
@@ -51,7 +51,7 @@ def sizes_of(rows: list[Any], begin: float, ticks_per_s: float) -> Sizes:
     )
 
 
-def first_fault(sizes: Sizes, block_size: int, last_s: float) -> tuple[int, str] | None:
+def first_fault(sizes: RowSizes, block_size: int, last_s: float) -> tuple[int, str] | None:
     """Return the first row that cannot be, and why; None where all can.
 
     The row before these came at `last_s`.
@@ -98,7 +98,7 @@ def first_fault(sizes: Sizes, block_size: int, last_s: float) -> tuple[int, str]
     return min(faults, key=lambda fault: fault[0], default=None)
 
 
-def possible_block_sizes(sizes: Sizes) -> range:
+def possible_block_sizes(sizes: RowSizes) -> range:
     """Return the block sizes for which every row has an id for each block.
 
     A last, partial block may have an id or none, but the same in all rows. Rows of under two

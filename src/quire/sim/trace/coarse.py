@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.trace.rows import Blocks, Trace, TraceRequest, compress
+from quire.sim.columns import Column
+from quire.sim.trace.rows import Trace, TraceRequest, compress
 
 
 class CoarseTrace:
@@ -17,29 +18,15 @@ class CoarseTrace:
     def __init__(self, trace: Trace, factor: int) -> None:
         self._trace = trace
         self._factor = factor
-
-    @property
-    def source(self) -> str:
-        """Where the trace comes from."""
-        return self._trace.source
-
-    @property
-    def format(self) -> str:
-        """The format of the trace it is made of."""
-        return self._trace.format
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._trace.block_size * self._factor
+        self.source, self.format = trace.source, trace.format
+        self.block_size = trace.block_size * factor
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        numbers = np.zeros(1 << 16, np.int32)  # by fine id: 0, or the coarse one plus one
+        coarse = Column(0, np.int32)  # by fine id: 0, or the coarse one plus one
         num_ids = 0
         for request in self._trace:
             fine = request.blocks[self._factor - 1 :: self._factor]
-            if len(fine):
-                numbers = _grown(numbers, int(fine.max()) + 1)
+            numbers = coarse.upto(int(fine.max(initial=0)) + 1)
             known = int(np.count_nonzero(numbers[fine]))
             if known < len(fine):
                 new = num_ids + len(fine) - known
@@ -60,11 +47,3 @@ def with_block_size(trace: Trace, block_size: int) -> Trace:
             f"{4 * own}, ... tokens, not of {block_size}"
         )
     return trace if block_size == own else CoarseTrace(trace, block_size // own)
-
-
-def _grown(table: Blocks, size: int) -> Blocks:
-    if size <= len(table):
-        return table
-    larger = np.zeros(max(size, 2 * len(table)), np.int32)
-    larger[: len(table)] = table
-    return larger

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.sim.reuse import Reuses, reuses
 from quire.sim.stacks import Steps, lru_steps
-from quire.sim.trace.report import Report, ReportingTrace
+from quire.sim.trace.report import Findings, ReportingTrace
 from quire.sim.trace.rows import TraceRequest
 
 Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -84,11 +84,24 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
 
     `on_progress` is told now and then how many requests were read. Raises `TraceError`.
     """
-    tap = _Tap(trace, on_progress)
-    found = reuses(tap)
-    report, times = tap.report, np.array(tap.times)
+    report = Findings()
+    times, outputs = array("d"), array("q")
+    sessions: set[str] = set()
+
+    def noted() -> Iterator[TraceRequest]:
+        for request in trace.read(report):
+            times.append(request.time_s)
+            outputs.append(request.output_tokens)
+            if request.session is not None:
+                sessions.add(request.session)
+            if on_progress is not None and not len(times) % EVERY:
+                on_progress(len(times))
+            yield request
+
+    found = reuses(noted(), trace.block_size)
+    came_s = np.array(times)
     prompt_tokens = int(found.prompt_tokens.sum())
-    gaps = times[found.later] - times[found.earlier]
+    gaps = came_s[found.later] - came_s[found.earlier]
     return TraceFacts(
         trace.source,
         trace.format,
@@ -96,17 +109,17 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
         rows=report.rows,
         without_prompt=report.without_prompt,
         requests=len(times),
-        span_s=float(times[-1]),
+        span_s=found.duration_s,
         prompt_tokens=prompt_tokens,
-        output_tokens=sum(tap.outputs),
+        output_tokens=sum(outputs),
         references=int(found.prompt_blocks.sum()),
         unique_blocks=found.num_unique,
         footprint_tokens=found.num_unique * trace.block_size,
         violations=report.violations,
-        sessions=len(tap.sessions),
+        sessions=len(sessions),
         ceiling=_reused_tokens(found) / prompt_tokens,
         prompt_length=_lengths(found.prompt_tokens),
-        output_length=_lengths(np.array(tap.outputs, np.int64)),
+        output_length=_lengths(np.array(outputs, np.int64)),
         reuse_blocks=_in_blocks(found),
         reuse_seconds=_in_seconds(gaps, found.num_blocks),
         notes=report.notes,
@@ -118,28 +131,6 @@ def _reused_tokens(found: Reuses) -> int:
     blocks = np.zeros(found.num_requests, np.int64)
     np.add.at(blocks, found.later, found.num_blocks)
     return int(np.minimum(blocks * found.block_size, found.prompt_tokens).sum())
-
-
-class _Tap:
-    """A trace that notes what passes."""
-
-    def __init__(self, trace: ReportingTrace, on_progress: Callable[[int], None] | None) -> None:
-        self._trace = trace
-        self._on_progress = on_progress
-        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
-        self.report = Report()
-        self.times, self.outputs = array("d"), array("q")
-        self.sessions: set[str] = set()
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        for request in self._trace.read(self.report):
-            self.times.append(request.time_s)
-            self.outputs.append(request.output_tokens)
-            if request.session is not None:
-                self.sessions.add(request.session)
-            if self._on_progress is not None and not len(self.times) % EVERY:
-                self._on_progress(len(self.times))
-            yield request
 
 
 def _lengths(values: Ints) -> dict[str, float]:

@@ -12,11 +12,11 @@ import numpy as np
 
 from quire.errors import TraceError
 from quire.sim.trace.addresses import Addresses
-from quire.sim.trace.batches import Sizes, first_fault, sizes_of
+from quire.sim.trace.batches import RowSizes, first_fault, sizes_of
 from quire.sim.trace.chunks import line_chunks
-from quire.sim.trace.formats import Format, Layout
+from quire.sim.trace.formats import Layout
 from quire.sim.trace.numbering import Numbering
-from quire.sim.trace.report import Report
+from quire.sim.trace.report import Findings
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.trace.schemas import ChatRow, QuireRow, decode_lines, no_row
 
@@ -30,34 +30,22 @@ class FileTrace:
     def __init__(self, path: Path, layout: Layout) -> None:
         self._path = path
         self._layout = layout
-
-    @property
-    def source(self) -> str:
-        """The path of the file."""
-        return str(self._path)
-
-    @property
-    def format(self) -> Format:
-        """The name of its format, one of `FORMATS`."""
-        return self._layout.format
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._layout.block_size
+        self.source = str(path)
+        self.format = layout.format
+        self.block_size = layout.block_size
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Report())
+        return self.read(Findings())
 
-    def read(self, report: Report) -> Iterator[TraceRequest]:
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
-        return _Reading(self._path, self._layout, report).requests()
+        return _FilePass(self._path, self._layout, report).requests()
 
 
-class _Reading:
+class _FilePass:
     """One pass over a file."""
 
-    def __init__(self, path: Path, layout: Layout, report: Report) -> None:
+    def __init__(self, path: Path, layout: Layout, report: Findings) -> None:
         self._path = path
         self._layout = layout
         self._report = report
@@ -98,7 +86,7 @@ class _Reading:
             return chunks
         return _without_first_line(chunks)
 
-    def _renumbered(self, rows: list[Any], sizes: Sizes) -> Iterator[TraceRequest]:
+    def _renumbered(self, rows: list[Any], sizes: RowSizes) -> Iterator[TraceRequest]:
         report = self._report
         addresses = self._addresses.chains(rows, sizes.num_ids, local=self._layout.local_ids)
         chains = self._numbering.renumber(addresses)
@@ -152,7 +140,7 @@ def _without_session(rows: list[Any], fault: tuple[int, str] | None) -> tuple[in
     return fault
 
 
-def _parts(sizes: Sizes) -> list[slice]:
+def _parts(sizes: RowSizes) -> list[slice]:
     """Cut rows in parts of about `REFERENCES_AT_ONCE` ids."""
     part = sizes.num_ids.cumsum() // REFERENCES_AT_ONCE
     cuts = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(part)]

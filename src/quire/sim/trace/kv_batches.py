@@ -1,4 +1,4 @@
-"""Batches of KV events as engines publish them, from a file of msgpack or of JSON Lines."""
+"""Batches of KV events as engines publish them, from a file of JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 
 from quire.errors import TraceError
-from quire.sim.trace.chunks import line_chunks, open_text
-from quire.sim.trace.msgpack_frames import messages
+from quire.sim.trace.chunks import line_chunks
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, NO_ROW, why
 
-BlockHash: TypeAlias = int | bytes | str
-"""A block's name in the log: 64 bits of its hash, all of it, or that as text."""
+BlockHash: TypeAlias = int | str
+"""A block's name in the log: 64 bits of its hash, or all of it as text."""
 
 STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
           "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
@@ -57,32 +56,19 @@ class Batch(msgspec.Struct):
 
 def read_batches(path: Path) -> Iterator[Batch]:
     """Yield the batches of a log in the order of the file. Raises `TraceError`."""
-    binary = _is_binary(path)
-    decode = msgspec.msgpack.Decoder[Any]().decode if binary else msgspec.json.Decoder[Any]().decode
-    for number, data in enumerate(messages(path) if binary else _lines(path), 1):
+    decode = msgspec.json.Decoder[Any]().decode
+    lines = (line for chunk in line_chunks(path) for line in chunk.split(b"\n") if line.strip())
+    for number, line in enumerate(lines, 1):
         try:
-            yield _batch(number, decode(data))
+            yield _batch(number, decode(line))
         except NO_ROW as error:
-            what = f"not msgpack ({error})" if binary else why(error, data)
-            raise TraceError(f"{path}, batch {number:,}: {what}") from None
+            raise TraceError(f"{path}, batch {number:,}: {why(error, line)}") from None
         except _NotABatchError as error:
             raise TraceError(f"{path}, batch {number:,}: {error}") from None
 
 
 class _NotABatchError(Exception):
     pass
-
-
-def _is_binary(path: Path) -> bool:
-    with open_text(path) as stream:
-        return stream.read(1) >= b"\x80"
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    for chunk in line_chunks(path):
-        for line in chunk.split(b"\n"):
-            if line.strip():
-                yield line
 
 
 def _batch(number: int, raw: Any) -> Batch:
@@ -169,11 +155,9 @@ def _stored(place: int, fields: dict[str, Any]) -> Stored:
 
 
 def _name(place: int, value: Any) -> BlockHash:
-    if isinstance(value, (int, bytes, str)) and not isinstance(value, bool):
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
         return value
-    raise _NotABatchError(
-        f"event {place:,}: a block hash is a number, bytes or text, got {_shown(value)}"
-    )
+    raise _NotABatchError(f"event {place:,}: a block hash is a number or text, got {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

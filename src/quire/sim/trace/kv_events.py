@@ -31,9 +31,10 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError, TraceError
+from quire.sim.columns import Column
 from quire.sim.trace.formats import Format
 from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
-from quire.sim.trace.report import Report
+from quire.sim.trace.report import Findings
 from quire.sim.trace.rows import Runs, TraceRequest, compress
 
 SAME_REQUEST_S = 5.0
@@ -51,31 +52,20 @@ MADE_OF_BLOCKS = (
 class EventTrace:
     """The trace in a log of KV events; memory grows with its different blocks."""
 
+    format: Format = "kv-events"
+
     def __init__(self, path: Path, first: Stored) -> None:
         self._path = path
         self._first = first
-
-    @property
-    def source(self) -> str:
-        """The path of the file."""
-        return str(self._path)
-
-    @property
-    def format(self) -> Format:
-        """The name of its format."""
-        return "kv-events"
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._first.block_size
+        self.source = str(path)
+        self.block_size = first.block_size
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Report())
+        return self.read(Findings())
 
-    def read(self, report: Report) -> Iterator[TraceRequest]:
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad batch."""
-        return _Reading(self._path, self._first, report).requests()
+        return _LogPass(self._path, self._first, report).requests()
 
 
 def open_events(path: Path, block_size: int | None = None) -> EventTrace:
@@ -95,7 +85,7 @@ def open_events(path: Path, block_size: int | None = None) -> EventTrace:
     return EventTrace(path, first)
 
 
-class _Run(msgspec.Struct, eq=False):
+class _StoredRun(msgspec.Struct, eq=False):
     """A request in the making: the nodes where its prompt and its answer end, at last."""
 
     batch: int
@@ -115,7 +105,7 @@ class _Chains:
         self.nodes: dict[BlockHash, int] = {}
         self._before = array("i")
         self._start = array("i")  # the first node of the run of nodes that ends here
-        self._dense = np.zeros(1 << 12, np.int32)  # by node: 0, or its id plus one
+        self._dense = Column(0, np.int32)  # by node: 0, or its id plus one
         self._num_ids = 0
 
     def add(self, name: BlockHash, before: int) -> bool:
@@ -137,26 +127,23 @@ class _Chains:
             parts.append(range(start, end + 1))
             end = self._before[start]
         nodes = np.concatenate([np.arange(part.start, part.stop) for part in reversed(parts)])
-        if len(self._before) > len(self._dense):
-            grown = np.zeros(2 * len(self._before), np.int32)
-            grown[: len(self._dense)] = self._dense
-            self._dense = grown
-        new = nodes[self._dense[nodes] == 0]
-        self._dense[new] = np.arange(self._num_ids + 1, self._num_ids + 1 + len(new))
+        dense = self._dense.upto(len(self._before))
+        new = nodes[dense[nodes] == 0]
+        dense[new] = np.arange(self._num_ids + 1, self._num_ids + 1 + len(new))
         self._num_ids += len(new)
-        return compress(self._dense[nodes] - 1)
+        return compress(dense[nodes] - 1)
 
 
-class _Reading:
+class _LogPass:
     """One pass over a log."""
 
-    def __init__(self, path: Path, first: Stored, report: Report) -> None:
+    def __init__(self, path: Path, first: Stored, report: Findings) -> None:
         self._path = path
         self._first = first
         self._report = report
         self._chains = _Chains()
-        self._runs: deque[_Run] = deque()  # in order of arrival, until they have ended
-        self._open: dict[tuple[int, int], _Run] = {}  # by rank and the node where they end
+        self._runs: deque[_StoredRun] = deque()  # in order of arrival, until they have ended
+        self._open: dict[tuple[int, int], _StoredRun] = {}  # by rank and the node where they end
         self._ranks: dict[int, None] = {}
         self._now = 0.0
         self._begin: float | None = None
@@ -209,7 +196,9 @@ class _Reading:
             before = chains.nodes[name]
         run = self._open.pop(key, None)
         if run is None or not self._continues(run, len(stored.hashes)):
-            run = _Run(batch.number, batch.rank, self._now, 0.0, before, before, stored.session)
+            run = _StoredRun(
+                batch.number, batch.rank, self._now, 0.0, before, before, stored.session
+            )
             self._runs.append(run)
         elif len(stored.hashes) == 1:
             run.answer_blocks += 1
@@ -218,7 +207,7 @@ class _Reading:
         run.last_s, run.end = self._now, before
         self._open[batch.rank, before] = run
 
-    def _continues(self, run: _Run, num_blocks: int) -> bool:
+    def _continues(self, run: _StoredRun, num_blocks: int) -> bool:
         soon = self._now - run.last_s <= SAME_REQUEST_S
         return soon and (num_blocks == 1 or not run.answer_blocks)
 

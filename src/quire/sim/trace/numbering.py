@@ -152,23 +152,8 @@ class Numbering:
             self._dense = np.zeros(len(self._before), np.int32)
             self._dense[: self.num_ids] = np.arange(1, self.num_ids + 1)
         self._dense = _grown(self._dense, len(self._before))
-        if not self._number_rising(chains, self._dense, inside):
-            self._number(chains, self._dense)
+        self._number(chains, self._dense)
         return _mapped(chains, self._dense, inside)
-
-    def _number_rising(self, chains: Chains, dense: Int32s, inside: Ints) -> bool:
-        """Give ids to what is new if new addresses rise by first appearance; else return False."""
-        first = chains.first[dense[chains.first] == 0]
-        new = np.sort(np.concatenate((inside[dense[inside] == 0], first)))
-        new = new[np.diff(new, prepend=-1) > 0]
-        reach = np.maximum.accumulate(new.searchsorted(chains.end))
-        if np.any(new.searchsorted(chains.first) > np.concatenate(([0], reach[:-1]))):
-            return False
-        stop = self.num_ids + len(new)
-        self._check_room(stop)
-        dense[new] = np.arange(self.num_ids + 1, stop + 1)
-        self.num_ids = stop
-        return True
 
     def _number(self, chains: Chains, dense: Int32s) -> None:
         """Give ids to what is new: a tail of each request, since prefixes come before."""

@@ -19,7 +19,6 @@ from quire.sim.trace.tokenizers import encoder_of
 _ROW_KEY = re.compile(rb'"(hash_ids|hash_runs|quire_trace)"\s*:')
 _BATCH_KEY = re.compile(rb'"events"\s*:\s*\[')
 _TALK_KEY = re.compile(rb'"(%s)"\s*:\s*\[' % "|".join(TALK_KEYS).encode())
-_BATCH_BYTES = (b"\x92", b"\x93", b"\xdc")  # a msgpack array of 2, of 3, of any length
 
 
 def open_trace(
@@ -61,8 +60,6 @@ def _format_without_rows(path: Path) -> Format | None:
     """Return the format of a file that is no JSON Lines of requests; None for one that is."""
     with open_text(path) as stream:
         head = read_some(stream, path)
-    if head.startswith(_BATCH_BYTES):
-        return "kv-events"
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line = head.partition(b"\n")[0]
     if head.startswith(b"["):

@@ -10,7 +10,7 @@ import msgspec
 from quire.sim.trace.rows import Trace, TraceRequest
 
 
-class Report(msgspec.Struct):
+class Findings(msgspec.Struct):
     """What reading a trace found beside its requests.
 
     `rows`                rows read: of events, batches; of conversations, their answers
@@ -29,6 +29,6 @@ class Report(msgspec.Struct):
 class ReportingTrace(Trace, Protocol):
     """A trace that says what it found beside its requests: whatever `open_trace` opens."""
 
-    def read(self, report: Report) -> Iterator[TraceRequest]:
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
         ...

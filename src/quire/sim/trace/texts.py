@@ -25,7 +25,7 @@ from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import TraceError
 from quire.sim.distributions import Lognormal, draw_gap, generator
 from quire.sim.trace.formats import Format
-from quire.sim.trace.report import Report
+from quire.sim.trace.report import Findings
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.trace.talks import Message, read_talks
 from quire.sim.trace.tokenizers import Encoder
@@ -55,32 +55,20 @@ PACE = Pace()
 class ConversationTrace:
     """The trace in a file of conversations; memory grows with its different blocks."""
 
+    format: Format = "conversations"
+
     def __init__(self, path: Path, block_size: int, encoder: Encoder, seed: int) -> None:
         self._path = path
-        self._block_size = block_size
         self._encoder = encoder
         self._seed = seed
+        self.source = str(path)
+        self.block_size = block_size
         generator(seed)
 
-    @property
-    def source(self) -> str:
-        """The path of the file."""
-        return str(self._path)
-
-    @property
-    def format(self) -> Format:
-        """The name of its format."""
-        return "conversations"
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._block_size
-
     def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Report())
+        return self.read(Findings())
 
-    def read(self, report: Report) -> Iterator[TraceRequest]:
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad one."""
         numbers: dict[bytes, int] = {}
         num_requests = 0
@@ -98,7 +86,7 @@ class ConversationTrace:
         if not num_requests:
             raise TraceError(f"{self._path}: none of its conversations has an answer to anything")
 
-    def _in_order(self, report: Report) -> Iterator[_Asked]:
+    def _in_order(self, report: Findings) -> Iterator[_Asked]:
         """Yield what is asked in order of time, as conversations begin."""
         rng = generator(self._seed)
         waiting: list[tuple[float, int, _Asked]] = []
@@ -127,7 +115,7 @@ class ConversationTrace:
             report.notes.append(f"{left_out:,} parts that are no text are left out")
 
     def _asked(
-        self, messages: list[Message], session: str, begin: float, rng: Generator, report: Report
+        self, messages: list[Message], session: str, begin: float, rng: Generator, report: Findings
     ) -> Iterator[_Asked]:
         """Yield the requests of a conversation that begins at `begin`."""
         texts = [piece for said in messages for piece in (f"{said.role}\n", f"{said.text}\n")]
@@ -144,7 +132,7 @@ class ConversationTrace:
             if not place:
                 report.without_prompt += 1
                 continue
-            blocks = prompt // self._block_size
+            blocks = prompt // self.block_size
             time_s = round(time_s, 6)
             yield _Asked(report.rows, time_s, prompt, output, session, names, blocks)
             time_s += output / PACE.tokens_per_s + PACE.think.draw(rng)
@@ -152,7 +140,7 @@ class ConversationTrace:
     def _names(self, tokens: list[IntArray]) -> list[bytes]:
         """Return a name for each full block: of it and all before it."""
         key = key_of(np.concatenate(tokens))
-        digests = chain(root_digest(Scope()), key, self._block_size * TOKEN_BYTES, MediaTable())
+        digests = chain(root_digest(Scope()), key, self.block_size * TOKEN_BYTES, MediaTable())
         return [digest[:16] for digest in digests]
 
 

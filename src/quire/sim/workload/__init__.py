@@ -15,7 +15,7 @@ import msgspec
 from quire.errors import ConfigError
 from quire.sim.distributions import Lognormal
 from quire.sim.workload.settings import KINDS, MIX, Agent, Chat, FewShot, Kind, Rag, Scan
-from quire.sim.workload.stream import Part, Workload
+from quire.sim.workload.stream import Traffic, Workload
 
 __all__ = [
     "KINDS",
@@ -24,16 +24,16 @@ __all__ = [
     "Chat",
     "FewShot",
     "Lognormal",
-    "Part",
     "Rag",
     "Scan",
+    "Traffic",
     "Workload",
     "numbers_of",
     "parts_named",
 ]
 
 
-def parts_named(name: str, changes: Mapping[str, float] | None = None) -> dict[str, Part]:
+def parts_named(name: str, changes: Mapping[str, float] | None = None) -> dict[str, Traffic]:
     """Return the parts of a workload: one of `KINDS`, or "mix" for all of them.
 
     `changes`  other numbers than the defaults, by name: "turns", "question.mean", and in a mix
@@ -51,7 +51,7 @@ def parts_named(name: str, changes: Mapping[str, float] | None = None) -> dict[s
             raise ConfigError(f"{name} has no number {path!r}; it has {paths}")
         kind, _, rest = (prefix + path).partition(".")
         kinds[kind] = _changed(kinds[kind], rest, number)
-    return {kind: Part(kinds[kind], share) for kind, share in wanted.items()}
+    return {kind: Traffic(kinds[kind], share) for kind, share in wanted.items()}
 
 
 def numbers_of(kind: Kind, prefix: str = "") -> dict[str, float]:

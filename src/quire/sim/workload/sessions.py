@@ -16,7 +16,7 @@ MAX_DRAWS = 10_000
 """A prompt has fewer documents where so many draws give no more different ones."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class SessionTurn(msgspec.Struct, frozen=True):
     """A request: its prompt ends with `text`, and the one before it came `after_s` earlier."""
 
     after_s: float
@@ -24,7 +24,7 @@ class Turn(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-Sessions: TypeAlias = Callable[[], Iterator[Turn]]
+Sessions: TypeAlias = Callable[[], Iterator[SessionTurn]]
 """Begins a session and yields its turns."""
 
 
@@ -58,14 +58,14 @@ def _chats(kind: Chat, name: str, library: Library, rng: Generator) -> Sessions:
     systems = _lengths(kind.system, kind.systems, rng)
     popular = Zipf(kind.systems, kind.skew)
 
-    def begin() -> Iterator[Turn]:
+    def begin() -> Iterator[SessionTurn]:
         system = popular.draw(rng)
         text = library.share((name, system), systems[system])
         wait = 0.0
         for _ in range(draw_count(rng, kind.turns)):
             text = library.add(kind.question.draw_tokens(rng), text)
             answer = kind.answer.draw_tokens(rng)
-            yield Turn(wait, text, answer)
+            yield SessionTurn(wait, text, answer)
             text = library.add(answer, text)
             wait = answer / kind.tokens_per_s + kind.think_s.draw(rng)
 
@@ -76,14 +76,14 @@ def _agents(kind: Agent, name: str, library: Library, rng: Generator) -> Session
     tools = _lengths(kind.tools, kind.agents, rng)
     popular = Zipf(kind.agents, kind.skew)
 
-    def begin() -> Iterator[Turn]:
+    def begin() -> Iterator[SessionTurn]:
         agent = popular.draw(rng)
         text = library.share((name, agent), tools[agent])
         text = library.add(kind.task.draw_tokens(rng), text)
         wait = 0.0
         for _ in range(draw_count(rng, kind.steps)):
             call = kind.call.draw_tokens(rng)
-            yield Turn(wait, text, call)
+            yield SessionTurn(wait, text, call)
             text = library.add(call + kind.result.draw_tokens(rng), text)
             wait = call / kind.tokens_per_s + kind.tool_s.draw(rng)
 
@@ -94,7 +94,7 @@ def _questions(kind: Rag, name: str, library: Library, rng: Generator) -> Sessio
     lengths = _lengths(kind.document, kind.documents, rng)
     popular = Zipf(kind.documents, kind.skew)
 
-    def begin() -> Iterator[Turn]:
+    def begin() -> Iterator[SessionTurn]:
         text = library.share(name, kind.instructions)
         found: dict[int, None] = {}
         for _ in range(MAX_DRAWS):
@@ -104,7 +104,7 @@ def _questions(kind: Rag, name: str, library: Library, rng: Generator) -> Sessio
         for document in found:
             text = library.share(document, lengths[document], text)
         text = library.add(kind.question.draw_tokens(rng), text)
-        yield Turn(0.0, text, kind.answer.draw_tokens(rng))
+        yield SessionTurn(0.0, text, kind.answer.draw_tokens(rng))
 
     return begin
 
@@ -113,19 +113,19 @@ def _tasks(kind: FewShot, name: str, library: Library, rng: Generator) -> Sessio
     lengths = _lengths(kind.examples, kind.tasks, rng)
     popular = Zipf(kind.tasks, kind.skew)
 
-    def begin() -> Iterator[Turn]:
+    def begin() -> Iterator[SessionTurn]:
         task = popular.draw(rng)
         text = library.share((name, task), lengths[task])
         text = library.add(kind.input.draw_tokens(rng), text)
-        yield Turn(0.0, text, kind.answer.draw_tokens(rng))
+        yield SessionTurn(0.0, text, kind.answer.draw_tokens(rng))
 
     return begin
 
 
 def _scans(kind: Scan, library: Library, rng: Generator) -> Sessions:
-    def begin() -> Iterator[Turn]:
+    def begin() -> Iterator[SessionTurn]:
         text = library.add(kind.text.draw_tokens(rng))
-        yield Turn(0.0, text, kind.answer.draw_tokens(rng))
+        yield SessionTurn(0.0, text, kind.answer.draw_tokens(rng))
 
     return begin
 

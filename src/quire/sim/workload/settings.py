@@ -21,7 +21,7 @@ MAX_FOUND = 100
 """No more documents in a prompt."""
 
 
-class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers that are above 0; those that count are from 1 to `MAX_COUNT`."""
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} has a mean of up to {MAX_COUNT:,}, got {value.mean:g}")
 
 
-class Chat(_Settings, frozen=True, forbid_unknown_fields=True):
+class Chat(_Numbers, frozen=True, forbid_unknown_fields=True):
     """People who talk with a model in turns. A prompt: system prompt, then all said so far.
 
     `turns`        mean requests per session, geometric
@@ -54,7 +54,7 @@ class Chat(_Settings, frozen=True, forbid_unknown_fields=True):
     tokens_per_s: float = 50.0
 
 
-class Agent(_Settings, frozen=True, forbid_unknown_fields=True):
+class Agent(_Numbers, frozen=True, forbid_unknown_fields=True):
     """Agents with tools. A prompt: instructions and tools, the task, then calls and results.
 
     `steps`    mean requests per task, geometric; `tool_s` is how long a tool takes
@@ -72,7 +72,7 @@ class Agent(_Settings, frozen=True, forbid_unknown_fields=True):
     tokens_per_s: float = 50.0
 
 
-class Rag(_Settings, frozen=True, forbid_unknown_fields=True):
+class Rag(_Numbers, frozen=True, forbid_unknown_fields=True):
     """Questions about documents. A prompt: instructions, the documents found, the question.
 
     `documents` there are; each of the `found` ones of a request is drawn by Zipf of exponent `skew`,
@@ -95,7 +95,7 @@ class Rag(_Settings, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"a prompt has at most {most} documents, got found={self.found}")
 
 
-class FewShot(_Settings, frozen=True, forbid_unknown_fields=True):
+class FewShot(_Numbers, frozen=True, forbid_unknown_fields=True):
     """The same examples before every input. A prompt: the examples of a task, the input.
 
     `tasks` there are; which one is Zipf of exponent `skew`.
@@ -108,7 +108,7 @@ class FewShot(_Settings, frozen=True, forbid_unknown_fields=True):
     answer: Lognormal = Lognormal(20.0, 0.6)
 
 
-class Scan(_Settings, frozen=True, forbid_unknown_fields=True):
+class Scan(_Numbers, frozen=True, forbid_unknown_fields=True):
     """Long texts that come once: nothing is shared, and everything passes through the cache."""
 
     text: Lognormal = Lognormal(6000.0, 0.8)

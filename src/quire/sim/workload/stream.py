@@ -10,15 +10,15 @@ import msgspec
 from quire.core.groups import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive, draw_gap, generator
-from quire.sim.trace.report import Report
+from quire.sim.trace.report import Findings
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
 from quire.sim.workload.prompts import Library
-from quire.sim.workload.sessions import Sessions, Turn, sessions_of, turns_per_session
+from quire.sim.workload.sessions import Sessions, SessionTurn, sessions_of, turns_per_session
 from quire.sim.workload.settings import BLOCK_SIZE, KINDS, REQUESTS_PER_S, Kind
 
 
-class Part(msgspec.Struct, frozen=True):
+class Traffic(msgspec.Struct, frozen=True):
     """One kind of traffic, and its share of the requests beside those of other parts."""
 
     kind: Kind
@@ -28,7 +28,7 @@ class Part(msgspec.Struct, frozen=True):
 class Workload:
     """Made-up requests as a trace; every iteration makes the same ones anew.
 
-        trace = Workload({"chat": Part(Chat(turns=8.0))}, num_requests=10_000, seed=1)
+        trace = Workload({"chat": Traffic(Chat(turns=8.0))}, num_requests=10_000, seed=1)
 
     parts         kinds of traffic by name; each draws from a generator of its own
     num_requests  it ends after so many; sessions that have not ended by then are cut off
@@ -40,7 +40,7 @@ class Workload:
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Traffic],
         num_requests: int,
         seed: int = 0,
         *,
@@ -74,9 +74,9 @@ class Workload:
         return "made-up"
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Report())
+        return self.read(Findings())
 
-    def read(self, report: Report) -> Iterator[TraceRequest]:
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report."""
         library = Library(self.block_size)
         for time_s, session, turn in self._turns(library):
@@ -92,7 +92,7 @@ class Workload:
             if report.rows == self.num_requests:
                 return
 
-    def _turns(self, library: Library) -> Iterator[tuple[float, str, Turn]]:
+    def _turns(self, library: Library) -> Iterator[tuple[float, str, SessionTurn]]:
         """Yield the turns of all sessions in order of time, for ever."""
         total = sum(part.share for part in self.parts.values())
         flows: list[_Flow] = []
@@ -114,9 +114,9 @@ class _Flow:
         self._starts = generator(*seed, 0)
         self._begin: Sessions = sessions_of(kind, name, library, generator(*seed, 1))
 
-    def turns(self) -> Iterator[tuple[float, str, Turn]]:
+    def turns(self) -> Iterator[tuple[float, str, SessionTurn]]:
         """Yield time, session and turn, in order of time."""
-        waiting: list[tuple[float, int, Turn]] = []
+        waiting: list[tuple[float, int, SessionTurn]] = []
         begin, number = 0.0, 0
         while True:
             begin = round(begin + draw_gap(self._starts, self._per_s), 6)

@@ -1,1 +1,1 @@
-"""What tiers hold, for people: names, surveys, export and import."""
+"""What tiers hold, for people: names and surveys."""

@@ -7,8 +7,8 @@ Keys are digests. `names.jsonl` says what they were made of, one JSON object per
     {"parent": "<hash>", "blocks": "<hashes>"}     blocks, each behind the one before, the first behind `parent`
 
 Hashes are 32 bytes in base64, `blocks` are several in one. Nothing depends on this file: without it,
-`quire inspect` shows no prefixes and exported tensors are not told apart by layer. Lines that
-cannot be read are left out and counted, so that several writers, or one that was killed, do no harm.
+`quire inspect` shows no prefixes. Lines that cannot be read are left out and counted, so that several
+writers, or one that was killed, do no harm.
 """
 
 from __future__ import annotations
@@ -155,23 +155,6 @@ class NamesFile:
             return not lines
         self._written.update(names)
         return True
-
-    def add_book(self, book: NameBook, known: NameBook) -> bool:
-        """Append what a book says beyond a known one, which is what the file says."""
-        fresh = NameBook()
-        fresh.namespaces = {
-            digest: space
-            for digest, space in book.namespaces.items()
-            if digest not in known.namespaces
-        }
-        fresh.scopes = {
-            root: label for root, label in book.scopes.items() if root not in known.scopes
-        }
-        fresh.parents = {
-            block: parent for block, parent in book.parents.items() if block not in known.parents
-        }
-        data = "".join(f"{line}\n" for line in fresh.lines()).encode()
-        return not data or self._append(data)
 
     def _append(self, data: bytes) -> bool:
         try:

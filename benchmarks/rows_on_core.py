@@ -1,0 +1,47 @@
+"""The rows of `quire bench core` of one checkout, on the core of another: what `old_and_new.py --rows-of-new` runs.
+
+    PYTHONPATH=OLD/src python benchmarks/rows_on_core.py NEW/src [--rows name,name]
+
+Prints the rows as JSON. A row that the core cannot run is left out, with the reason on standard error.
+"""
+
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import quire.bench
+from quire.core import CacheManager
+
+SWITCHES = ("events", "curve")
+"""What a core of before watchers was told by arguments."""
+
+
+def main(rows_source: str, *options: str) -> None:
+    """Measure and print."""
+    quire.bench.__path__[:] = [str(Path(rows_source) / "quire" / "bench")]
+    from quire.bench import managers
+
+    if set(SWITCHES) <= inspect.signature(CacheManager).parameters.keys():
+        managers.build = with_switches
+    from quire.bench import core_rows
+
+    wanted = options[1].split(",") if options[:1] == ("--rows",) else core_rows.names()
+    measured = []
+    for name in wanted:
+        try:
+            measured += core_rows.rows([name])
+        except (AttributeError, ImportError, TypeError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    print(json.dumps(measured))
+
+
+def with_switches(num_blocks, block_size, features):
+    """Make a manager as a core of before watchers spells it."""
+    switches = {name: getattr(features, name) for name in SWITCHES}
+    manager = CacheManager(num_blocks, block_size, **switches)
+    return manager, manager.take_events
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The core as it was, for `lockstep`."""

@@ -1,0 +1,189 @@
+"""Blocks: which are free, which are held, which are held twice."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from quire0.core.tokens import IntArray
+from quire.errors import InvariantError, OutOfBlocks
+
+GAP = -1
+"""Stands in a list of blocks where there is none."""
+
+
+def without_gaps(ids: memoryview[int]) -> memoryview[int]:
+    """Return the blocks of a list that are there."""
+    return memoryview(array("i", [block for block in ids if block != GAP])) if GAP in ids else ids
+
+
+class BlockPool:
+    """The physical blocks of one layer group, `name`.
+
+    A block is free, active (referenced by a sequence or a pin) or cached (in the tree,
+    referenced by nobody):
+
+        num_free + num_active + num_cached == num_blocks
+
+    Free ids lie on a stack, `_stack[_top:]`; a run of them is one copy, whatever its length.
+    A block outside the stack has one holder; the few with more (a partly filled block shared
+    by forks) stand in `shared` with their number of holders. `num_cached` is kept by the
+    prefix tree, the only place where blocks change between active and cached. `waiting` are
+    the planned copies into blocks of this pool: destination -> (source, tokens).
+
+    With `debug` every free and allocation is checked block by block; otherwise totals are.
+    """
+
+    __slots__ = (
+        "_held",
+        "_stack",
+        "_top",
+        "ids",
+        "name",
+        "num_allocations",
+        "num_blocks",
+        "num_cached",
+        "shared",
+        "waiting",
+    )
+
+    def __init__(self, num_blocks: int, name: str = "full", *, debug: bool = False) -> None:
+        self.name = name
+        self.num_blocks = num_blocks
+        self.num_cached = 0
+        self.num_allocations = 0
+        self.shared: dict[int, int] = {}
+        self.waiting: dict[int, tuple[int, int]] = {}
+        self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
+        self.ids: memoryview[int] = self._stack.data
+        self._top = 0
+        self._held = np.zeros(num_blocks, dtype=np.bool_) if debug else None
+
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - self._top
+
+    @property
+    def num_active(self) -> int:
+        return self._top - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can get: free now, or cached and thus evictable."""
+        return self.num_blocks - self._top + self.num_cached
+
+    def shortage(
+        self, what: str, needed: int, mend: str, kind: type[OutOfBlocks] = OutOfBlocks
+    ) -> OutOfBlocks:
+        """Return the error that says what this pool cannot give, what it holds, and what to do."""
+        free, cached, active = self.num_free, self.num_cached, self.num_active
+        msg = (
+            f"{what}: {needed} blocks of group {self.name!r} needed; of its {self.num_blocks} blocks {free} "
+            f"are free, {cached} cached, {active} active; {mend}"
+        )
+        return kind(msg, group=self.name, needed=needed, free=free, cached=cached, active=active)
+
+    def allocate(self, num_blocks: int) -> memoryview[int]:
+        """Take free blocks; the returned view of ids is valid until the next call that frees.
+
+        The caller has made sure that so many are free (`InvariantError` otherwise).
+        """
+        start = self._top
+        end = start + num_blocks
+        if end > self.num_blocks:
+            raise InvariantError(f"{num_blocks} blocks taken, {self.num_blocks - start} are free")
+        self._top = end
+        self.num_allocations += num_blocks
+        if self._held is not None:
+            self._debug_take(self._stack[start:end])
+        return self.ids[start:end]
+
+    def free(self, block_ids: memoryview[int]) -> None:
+        """Give back blocks that have one holder, as one run of ids."""
+        start = self._top - len(block_ids)
+        if start < 0:
+            raise InvariantError(f"{len(block_ids)} blocks freed, only {self._top} are held")
+        if self._held is not None:
+            self._debug_give(np.frombuffer(block_ids, dtype=np.int32))
+        if self.waiting:
+            for block in block_ids:
+                self.waiting.pop(block, None)
+        self.ids[start : self._top] = block_ids
+        self._top = start
+
+    def share(self, block_id: int) -> None:
+        """Add a holder to a block."""
+        self.shared[block_id] = self.shared.get(block_id, 1) + 1
+
+    def unshare(self, block_id: int) -> None:
+        """Take one of several holders away from a block."""
+        left = self.shared[block_id] - 1
+        if left == 1:
+            del self.shared[block_id]
+        else:
+            self.shared[block_id] = left
+
+    def free_ids(self) -> IntArray:
+        """Return the free ids in the order in which they will be given out, as a copy."""
+        return self._stack[self._top :].copy()
+
+    @property
+    def num_frees(self) -> int:
+        """Blocks given back since the pool was made."""
+        return self.num_allocations - self._top
+
+    @property
+    def span(self) -> int:
+        """The smallest pool that could hold what is held where it is: the highest held id + 1."""
+        held = np.ones(self.num_blocks, dtype=np.bool_)
+        held[self._stack[self._top :]] = False
+        ids = held.nonzero()[0]
+        return int(ids[-1]) + 1 if len(ids) else 0
+
+    def resize(self, num_blocks: int) -> IntArray:
+        """Move held blocks to ids below `num_blocks` and end the pool there, or make it larger.
+
+        With the size it has, held blocks move to the lowest ids. Returns where each old id
+        has gone, int32 [old num_blocks], to itself where it stays. The caller has made sure
+        that all fit, and renames the blocks everywhere.
+        """
+        held = np.ones(max(num_blocks, self.num_blocks), dtype=np.bool_)
+        held[self._stack[self._top :]] = False
+        held[self.num_blocks :] = False
+        limit = min(num_blocks, self._top) if num_blocks == self.num_blocks else num_blocks
+        moved = limit + held[limit:].nonzero()[0]
+        places = (~held[:limit]).nonzero()[0][: len(moved)]
+        renamed = np.arange(self.num_blocks, dtype=np.int32)
+        renamed[moved] = places
+        held[moved] = False
+        held[places] = True
+        free = (~held[:num_blocks]).nonzero()[0].astype(np.int32)
+        self._stack = np.zeros(num_blocks, dtype=np.int32)
+        self._stack[self._top :] = free
+        self.ids = self._stack.data
+        self.num_blocks = num_blocks
+        self.shared = {int(renamed[block]): count for block, count in self.shared.items()}
+        if self._held is not None:
+            self._held = held[:num_blocks]
+        return renamed
+
+    def _debug_take(self, ids: IntArray) -> None:
+        assert self._held is not None
+        if self._held[ids].any():
+            raise InvariantError(f"blocks {ids[self._held[ids]]} are on the free stack but held")
+        self._held[ids] = True
+
+    def _debug_give(self, ids: IntArray) -> None:
+        assert self._held is not None
+        outside = (ids < 0) | (ids >= self.num_blocks)
+        if outside.any():
+            raise InvariantError(f"unknown blocks {ids[outside]} of {self.num_blocks}")
+        if not self._held[ids].all():
+            raise InvariantError(f"double free of blocks {ids[~self._held[ids]]}")
+        if len(np.unique(ids)) != len(ids):
+            raise InvariantError(f"a block stands twice in one free: {ids}")
+        for block in self.shared:
+            if (ids == block).any():
+                raise InvariantError(f"block {block} freed with {self.shared[block]} holders")
+        self._held[ids] = False

@@ -1,0 +1,155 @@
+"""Memory for several layer groups: one budget of bytes, split by what a sequence needs of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+
+import msgspec
+
+from quire0.core.groups import (
+    ChunkedAttention,
+    FullAttention,
+    Kind,
+    LayerGroup,
+    Recurrent,
+    SlidingWindow,
+    check_count,
+)
+from quire.errors import ConfigError
+
+EXPECTED_TOKENS = 8192
+"""Tokens of a cached sequence, prompt and answer, where the caller expects nothing else."""
+
+STATES_PER_SEQUENCE = 3
+"""The state a sequence works on, and snapshots at the ends of its prompt and of its answer."""
+
+
+class GroupSize(msgspec.Struct, frozen=True):
+    """What the budget must know of a layer group: name, kind, and the bytes of one block."""
+
+    name: str
+    kind: Kind
+    bytes_per_block: int
+
+
+def blocks_for(kind: Kind, num_tokens: int, block_size: int) -> int:
+    """Return the blocks that a cached sequence of `num_tokens` keeps in a group of this kind.
+
+    full        all
+    sliding     its last window and one at each multiple of the interval, at most all
+    chunked     its last chunk, at most all
+    recurrent   the state it works on, two snapshots, and one at each multiple of the interval
+
+    Windowed groups count one block more, into which the sequence grows.
+    """
+    whole = _ceil(num_tokens, block_size)
+    match kind:
+        case FullAttention():
+            return whole
+        case SlidingWindow(window, sinks, interval):
+            windows = 1 + num_tokens // (interval or 4 * window)
+            kept = windows * (_ceil(window, block_size) + 1) + _ceil(sinks, block_size)
+            return min(whole, kept) + 1
+        case ChunkedAttention(chunk):
+            return min(whole, _ceil(chunk, block_size) + 1) + 1
+        case Recurrent(interval):
+            return STATES_PER_SEQUENCE + (num_tokens // interval if interval else 0)
+
+
+def split_budget(
+    capacity_bytes: int,
+    sizes: Items[GroupSize],
+    block_size: int = 16,
+    expected_tokens: int = EXPECTED_TOKENS,
+) -> list[LayerGroup]:
+    """Split `capacity_bytes` over groups so that all run short after the same number of sequences.
+
+    Each gets blocks in proportion to what a sequence of `expected_tokens` keeps in it; where
+    not even one such sequence fits, of the longest that does. What is left after rounding goes to
+    the first groups that have a use for it. Raises `ConfigError` when no sequence of a single
+    block fits, with what that takes.
+    """
+    expected = _ceil(check_count("expected_tokens", expected_tokens), block_size) * block_size
+    least = _cost(sizes, block_size, block_size)
+    if capacity_bytes < least:
+        needs = ", ".join(
+            f"{blocks_for(size.kind, block_size, block_size)} of {size.bytes_per_block} bytes in "
+            f"{size.name!r}"
+            for size in sizes
+        )
+        msg = (
+            f"a capacity of {capacity_bytes} bytes holds no sequence: one of a single block of "
+            f"{block_size} tokens takes {least} bytes (blocks: {needs}); raise the capacity or "
+            "lower block_size"
+        )
+        raise ConfigError(msg)
+    num_tokens = _longest(sizes, block_size, capacity_bytes, expected)
+    per_sequence = [blocks_for(size.kind, num_tokens, block_size) for size in sizes]
+    cost = _cost(sizes, num_tokens, block_size)
+    counts = [capacity_bytes * each // cost for each in per_sequence]
+    left = capacity_bytes - sum(
+        count * size.bytes_per_block for count, size in zip(counts, sizes, strict=True)
+    )
+    for index, size in enumerate(sizes):
+        more = left // size.bytes_per_block
+        counts[index] += more
+        left -= more * size.bytes_per_block
+    return [
+        LayerGroup(size.name, count, size.kind) for size, count in zip(sizes, counts, strict=True)
+    ]
+
+
+def shift_budget(
+    sizes: Items[GroupSize],
+    num_blocks: Items[int],
+    pressure: Mapping[str, int],
+    block_size: int = 16,
+    share: float = 0.125,
+) -> list[int]:
+    """Return new block counts in which the groups under pressure have memory of the others.
+
+    `pressure`: blocks per group name that were evicted or refused for want of room since the
+    last shift. Groups that lacked at most half the bytes of the one that lacked most give `share`
+    of their blocks, which the others get in proportion to what they lacked; none goes below what
+    one sequence of a block needs. The bytes of all groups together never grow.
+    """
+    lacked = [pressure.get(size.name, 0) * size.bytes_per_block for size in sizes]
+    counts = list(num_blocks)
+    giving = [2 * bytes_lacked <= max(lacked) for bytes_lacked in lacked]
+    wanted = sum(n for n, gives in zip(lacked, giving, strict=True) if not gives)
+    if not wanted:
+        return counts
+    freed = 0
+    for index, size in enumerate(sizes):
+        if giving[index]:
+            floor = blocks_for(size.kind, block_size, block_size)
+            given = max(min(int(counts[index] * share), counts[index] - floor), 0)
+            counts[index] -= given
+            freed += given * size.bytes_per_block
+    for index, size in enumerate(sizes):
+        if not giving[index]:
+            counts[index] += freed * lacked[index] // wanted // size.bytes_per_block
+    return counts
+
+
+def _longest(sizes: Items[GroupSize], block_size: int, capacity: int, expected: int) -> int:
+    """Return the most tokens, a multiple of `block_size` up to `expected`, that fit once."""
+    low, high = 1, expected // block_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _cost(sizes, middle * block_size, block_size) <= capacity:
+            low = middle
+        else:
+            high = middle - 1
+    return low * block_size
+
+
+def _cost(sizes: Items[GroupSize], num_tokens: int, block_size: int) -> int:
+    return sum(
+        blocks_for(size.kind, num_tokens, block_size) * size.bytes_per_block for size in sizes
+    )
+
+
+def _ceil(value: int, unit: int) -> int:
+    return -(-value // unit)

@@ -1,0 +1,214 @@
+"""The invariants of the core, verified from scratch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from quire0.core.blocks import GAP
+from quire0.core.hints import PENDING
+from quire0.core.node import Node
+from quire0.core.sparse import sparse_at
+from quire.errors import InvariantError
+
+if TYPE_CHECKING:
+    from quire0.core.manager import CacheManager
+
+
+def check(manager: CacheManager) -> None:
+    """Recount everything that is kept incrementally; raise `InvariantError` on a difference."""
+    _check_tree(manager)
+    _check_locks(manager)
+    _check_policies(manager)
+    _check_sequences(manager)
+    _check_media(manager)
+    wrong = manager.rows.check()
+    _require(not wrong, f"rows: {wrong}")
+    for group in range(len(manager.groups)):
+        _check_owners(manager, group)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise InvariantError(what)
+
+
+def _check_tree(manager: CacheManager) -> None:
+    size = manager.tree.block_bytes
+    for root in manager.tree.roots.values():
+        _require(root.parent is None and root.end == 0, "a root is below something")
+        _check_children(root, size)
+    for node in manager.tree.nodes():
+        name = f"node ending at block {node.end}"
+        _require(len(node.key) > 0 and len(node.key) % size == 0, f"{name}: partial key")
+        run = len(node.key) // size
+        for group in manager.rows.token_groups:
+            _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
+        for sparse in manager.tree.sparse:
+            wrong = sparse.check(node)
+            _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
+        _require(len(node.blocks) == len(manager.groups), f"{name}: a group is missing")
+        _require(node.end == node.start + run, f"{name}: end != start + {run}")
+        _require(node.hashes is None or len(node.hashes) <= run, f"{name}: too many hashes")
+        _check_children(node, size)
+
+
+def _check_children(node: Node, size: int) -> None:
+    for first, child in node.children.items():
+        _require(child.parent is node, "a child with another parent")
+        _require(bytes(child.key[:size]) == first, "a child under another block's bytes")
+        _require(child.first == first, "a child that goes by another name")
+        at_end = (node.lost or {}).get(node.end, ())
+        _require(hash(first) not in at_end, "a child is remembered as evicted")
+        _require(
+            child.priority <= node.priority or node.parent is None,
+            "a child of higher priority than its parent",
+        )
+    for at, among in (node.lost or {}).items():
+        _require(node.start < at <= node.end or node.parent is None, "something lost elsewhere")
+        place = (at - node.start) * size
+        goes_on = hash(bytes(node.key[place : place + size]))
+        _require(at == node.end or goes_on not in among, "a block is remembered as evicted")
+    if node.by_token is not None:
+        indexed = [first for token in sorted(node.by_token) for first in node.by_token[token]]
+        _require(indexed == sorted(node.children), "the index of children is out of date")
+
+
+def _check_locks(manager: CacheManager) -> None:
+    locks: Counter[int] = Counter()
+    stands: Counter[tuple[int, int]] = Counter()
+    pins: Counter[int] = Counter()
+    for seq in manager.sequences.values():
+        locks[id(seq.root)] += 1
+        if seq.state == "open":
+            locks.update(id(node) for node in seq.node.path())
+            stands.update((group.index, id(seq.node)) for group in manager.rows.standing(seq))
+    for anchor in manager.anchors.values():
+        locks.update(id(node) for node in anchor.path())
+        stands.update((group.index, id(anchor)) for group in manager.tree.sparse)
+    for pin in manager.pins.held.values():
+        path = [id(node) for node in pin.node.path()]
+        stands.update((group.index, id(pin.node)) for group in manager.tree.sparse)
+        locks.update(path)
+        pins.update(path)
+    for node in manager.tree.nodes():
+        for group, part in zip(manager.tree.sparse, node.parts, strict=True):
+            standing = stands[group.index, id(node)]
+            _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
+    pinned = 0
+    for node in [*manager.tree.roots.values(), *manager.tree.nodes()]:
+        counted = (locks[id(node)], pins[id(node)])
+        _require(
+            (node.locks, node.pins) == counted,
+            f"node ending at block {node.end}: {node.locks} locks, {node.pins} pins; the holders "
+            f"are {counted}",
+        )
+        pinned += node.num_blocks if node.pins else 0
+    _require(manager.pins.num_blocks == pinned, f"pinned blocks are {pinned}")
+    if manager.tree.full:
+        _require(pinned <= manager.pins.budget, "pins above the budget")
+
+
+def _check_policies(manager: CacheManager) -> None:
+    order = list(manager.tree.evictor.order())
+    held = Counter(id(node) for node in order)
+    _require(max(held.values(), default=0) <= 1, "a node stands twice in the policies")
+    place = {id(node): index for index, node in enumerate(order)}
+    nodes = {id(node): node for node in manager.tree.nodes()}
+    _require(all(each in nodes for each in held), "a policy holds a node that is gone")
+    for node in nodes.values():
+        if node.evictable:
+            _require(id(node) in held, "an evictable node that no policy holds")
+        if node.locks:
+            _require(id(node) not in held, "a policy holds a referenced node")
+        parent = node.parent
+        if parent is not None and id(parent) in held and id(node) in held:
+            _require(place[id(node)] < place[id(parent)], "a parent goes before its child")
+        if parent is not None and not parent.locks and 0 != parent.spent_from != PENDING:
+            _require(
+                node.spent_from != 0 and node.spent_from <= parent.spent_from,
+                "a parent is expected back for a shorter time than its child",
+            )
+    victim = next((node for node in order if node.evictable), None)
+    cached = sum(node.num_blocks for node in nodes.values() if not node.locks)
+    _require((victim is None) == (cached == 0), "cached blocks and no victim")
+
+
+def _check_sequences(manager: CacheManager) -> None:
+    rows, size = manager.rows, manager.block_size
+    used: set[int] = set()
+    for seq in manager.sequences.values():
+        if seq.state != "open":
+            _require(seq.node is seq.root, "a suspended sequence references blocks")
+            continue
+        _require(seq.row not in used and seq.row not in rows.unused, "a row with two owners")
+        used.add(seq.row)
+        lengths = (seq.published, seq.computed, seq.capacity)
+        _require(seq.num_blocks <= rows.ends[seq.row], "a table is longer than its extent")
+        first = rows.ends[seq.row] - rows.sizes[seq.row]
+        _require(first <= seq.unfilled, "a table has no place for its head")
+        _require(list(lengths) == sorted(lengths), f"published <= computed <= capacity: {lengths}")
+        private = len(seq.private_key) // manager.tree.block_bytes
+        _require(seq.node.end + private == seq.computed // size, "a full block is not published")
+        for group in rows.token_groups:
+            path = [block for node in seq.node.path() for block in node.blocks[group]]
+            table = seq.block_ids(group).tolist()
+            seen = [block for block in table[: len(path)] if block != GAP]
+            there = [path[at] for at, block in enumerate(table[: len(path)]) if block != GAP]
+            _require(seen == there, f"a table of group {group} differs from the tree")
+        for window in rows.windows:
+            first = window.first_of(seq.computed)
+            lacks = window.lacks(seq.node, first, seq.node.end)
+            _require(not lacks, f"group {window.index} lost a block of a running window")
+    _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
+
+
+def _check_media(manager: CacheManager) -> None:
+    uses: Counter[int] = Counter()
+    for node in manager.tree.nodes():
+        counts = manager.media.counts(node.key)
+        _require(node.has_media or not counts, "a node with media that does not know of them")
+        uses.update(counts)
+    for seq in manager.sequences.values():
+        uses.update(seq.media)
+    wrong = manager.media.check(dict(uses))
+    _require(not wrong, wrong)
+
+
+def _check_owners(manager: CacheManager, group: int) -> None:
+    """Free + active + cached == num_blocks, and every block has the holders that are counted."""
+    pool, rows, tree = manager.groups[group], manager.rows, manager.tree
+    free: list[int] = pool.free_ids().tolist()
+    held = [(node, blocks_of(manager, node, group)) for node in tree.nodes()]
+    in_tree = [block for _, blocks in held for block in blocks]
+    private: Counter[int] = Counter()
+    for seq in manager.sequences.values():
+        if seq.state == "open":
+            own = rows.entry(group, seq.row, 0)
+            if group in rows.token_groups:
+                own = rows.slots(group, seq.row, seq.node.end, seq.num_blocks)
+            private.update(block for block in own if block != GAP)
+    owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
+    twice = [block for block, count in owners.items() if count > 1]
+    _require(not twice, f"blocks {twice[:8]} of group {group} have two owners")
+    lost = pool.num_blocks - len(owners)
+    _require(not lost, f"{lost} blocks of group {group} belong to nobody")
+    shared = {block: count for block, count in private.items() if count > 1}
+    _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
+    sparse = sparse_at(tree.sparse, group)
+    cached = (
+        sum(len(blocks) - node.parts[sparse.place].guarded for node, blocks in held)
+        if sparse
+        else sum(len(blocks) for node, blocks in held if not node.locks)
+    )
+    _require(pool.num_cached == cached, f"{cached} blocks are cached, counted {pool.num_cached}")
+    for copy in manager.copies.peek():
+        if copy.group == group:
+            owned = copy.dst in private or copy.dst in in_tree
+            _require(owned, f"a copy into block {copy.dst}, which nobody owns")
+
+
+def blocks_of(manager: CacheManager, node: Node, group: int) -> list[int]:
+    """Return the blocks of one group that a node holds."""
+    sparse = sparse_at(manager.tree.sparse, group)
+    return [block for _, block in sparse.held(node)] if sparse else list(node.blocks[group])

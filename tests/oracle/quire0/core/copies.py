@@ -1,0 +1,68 @@
+"""Planned block copies: what the data plane does before the next forward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire0.core.blocks import BlockPool
+
+
+class BlockCopy(NamedTuple):
+    """Copy the KV of the first `num_tokens` tokens of block `src` to block `dst` of a group.
+
+    In a recurrent group a block is a state and is copied whole; `num_tokens` is 1.
+    """
+
+    group: int
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class CopyPlan:
+    """The copies planned since the last `take`, as one simultaneous assignment.
+
+    Every source is read before any destination is written, and destinations are distinct.
+    So a plan stays right when a source is evicted and given out again before it is taken:
+    nothing writes to a block before the copies are done. A copy from a block that is itself
+    a destination reads that block's source; a block that is freed waits for no copy, which
+    is why its pool keeps what it waits for (`BlockPool.waiting`).
+    """
+
+    def __init__(self, pools: tuple[BlockPool, ...]) -> None:
+        self._pools = pools
+
+    def __bool__(self) -> bool:
+        return any(pool.waiting for pool in self._pools)
+
+    def plan(self, copy: BlockCopy) -> None:
+        """Add a copy into a block that was just allocated."""
+        waiting = self._pools[copy.group].waiting
+        src, num_tokens = copy.src, copy.num_tokens
+        earlier = waiting.get(src)
+        if earlier is not None:
+            src, num_tokens = earlier[0], min(num_tokens, earlier[1])
+        waiting[copy.dst] = (src, num_tokens)
+
+    def touches(self, group: int, block_id: int) -> bool:
+        """Whether this block waits for a copy or is read by one."""
+        waiting = self._pools[group].waiting
+        return block_id in waiting or any(src == block_id for src, _ in waiting.values())
+
+    def take(self) -> list[BlockCopy]:
+        """Return the plan and start an empty one.
+
+        A source that was evicted and given out as its own destination needs no copy.
+        """
+        plan = [copy for copy in self.peek() if copy.src != copy.dst]
+        for pool in self._pools:
+            pool.waiting.clear()
+        return plan
+
+    def peek(self) -> list[BlockCopy]:
+        """Return the plan and leave it as it is."""
+        return [
+            BlockCopy(group, src, dst, num_tokens)
+            for group, pool in enumerate(self._pools)
+            for dst, (src, num_tokens) in pool.waiting.items()
+        ]

@@ -1,0 +1,200 @@
+"""The state of a manager as plain data, and that data as a picture for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire0.core.hints import PENDING
+from quire0.core.node import Node
+from quire0.core.sparse import Part
+from quire0.core.states import StatePart
+from quire0.core.tokens import array_of
+
+if TYPE_CHECKING:
+    from quire0.core.manager import CacheManager
+    from quire0.core.sequence import Sequence
+
+BAR = 40
+
+
+def snapshot(manager: CacheManager) -> dict[str, Any]:
+    """Return all state that later calls depend on; two managers with equal data act alike."""
+    order = {id(node): place for place, node in enumerate(manager.tree.evictor.order())}
+    sparse = [group.index for group in manager.tree.sparse]
+    children = _tree(list(manager.tree.roots.values()), order, sparse)
+    numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
+    return {
+        "block_size": manager.block_size,
+        "policy": manager.settings.policy_name,
+        "groups": [
+            {
+                "name": spec.name,
+                "num_blocks": pool.num_blocks,
+                "free": pool.num_free,
+                "active": pool.num_active,
+                "cached": pool.num_cached,
+                "free_runs": _runs(pool.free_ids()),
+                "shared": {str(block): count for block, count in sorted(pool.shared.items())},
+            }
+            for spec, pool in zip(manager.settings.groups, manager.groups, strict=True)
+        ],
+        "roots": [
+            {"scope": repr(scope), "children": children[id(root)]}
+            for scope, root in manager.tree.roots.items()
+        ],
+        "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
+        "copies": [list(copy) for copy in manager.copies.peek()],
+        "sparse_order": [group.order() for group in manager.tree.sparse],
+        "pinned_blocks": manager.pins.num_blocks,
+        "num_pins": len(manager.pins.held),
+        "num_media": len(manager.media),
+        "num_events": len(manager.event_log) if manager.event_log is not None else 0,
+        "stats": _stats(manager),
+    }
+
+
+def draw(state: dict[str, Any]) -> str:
+    """Draw a snapshot: one bar per pool, the tree of every scope, the running sequences."""
+    lines: list[str] = []
+    for group in state["groups"]:
+        total = group["num_blocks"]
+        active = round(BAR * group["active"] / total)
+        cached = min(round(BAR * group["cached"] / total), BAR - active)
+        bar = "#" * active + "+" * cached + "." * (BAR - active - cached)
+        lines.append(
+            f"{group['name']} [{bar}] {group['active']} active # {group['cached']} cached + "
+            f"{group['free']} free . of {total} blocks of {state['block_size']} tokens"
+        )
+    for root in state["roots"]:
+        if root["children"]:
+            lines.append(root["scope"])
+            _draw_children(root["children"], state, lines)
+    lines.extend(
+        f"sequence {seq['number']} {seq['state']}: {seq['published']} published <= "
+        f"{seq['computed']} computed <= {seq['capacity']} capacity"
+        for seq in state["sequences"]
+    )
+    stats = state["stats"]
+    lines.append(
+        f"{stats['num_requests']} requests, {stats['hit_tokens']} of {stats['prompt_tokens']} "
+        f"prompt tokens found ({stats['hit_rate']:.1%}), {stats['evicted_blocks']} blocks evicted"
+    )
+    return "\n".join(lines)
+
+
+def held_notes(node: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Say what sparse groups hold of a node of a snapshot, where that is not all of it."""
+    size = state["block_size"]
+    run = len(node["tokens"]) // size
+    notes: list[str] = []
+    for part in node["parts"]:
+        name = state["groups"][part["group"]]["name"]
+        if "snapshots" in part:
+            at = ", ".join(str(end * size) for end, _ in part["snapshots"])
+            notes.append(f"{name} at {at}" if at else f"no {name}")
+        elif part["num_held"] < run:
+            notes.append(f"{name} {part['num_held']}/{run}")
+    return notes
+
+
+def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: list[str]) -> None:
+    size = state["block_size"]
+    waiting = [("", index == 0, node) for index, node in enumerate(reversed(nodes))]
+    while waiting:
+        indent, last, node = waiting.pop()
+        notes = [f"{node['locks']} ref" if node["locks"] else "cached"]
+        if node["pins"]:
+            notes.append("pinned")
+        if node["priority"]:
+            notes.append(f"priority {node['priority']}")
+        head = ", ".join(str(token) for token in node["tokens"][:6])
+        run = len(node["tokens"]) // size
+        notes += held_notes(node, state)
+        lines.append(
+            f"{indent}{'└── ' if last else '├── '}{run} blocks, tokens "
+            f"{(node['end'] - run) * size}-{node['end'] * size}: [{head}, ...]  {', '.join(notes)}"
+        )
+        below = indent + ("    " if last else "│   ")
+        waiting += [(below, at == 0, child) for at, child in enumerate(reversed(node["children"]))]
+
+
+def _tree(
+    roots: list[Node], order: dict[int, int], sparse: list[int]
+) -> dict[int, list[dict[str, Any]]]:
+    """Return the children of every root as data, without recursion: trees can be deep."""
+    children: dict[int, list[dict[str, Any]]] = {id(root): [] for root in roots}
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        for child in node.children.values():
+            data = _node(child, order, sparse)
+            children[id(node)].append(data)
+            children[id(child)] = data["children"]
+            waiting.append(child)
+    return children
+
+
+def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any]:
+    return {
+        "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
+        "blocks": [ids.tolist() for ids in node.blocks],
+        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=True)],
+        "end": node.end,
+        "locks": node.locks,
+        "pins": node.pins,
+        "priority": node.priority,
+        "keep_until": node.keep_until,
+        "spent_from": -2.0 if node.spent_from == PENDING else node.spent_from,
+        "eviction_order": order.get(id(node)),
+        "rank": list(node.rank),
+        "uses": node.uses,
+        "children": [],
+    }
+
+
+def _part(group: int, part: Part) -> dict[str, Any]:
+    data: dict[str, Any] = {name: getattr(part, name) for name in part.__struct_fields__}
+    data["group"] = group
+    if isinstance(part, StatePart):
+        data["snapshots"] = [list(item) for item in sorted(part.snapshots.items())]
+        data["passing"] = sorted(part.passing)
+    return data
+
+
+def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "state": seq.state,
+        "scope": repr(seq.scope),
+        "published": seq.published,
+        "computed": seq.computed,
+        "capacity": seq.capacity,
+        "num_cached": seq.num_cached,
+        "prompt_len": seq.prompt_len,
+        "priority": seq.priority,
+        "tables": [
+            seq.block_ids(group).tolist() if seq.state == "open" else []
+            for group in range(len(seq.rows.flat))
+        ],
+        "private": array_of(seq.private_key).tolist(),
+        "drafts": [seq.drafted_at, *seq.drafts],
+        "tokens": seq.tokens.tolist(),
+        "known": array_of(seq.known).tolist(),
+        "keep_for": seq.keep_for,
+    }
+
+
+def _stats(manager: CacheManager) -> dict[str, Any]:
+    stats = manager.stats
+    counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    return counts | {"hit_rate": stats.hit_rate}
+
+
+def _runs(ids: np.ndarray[Any, np.dtype[np.int32]]) -> list[list[int]]:
+    """Write ids as [first, count] runs, in order."""
+    if not len(ids):
+        return []
+    cuts = np.flatnonzero(np.diff(ids) != 1) + 1
+    return [[int(run[0]), len(run)] for run in np.split(ids, cuts)]

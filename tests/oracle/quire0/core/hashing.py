@@ -1,0 +1,109 @@
+"""Block hashes: the names of blocks outside the process.
+
+    root digest  = SHA-256("quire-scope-1" + parts)         salt, lora, model
+    block digest = SHA-256(parent digest + tokens + media)  tokens: int32 little-endian
+
+Each scope part is one type byte (0 None, 1 str, 2 bytes, 3 int as decimal text) followed by
+its length (8 bytes, little-endian) and its bytes, so no two scopes have the same encoding.
+`media` is empty for plain text. Otherwise each run of one media item inside the block adds:
+index of its first token in the block and number of tokens (4 bytes each, little-endian),
+then SHA-256 of the item (digest length as 8 bytes, digest, placeholder tokens); at media
+positions `tokens` holds -1. The golden vectors are in `tests/golden/block_hashes.json`.
+
+Inside the process nothing trusts a hash: a match compares tokens.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import numpy as np
+
+from quire0.core.groups import check_count
+from quire0.core.scope import MediaItem, MediaTable, Scope, ScopePart, check_media, check_scope
+from quire0.core.tokens import INT32, Key, TokenIds, check_sign, key_of
+
+LITTLE_ENDIAN = sys.byteorder == "little"
+
+
+def block_hashes(
+    tokens: TokenIds,
+    block_size: int,
+    scope: Scope | None = None,
+    media: tuple[MediaItem, ...] = (),
+) -> list[bytes]:
+    """Return the 32-byte digests of the whole blocks of a prompt, first block first.
+
+    A digest names its block and all before it: equal digests mean equal tokens, media and
+    scope from the start of the prompt. Raises as `CacheManager.open` does.
+    """
+    key = key_of(tokens)
+    check_sign(key)
+    check_count("block_size", block_size)
+    check_scope(scope := scope if scope is not None else Scope())
+    table = MediaTable()
+    if media:
+        check_media(media, len(key) // 4)
+        key = table.encode(key, media)
+    return chain(root_digest(scope), key, block_size * 4, table)
+
+
+def root_digest(scope: Scope) -> bytes:
+    """Return the digest that stands for the empty prefix of a scope."""
+    parts = (scope.salt, scope.lora, scope.model)
+    return _digest(b"quire-scope-1" + b"".join(map(_part, parts)))
+
+
+def chain(parent: bytes, key: Key | bytearray, block_bytes: int, media: MediaTable) -> list[bytes]:
+    """Hash the whole blocks of a key, each over the digest before it."""
+    from hashlib import sha256  # noqa: PLC0415 - OpenSSL is loaded when something is hashed
+
+    digests: list[bytes] = []
+    if not key:
+        return digests
+    if len(media) and int(np.frombuffer(key, INT32).min()) < 0:
+        tokens = np.frombuffer(key, INT32)
+        per_block = block_bytes // 4
+        for start in range(0, len(tokens) - per_block + 1, per_block):
+            block = tokens[start : start + per_block]
+            parent = sha256(parent + _encode_block(block, media)).digest()
+            digests.append(parent)
+        return digests
+    data = bytes(key) if LITTLE_ENDIAN else np.frombuffer(key, INT32).astype("<i4").tobytes()
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        parent = sha256(parent + data[start : start + block_bytes]).digest()
+        digests.append(parent)
+    return digests
+
+
+def _part(part: ScopePart) -> bytes:
+    match part:
+        case None:
+            kind, data = 0, b""
+        case str():
+            kind, data = 1, part.encode()
+        case bytes():
+            kind, data = 2, part
+        case int():
+            kind, data = 3, str(part).encode()
+    return struct.pack("<BQ", kind, len(data)) + data
+
+
+def _digest(data: bytes) -> bytes:
+    from hashlib import sha256  # noqa: PLC0415 - see `chain`
+
+    return sha256(data).digest()
+
+
+def _encode_block(block: np.ndarray[tuple[int], np.dtype[np.int32]], media: MediaTable) -> bytes:
+    tokens = np.maximum(block, -1)
+    parts = [tokens.astype("<i4").tobytes()]
+    edges = np.flatnonzero(np.diff(block)) + 1
+    for run in np.split(np.arange(len(block)), edges):
+        number = int(block[run[0]])
+        if number < 0:
+            digest, placeholders = media.content(number)
+            item = struct.pack("<Q", len(digest)) + digest + placeholders
+            parts.append(struct.pack("<II", run[0], len(run)) + _digest(item))
+    return b"".join(parts)

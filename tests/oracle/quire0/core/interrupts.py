@@ -1,0 +1,88 @@
+"""Interrupts: what becomes of a cache when an exception cuts one of its calls off half-way.
+
+A signal is handled between any two bytecodes, and a library must not block those of a process. So a call that
+changes anything is watched, which costs nothing as long as nothing happens: where another exception leaves it
+than one of quire's own, which are raised before any change, the cache is barred until it is reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from quire.errors import Interrupted, InvariantError, QuireError
+
+ALLOWED = frozenset({"reset", "interrupted", "cut_off"})
+"""What a barred object still has, beside what Python itself asks for."""
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+Owner = TypeVar("Owner", bound="Interruptible")
+
+
+class Interruptible:
+    """What is barred when a call of it was cut off: `interrupted` says which one, and by what."""
+
+    interrupted: str = ""
+
+    def cut_off(self, call: str, error: BaseException) -> None:
+        """Bar this, for an exception that leaves `call`; not for a refusal before any change."""
+        refused = isinstance(error, QuireError) and not isinstance(error, InvariantError)
+        if not refused and not self.interrupted:
+            self.give_up(f"{call} was cut off half-way by {type(error).__name__}")
+
+    def give_up(self, why: str) -> None:
+        """Bar this and what it has given out; `reset` starts it anew."""
+        raise NotImplementedError
+
+
+def mutating(
+    call: Callable[Concatenate[Owner, Params], Result],
+) -> Callable[Concatenate[Owner, Params], Result]:
+    """Watch a method that changes its object. The hottest ones do the same in line."""
+
+    @wraps(call)
+    def watched(self: Owner, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        try:
+            return call(self, *args, **kwargs)
+        except BaseException as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is not None:  # else it had not begun
+                self.cut_off(call.__name__, error)
+            raise
+
+    return watched
+
+
+def bar(part: Any, why: str) -> None:
+    """Make every use of an object raise `Interrupted`, by giving it another class."""
+    if not part.interrupted:
+        kind: type = _barred(part.__class__)
+        vars(part)["interrupted"] = why
+        part.__class__ = kind
+
+
+def unbar(part: Any) -> None:
+    """Give an object back the class that it had."""
+    if part.interrupted:
+        part.__class__ = type(part).__base__
+        del part.interrupted
+
+
+@cache
+def _barred(kind: type) -> type:
+    def refuse(self: object, name: str) -> Any:
+        if name in ALLOWED or name.startswith("__"):
+            return object.__getattribute__(self, name)
+        why = object.__getattribute__(self, "interrupted")
+        msg = (
+            f"{why}: what is cached and who runs is not to be relied on; call reset() (of a "
+            "PrefixCache clear()), which starts it empty, and open the requests again"
+        )
+        raise Interrupted(msg)
+
+    def draw(self: Any) -> str:
+        return f"<{kind.__name__}: {self.interrupted}; reset() starts it empty>"
+
+    return type(kind.__name__, (kind,), {"__getattribute__": refuse, "__repr__": draw})

@@ -1,0 +1,73 @@
+"""Joining: runs that a branch divided, and nothing divides any more, become one run again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire0.core.node import NO_CHILDREN
+
+if TYPE_CHECKING:
+    from quire0.core.node import Node
+    from quire0.core.radix import PrefixTree
+
+MAX_JOINED_BYTES = 1 << 16
+"""Key bytes of the longest run that is appended to the one above it: what a join costs at most, and so
+what the cut that came before it has paid for. Comparing so many takes longer than passing a node."""
+
+
+def join_path(tree: PrefixTree, node: Node) -> None:
+    """Join what can be joined of the path to a node, all of which a request has just used and locked."""
+    path, now = node.path(), tree.evictor.now()
+    upper = path[0]
+    for lower in path[1:]:
+        if _are_alike(tree, upper, lower, now):
+            _join(tree, upper, lower)
+        upper = lower
+
+
+def _are_alike(tree: PrefixTree, upper: Node, lower: Node, now: float) -> bool:
+    """Whether a node and its child differ in nothing that a run has once.
+
+    As many locks as the child has: nobody stands where they meet.
+    """
+    return (
+        len(upper.children) == 1
+        and upper.locks == lower.locks
+        and len(lower.key) <= MAX_JOINED_BYTES
+        and upper.used == lower.used
+        and upper.priority == lower.priority
+        and upper.session is lower.session
+        and upper.spent_from == lower.spent_from
+        and upper.grown == lower.grown
+        and max(upper.keep_until, now) == max(lower.keep_until, now)
+        and tree.evictor.joinable(upper, lower)
+        and all(group.joinable(upper) for group in tree.sparse)
+    )
+
+
+def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
+    """Let `lower`, to which the references of sequences and pins point, take over the run of `upper`."""
+    parent, num_blocks = upper.parent, upper.num_blocks
+    assert parent is not None
+    for group in tree.sparse:
+        group.forget(upper)
+    upper.key += lower.key
+    for ids, more in zip(upper.blocks, lower.blocks, strict=True):
+        ids.extend(more)
+    for run, more in ((upper.hashes, lower.hashes), (upper.named, lower.named)):
+        if run is not None and more is not None and len(run) == num_blocks:
+            run.extend(more)  # pyright: ignore[reportArgumentType] - both are of one kind
+    if upper.lost:
+        upper.lost.update(lower.lost or {})
+        lower.lost = upper.lost
+    lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
+    lower.hashes, lower.named, lower.name_above = upper.hashes, upper.named, upper.name_above
+    lower.has_media |= upper.has_media
+    lower.parent = parent
+    parent.children[upper.first] = lower
+    if upper.session is not None and upper.session.nodes.pop(id(upper), None) is not None:
+        upper.session.nodes[id(lower)] = lower
+    for group in tree.sparse:
+        group.joined(lower, upper.parts[group.place])
+    upper.parent = upper.session = upper.policy = upper.note = None
+    upper.children = NO_CHILDREN

@@ -1,0 +1,231 @@
+"""Lookups: what is cached of a prompt, and why not more. Nothing here changes any state."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire0.core.blocks import GAP
+from quire0.core.lost import Lost, marks_of
+from quire0.core.node import Match, Node
+from quire0.core.radix import PrefixTree
+from quire0.core.scope import Scope
+from quire0.core.states import StateGroup
+from quire0.core.tokens import TOKEN_BYTES, Key, common_bytes
+
+
+class Hit(msgspec.Struct, frozen=True, gc=False):
+    """What `open` would find cached: `num_tokens` of the prompt, never all of it.
+
+    `num_blocks` whole blocks are shared; `partial_tokens` more come out of a copy of one
+    block. `reason` says why it is not more, see `stats.MISS_REASONS`.
+    """
+
+    num_tokens: int
+    num_blocks: int
+    partial_tokens: int
+    reason: str
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Tokens [start, stop) of a prompt: found, or missed for a reason.
+
+    Beside `stats.MISS_REASONS` there is "scope": another scope, which does not share, has them cached.
+    """
+
+    start: int
+    stop: int
+    cached: bool
+    why: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A prompt, cut into what is cached and what is not, each with its reason."""
+
+    num_tokens: int
+    hit: Hit
+    segments: list[Segment]
+    found_in: list[tuple[Scope, int]]
+    """Other scopes in which a longer prefix is cached, with its tokens; longest first."""
+    in_tiers: list[tuple[str, int]] = []
+    """Tiers that would add to it, with the tokens that would come from each; an engine fills it in."""
+
+    def __str__(self) -> str:
+        share = self.hit.num_tokens / self.num_tokens
+        lines = [f"{self.hit.num_tokens} of {self.num_tokens} tokens cached ({share:.1%})"]
+        for part in self.segments:
+            mark = "hit " if part.cached else "miss"
+            lines.append(f"  {mark} [{part.start:>7}, {part.stop:>7})  {part.why}")
+        lines += [f"  {scope!r} has {tokens} tokens of it" for scope, tokens in self.found_in]
+        lines += [f"  tier {name} has {tokens} tokens more" for name, tokens in self.in_tiers]
+        return "\n".join(lines)
+
+
+class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A lookup's raw result: whole blocks, and maybe the head of one more block to copy.
+
+    That block is number `index` of `edge`; its first `partial_tokens` tokens match. Where a
+    sparse group refuses to go as far as tokens match, `refused` blocks follow the match.
+    """
+
+    match: Match
+    partial_tokens: int = 0
+    edge: Node | None = None
+    index: int = 0
+    refused: int = 0
+
+
+class Lookup:
+    """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy."""
+
+    def __init__(self, tree: PrefixTree, block_size: int, *, sub_block: bool) -> None:
+        self._tree = tree
+        self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        states = any(isinstance(group, StateGroup) for group in tree.sparse)
+        self._sub_block = sub_block and block_size > 1 and not states
+
+    def find(self, root: Node, key: Key, limit: int) -> Found:
+        """Find what is cached of the first `limit` tokens of a key."""
+        block_bytes = self._block_bytes
+        num_bytes = limit * TOKEN_BYTES
+        match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
+        end = match.num_bytes
+        if self._tree.sparse and end:
+            match = self.accepted(match)
+            if match.num_bytes < end:
+                return Found(match, refused=(end - match.num_bytes) // block_bytes)
+        if self._sub_block and end < num_bytes and (match.into or match.node.children):
+            rest = key[end : min(end + block_bytes, num_bytes)]
+            partial = self._tree.match_partial(match, rest)
+            if partial is not None and self._can_copy(match, partial[0], partial[1]):
+                edge, index, num_tokens = partial
+                return Found(match, num_tokens, edge, index)
+        return Found(match)
+
+    def accepted(self, match: Match) -> Match:
+        """Shorten a match of tokens to the largest boundary that every group accepts."""
+        block_bytes = self._block_bytes
+        node = match.edge if match.edge is not None and match.into else match.node
+        tried, end = -1, match.num_bytes // block_bytes
+        while tried != end:
+            tried = end
+            for group in self._tree.sparse:
+                end = group.accepted(node, end)
+        if end * block_bytes == match.num_bytes:
+            return match
+        while end <= node.start and node.parent is not None:
+            node = node.parent
+        if end == node.end:
+            return Match(node, end * block_bytes, None, 0)
+        assert node.parent is not None
+        return Match(node.parent, end * block_bytes, node, (end - node.start) * block_bytes)
+
+    def hit(self, root: Node, key: Key) -> Hit:
+        """Return what a request for this prompt would find."""
+        num_tokens = len(key) // TOKEN_BYTES
+        found = self.find(root, key, num_tokens - 1)
+        num_blocks = found.match.num_bytes // self._block_bytes
+        cached = num_blocks * self._block_size + found.partial_tokens
+        if cached == num_tokens - 1:
+            return Hit(cached, num_blocks, found.partial_tokens, "last_token")
+        reason, *_ = self.why(key, found)
+        return Hit(cached, num_blocks, found.partial_tokens, reason)
+
+    def why(self, key: Key, found: Found) -> tuple[str, int, int]:
+        """Return the reason why a hit ends where it does, and how many tokens it explains.
+
+        No other scope is looked at: the time that this takes would tell what somebody else has cached.
+
+        The last one, and those that are cold, need no other explanation: 0. Of evicted ones the third item is
+        the number of the last request that used them, else 0.
+        """
+        num_tokens = len(key) // TOKEN_BYTES
+        cached = found.match.num_bytes // TOKEN_BYTES + found.partial_tokens
+        missed = num_tokens - 1 - cached
+        if not missed:
+            return "last_token", 0, 0
+        match = found.match
+        if found.refused:
+            return "window", min(missed, found.refused * self._block_size), 0
+        if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
+            return "partial_block", missed, 0
+        holder = match.edge if match.edge is not None and match.into else match.node
+        lost = holder.lost.get(match.num_bytes // self._block_bytes) if holder.lost else None
+        if lost:
+            end, used = self._lost_end(lost, match.num_bytes, key)
+            if end > match.num_bytes:
+                return "evicted", min(missed, max(end // TOKEN_BYTES - cached, 1)), used
+        return "cold", 0, 0
+
+    def _lost_end(self, at: dict[int, Lost], end: int, key: Key) -> tuple[int, int]:
+        """Follow what was evicted after `end` bytes: where that ends, and who used it last."""
+        lost: dict[int, Lost] | None = at
+        used, first = 0, key[end : end + self._block_bytes].tobytes()
+        while lost and end + self._block_bytes < len(key):
+            run = lost.get(hash(first))
+            if run is None:
+                break
+            same = common_bytes(marks_of(key, end, len(key), self._block_bytes), run.marks)
+            end, used = end + same * self._block_bytes, run.used
+            lost = run.below if same == len(run.marks) else None
+            first = key[end : end + self._block_bytes].tobytes() if lost else b""
+        return end, used
+
+    def explain(self, root: Node, key: Key) -> Explanation:
+        """Return the whole story of a prompt, for the operator; asks every scope."""
+        num_tokens = len(key) // TOKEN_BYTES
+        found = self.find(root, key, num_tokens - 1)
+        hit = self.hit(root, key)
+        segments: list[Segment] = []
+        whole = hit.num_blocks * self._block_size
+        if whole:
+            segments.append(Segment(0, whole, cached=True, why=f"{hit.num_blocks} shared blocks"))
+        if hit.partial_tokens:
+            why = "copied out of a block that starts the same"
+            segments.append(Segment(whole, hit.num_tokens, cached=True, why=why))
+        elsewhere = [each for each in self._elsewhere(root, key) if each[1] > whole]
+        reason, explained, _ = self.why(key, found)
+        at = hit.num_tokens
+        if reason == "cold" and elsewhere and elsewhere[0][1] > at:
+            reason, explained = "scope", min(num_tokens - 1, elsewhere[0][1]) - at
+        if reason != "last_token":
+            if explained:
+                segments.append(Segment(at, at + explained, cached=False, why=reason))
+                at += explained
+            if at < num_tokens - 1:
+                segments.append(Segment(at, num_tokens - 1, cached=False, why="cold"))
+        last = Segment(num_tokens - 1, num_tokens, cached=False, why="last_token")
+        segments.append(last)
+        return Explanation(num_tokens, hit, segments, elsewhere)
+
+    def _elsewhere(self, root: Node, key: Key) -> list[tuple[Scope, int]]:
+        """Return the other scopes that hold a prefix, longest first."""
+        first = key[: self._block_bytes].tobytes()
+        found: list[tuple[Scope, int]] = []
+        for scope, other in self._tree.roots.items():
+            if other is not root and first in other.children:
+                match = self._tree.match(other, key, len(key) - len(key) % self._block_bytes)
+                found.append((scope, match.num_bytes // TOKEN_BYTES))
+        found.sort(key=lambda pair: -pair[1])
+        return found
+
+    def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
+        """Whether this block is there in every group, and one more can be had for its copy.
+
+        Not asked where a group is recurrent: a state cannot be cut inside a block.
+        The matched path is referenced first; what that takes is no room.
+        """
+        tree = self._tree
+        if any(edge.blocks[group.index][index] == GAP for group in tree.sparse):
+            return False
+        if all(pool.num_free for pool in tree.pools):
+            return True
+        found_blocks = match.num_bytes // self._block_bytes
+        path_cached = match.into // self._block_bytes if match.edge and not match.edge.locks else 0
+        node = match.node
+        while node.parent is not None and not node.locks:
+            path_cached += node.num_blocks
+            node = node.parent
+        return all(pool.num_available > path_cached for _, pool in tree.full) and all(
+            group.pool.num_available > group.reach(found_blocks) for group in tree.sparse
+        )

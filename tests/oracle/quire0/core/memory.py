@@ -1,0 +1,175 @@
+"""Memory: how full the groups are, moving blocks together, and capacity between groups."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from quire0.core.blocks import GAP
+from quire0.core.copies import BlockCopy
+from quire0.core.groups import check_count
+from quire0.core.sparse import sparse_at
+from quire0.core.states import StateGroup
+from quire0.core.tokens import IntArray
+from quire.errors import ConfigError, CopyError
+
+if TYPE_CHECKING:
+    from quire0.core.manager import CacheManager
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """How full one group is. Blocks unless the name says otherwise.
+
+    free + active + cached == num_blocks
+    """
+
+    num_blocks: int
+    free: int
+    active: int
+    cached: int
+    allocations: int
+    frees: int
+    span: int
+    """The highest held id + 1: the pool could end there without moving a block."""
+    num_sequences: int
+    references: int
+    """Entries in the tables of open sequences."""
+    shared_blocks: int
+    """Blocks that stand in the tables of two or more open sequences."""
+    used_tokens: int
+    """Computed tokens of open sequences."""
+    room_tokens: int
+    """Tokens that their tables have room for."""
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the blocks that are held, cached ones included, 0 to 1."""
+        return 1 - self.free / self.num_blocks
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the span that is free, 0 to 1: what a compaction mends."""
+        return 1 - (self.num_blocks - self.free) / self.span if self.span else 0.0
+
+    @property
+    def padding(self) -> float:
+        """Share of the room of open sequences that holds no token yet, 0 to 1."""
+        return 1 - self.used_tokens / self.room_tokens if self.room_tokens else 0.0
+
+
+def usage(manager: CacheManager, group: int) -> Usage:
+    """Return how full a group is."""
+    pool = manager.groups[group]
+    running = [seq for seq in manager.sequences.values() if seq.state == "open"]
+    tables = [seq.block_ids(group) for seq in running]
+    entries = np.concatenate([*tables, np.zeros(0, np.int32)])
+    _, counts = np.unique(entries[entries != GAP], return_counts=True)
+    return Usage(
+        num_blocks=pool.num_blocks,
+        free=pool.num_free,
+        active=pool.num_active,
+        cached=pool.num_cached,
+        allocations=pool.num_allocations,
+        frees=pool.num_frees,
+        span=pool.span,
+        num_sequences=len(running),
+        references=int(counts.sum()),
+        shared_blocks=int((counts > 1).sum()),
+        used_tokens=sum(seq.computed for seq in running),
+        room_tokens=sum(seq.num_blocks for seq in running) * manager.block_size,
+    )
+
+
+def compact(manager: CacheManager, group: int) -> int:
+    """Move the blocks of a group together; return how many were moved."""
+    _refuse_waiting_copies(manager)
+    _refuse_open_handles(manager)
+    return _resize_pool(manager, group, manager.groups[group].num_blocks)
+
+
+def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
+    """Change the sizes of groups; see `CacheManager.resize`."""
+    names = [spec.name for spec in manager.settings.groups]
+    if not isinstance(num_blocks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = (
+            f"new sizes are given by group, {{{names[0]!r}: 1000}} for instance, got {num_blocks!r}"
+        )
+        raise ConfigError(msg)
+    unknown = [name for name in num_blocks if name not in names]
+    if unknown:
+        raise ConfigError(f"no layer groups {unknown}; there are {', '.join(names)}")
+    wanted = [
+        check_count(f"num_blocks of {name!r}", num_blocks.get(name, pool.num_blocks))
+        for name, pool in zip(names, manager.groups, strict=True)
+    ]
+    shrinking = [
+        max(pool.num_blocks - n, 0) for pool, n in zip(manager.groups, wanted, strict=True)
+    ]
+    _refuse_waiting_copies(manager)
+    if any(shrinking):
+        _refuse_open_handles(manager)
+    manager.pins.check_sizes(wanted)
+    manager.room.make(shrinking, manager.pins.release_expired)
+    for group, new in enumerate(wanted):
+        if new != manager.groups[group].num_blocks:
+            _resize_pool(manager, group, new)
+    groups = zip(manager.settings.groups, wanted, strict=True)
+    resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
+    manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
+    manager.pins.measure()
+
+
+def _refuse_waiting_copies(manager: CacheManager) -> None:
+    if manager.copies:
+        msg = (
+            f"{len(manager.copies.peek())} planned copies wait; call take_copies() and do them "
+            "before blocks are moved"
+        )
+        raise CopyError(msg)
+
+
+def _refuse_open_handles(manager: CacheManager) -> None:
+    """Whoever has a restore or a hold reads or writes blocks under the ids that they have now."""
+    if manager.anchors:
+        msg = (
+            f"{len(manager.anchors)} restores or holds are open, whose owners copy to and from "
+            "blocks by their ids; leave the restores and release the holds before blocks are moved"
+        )
+        raise CopyError(msg)
+
+
+def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
+    renamed = manager.groups[group].resize(num_blocks)
+    moved: list[int] = (renamed != np.arange(len(renamed))).nonzero()[0].tolist()
+    if moved:
+        _rename(manager, group, renamed)
+    num_tokens = manager.block_size if group in manager.rows.token_groups else 1
+    for src in moved:
+        manager.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
+    return len(moved)
+
+
+def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
+    """Point everything that names a block of this group to where it has gone."""
+    rows = manager.rows
+    for seq in manager.sequences.values():
+        rows.fill(seq)
+    names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
+    sparse = sparse_at(manager.tree.sparse, group)
+    for node in manager.tree.nodes():
+        if isinstance(sparse, StateGroup):
+            sparse.rename(node, renamed)
+        else:
+            ids = node.blocks[group]
+            ids[:] = array("i", names[np.array(ids, dtype=np.int32)].tolist())
+    for seq in manager.sequences.values():
+        if seq.state != "open":
+            continue
+        table = rows.table(group, seq.row, seq.num_blocks if group in rows.token_groups else 1)
+        stale = table >= len(renamed)  # behind a window, from before the pool shrank
+        table[stale] = GAP
+        table[:] = names[table]

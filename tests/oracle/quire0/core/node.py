@@ -1,0 +1,182 @@
+"""The nodes of the prefix tree: what is kept of a run of blocks, and where a lookup ended."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import msgspec
+
+from quire0.core.lost import Forks
+from quire0.core.policies import Entry
+from quire0.core.sparse import Part
+from quire0.core.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from quire0.core.hints import Session
+    from quire0.core.sequence import Sequence
+
+NO_CHILDREN: dict[bytes, Node] = {}
+
+
+class Node(Entry, gc=False, eq=False):
+    """An edge of the tree: a run of blocks below `parent`, and the branches after it.
+
+    `key`        token ids of the run, `block_size * 4` bytes per block
+    `first`      those of its first block: its name among the children of its parent
+    `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
+                 in a windowed group, empty in a recurrent one
+    `parts`      what each sparse group keeps of the node
+    `end`        blocks from the root to the end of this run
+    `children`   by the bytes of their first block
+    `by_token`   those bytes again, sorted, by first token; made when it is first needed
+    `locks`      references: sequences and pins at this node or below it (a root: sequences)
+    `pins`       how many of them are pins
+    `grown`      whether blocks were stored here since it was last cached
+    `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
+    `session`    the only session that has used it, None if there are others
+    `used`       number of the last request that used it, 0 if nobody did
+    `writer`     the sequence that may lengthen this leaf without asking: the only reference is
+                 its own, nothing hangs below, and the blocks are kept on its terms
+    `lost`       evicted continuations, by the boundary of this run where they went on
+    `has_media`  whether tokens of it may stand for media
+    `hashes`     digests of the first blocks, as far as they were computed
+    `named`      what `names` gives, as far as it was asked for
+    `name_above` the name of the block before this run, and `start` when it was asked for: a cut
+                 moves the start, and nothing else does
+
+    Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
+    root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
+    collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
+    """
+
+    key: bytearray = msgspec.field(default_factory=bytearray)
+    first: bytes = b""
+    blocks: tuple[array[int], ...] = ()
+    parts: tuple[Part, ...] = ()
+    parent: Node | None = None
+    children: dict[bytes, Node] = NO_CHILDREN
+    by_token: dict[bytes, list[bytes]] | None = None
+    locks: int = 0
+    pins: int = 0
+    grown: bool = True
+    has_media: bool = False
+    lost: Forks | None = None
+    hashes: list[bytes] | None = None
+    named: array[int] | None = None
+    name_above: tuple[int, int] | None = None
+    priority: int = 0
+    keep_until: float = 0.0
+    spent_from: float = 0.0
+    session: Session | None = None
+    deadline: float = 0.0
+    used: int = 0
+    writer: Sequence | None = None
+
+    @property
+    def evictable(self) -> bool:
+        return not self.locks and not self.children and self.parent is not None
+
+    @property
+    def start(self) -> int:
+        """Blocks from the root to the start of this run."""
+        return self.parent.end if self.parent is not None else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the run in blocks."""
+        return self.end - self.parent.end if self.parent is not None else 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.key) // TOKEN_BYTES
+
+    @property
+    def above(self) -> Node | None:
+        parent = self.parent
+        return parent if parent is not None and parent.parent is not None else None
+
+    @property
+    def num_below(self) -> int:
+        return len(self.children)
+
+    @property
+    def below(self) -> Node | None:
+        return self.children[next(reversed(self.children))] if self.children else None
+
+    def names(self) -> array[int]:
+        unnamed: list[Node] = []
+        node: Node | None = self
+        while node is not None and (node.named is None or len(node.named) < node.num_blocks):
+            unnamed.append(node)
+            node = node.parent
+        for each in reversed(unnamed):
+            each.name_blocks()
+        return self.named if self.named is not None else array("I")
+
+    def name(self, index: int) -> int:
+        if self.named is not None and index < len(self.named):
+            return self.named[index]
+        size = len(self.key) // self.num_blocks
+        with memoryview(self.key) as key, key[: (index + 1) * size] as head:
+            return crc32(head, self._find_name_above())
+
+    def _find_name_above(self) -> int:
+        """Return the name of the block before this run, that of the root at its start."""
+        unknown: list[Node] = []
+        node, known = self, 0
+        while True:
+            if node.parent is None:
+                known = node.named[0] if node.named else 0
+                break
+            if node.name_above is not None and node.name_above[0] == node.start:
+                known = node.name_above[1]
+                break
+            unknown.append(node)
+            node = node.parent
+        for each in reversed(unknown):
+            if node.parent is not None:
+                known = crc32(node.key, known)
+            each.name_above = (each.start, known)
+            node = each
+        return known
+
+    def name_blocks(self) -> None:
+        """Name the blocks that have no name yet; those of the parent have theirs."""
+        named = self.named
+        if named is None:
+            named = self.named = array("I")
+        if self.parent is None:
+            return
+        above = self.parent.named
+        name = named[-1] if named else above[-1] if above else 0
+        size = len(self.key) // self.num_blocks
+        for start in range(len(named) * size, len(self.key), size):
+            name = crc32(self.key[start : start + size], name)
+            named.append(name)
+
+    def __repr__(self) -> str:
+        return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
+
+    def path(self) -> list[Node]:
+        """Return the nodes from below the root down to this one."""
+        nodes: list[Node] = []
+        node: Node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+class Match(msgspec.Struct, gc=False, eq=False):
+    """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
+
+    `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
+    """
+
+    node: Node
+    num_bytes: int
+    edge: Node | None
+    into: int

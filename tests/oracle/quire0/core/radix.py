@@ -1,0 +1,346 @@
+"""The prefix tree: which runs of tokens have blocks, and where a block becomes cached.
+
+root (scope)
+ └── edge "system prompt"        key: 128 blocks of tokens, blocks: their ids
+      ├── edge "user A ..."      a leaf: evicted from its tail, block by block
+      └── edge "user B ..."
+           ├── edge ...
+           └── edge ...
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+
+from quire0.core.blocks import BlockPool
+from quire0.core.eviction import Evictor
+from quire0.core.lost import LostOf, between
+from quire0.core.media import UsedMedia
+from quire0.core.node import NO_CHILDREN, Match, Node
+from quire0.core.scope import Scope
+from quire0.core.sparse import SparseGroup
+from quire0.core.tokens import TOKEN_BYTES, Key, common_prefix
+from quire0.core.windows import WindowGroup
+
+SCAN_CHILDREN = 8
+"""Up to so many children are compared one by one; more are indexed: by first token, sorted."""
+
+MAX_ROOTS = 4096
+"""Beyond so many scopes, those without cached blocks and sequences are forgotten."""
+
+
+class PrefixTree:
+    """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
+
+    A lookup compares tokens at memcmp speed and changes nothing. Blocks change between
+    active and cached in `lock` and `unlock`, become shared in `add` and `extend`, and free
+    in `drop_tail`; nowhere else, but that `Publisher.publish_last_blocks` unrolls `extend`.
+    The blocks of a sparse group change state in `SparseGroup`, which hears of all this.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        pools: tuple[BlockPool, ...],
+        evictor: Evictor,
+        media: UsedMedia,
+        sparse: tuple[SparseGroup, ...] = (),
+    ) -> None:
+        self.block_bytes = block_size * TOKEN_BYTES
+        self.pools = pools
+        self.evictor = evictor
+        self.media = media
+        self.sparse = sparse
+        self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
+        apart = [group.index for group in sparse]
+        self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
+        self.roots: dict[Scope, Node] = {}
+        self._num_roots = 0
+        self._max_roots = MAX_ROOTS
+        self.lost = LostOf(self.block_bytes)
+
+    def root(self, scope: Scope) -> Node:
+        """Return the root of a scope, made at first use."""
+        root = self.roots.get(scope)
+        if root is None:
+            if len(self.roots) >= self._max_roots:
+                self._forget_roots()
+            root = self.roots[scope] = Node(named=array("I", [self._num_roots]))
+            self._num_roots += 1
+        return root
+
+    def match(self, root: Node, key: Key, num_bytes: int) -> Match:
+        """Find the longest cached run of whole blocks in `key[:num_bytes]`. Pure."""
+        block_bytes = self.block_bytes
+        node = root
+        start = 0
+        while True:
+            first = key[start : start + block_bytes].tobytes()
+            edge = node.children.get(first)
+            if edge is None:
+                return Match(node, start, None, 0)
+            edge_key = edge.key
+            end = start + len(edge_key)
+            if end > num_bytes:
+                into = self._whole_blocks(edge_key, key[start:num_bytes])
+                return Match(node, start + into, edge, into)
+            if not edge_key.startswith(key[start:end]):
+                into = self._whole_blocks(edge_key, key[start:end])
+                return Match(node, start + into, edge, into)
+            node = edge
+            start = end
+
+    def match_partial(self, found: Match, rest: Key) -> tuple[Node, int, int] | None:
+        """Find a cached block that starts as `rest` does: (its edge, its index there, tokens)."""
+        if found.edge is not None and found.into:
+            at = found.into
+            shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
+            return (found.edge, at // self.block_bytes, shared) if shared else None
+        best: tuple[Node, int, int] | None = None
+        for first in self._similar_children(found.node, rest):
+            shared = common_prefix(first, rest)
+            if shared > (best[2] if best else 0):
+                best = (found.node.children[first], 0, shared)
+        return best
+
+    def split(self, edge: Node, num_blocks: int) -> Node:
+        """Cut an edge after `num_blocks` and return the new upper half; `edge` is the lower."""
+        at = num_blocks * self.block_bytes
+        parent = edge.parent
+        assert parent is not None
+        first = edge.first
+        upper = Node(
+            key=edge.key[:at],
+            first=first,
+            blocks=tuple(ids[:num_blocks] for ids in edge.blocks),
+            end=parent.end + num_blocks,
+            parent=parent,
+            locks=edge.locks,
+            pins=edge.pins,
+            grown=edge.grown,
+            has_media=edge.has_media,
+            used=edge.used,
+        )
+        del edge.key[:at]
+        for ids in edge.blocks:
+            del ids[:num_blocks]
+        if edge.hashes is not None:
+            upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
+        if edge.named is not None:
+            upper.named, edge.named = edge.named[:num_blocks], edge.named[num_blocks:]
+        if edge.lost:
+            above = between(edge.lost, parent.end, upper.end)
+            upper.lost = {at: edge.lost.pop(at) for at in above}
+        edge.parent = upper
+        edge.first = bytes(edge.key[: self.block_bytes])
+        parent.children[first] = upper
+        upper.children = {edge.first: edge}
+        self.evictor.split(upper, edge)
+        for group in self.sparse:
+            group.split(upper, edge)
+        return upper
+
+    def cut_path(self, node: Node, starts: Iterable[int]) -> None:
+        """Make these blocks of the path to a node, rising, starts of nodes."""
+        for start in reversed(list(starts)):
+            while node.parent is not None and node.start > start:
+                node = node.parent
+            if node.start < start < node.end:
+                self.split(node, start - node.start)
+
+    def cut(self, found: Match) -> Node:
+        """Make the end of a match a node of its own and return it."""
+        if not found.into:
+            return found.node
+        assert found.edge is not None
+        return self.split(found.edge, found.into // self.block_bytes)
+
+    def lock(self, node: Node) -> None:
+        """Reference one node: cached blocks become active."""
+        if not node.locks:
+            self.evictor.referenced(node)
+            num_blocks = node.num_blocks
+            for _, pool in self.full:
+                pool.num_cached -= num_blocks
+        node.writer = None
+        node.locks += 1
+        for group in self._sinking:
+            group.recount(node)
+
+    def unlock(self, node: Node) -> None:
+        """Drop a reference; after the last one active blocks become cached.
+
+        Paths are unlocked from the deepest node up: a parent is the more recently used one.
+        Where the policy wants a run that has grown in two parts, the upper one is the parent.
+        """
+        if self.evictor.remembers and node.locks == 1 and node.grown:
+            seam = self.evictor.seam(node)
+            if 0 < seam < node.num_blocks:
+                self.split(node, seam)
+        node.locks -= 1
+        node.writer = None
+        if not node.locks:
+            num_blocks = node.num_blocks
+            for _, pool in self.full:
+                pool.num_cached += num_blocks
+            self.evictor.released(node)
+        for group in self._sinking:
+            group.recount(node)
+
+    def stand(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
+        """A sequence or pin stands at the end of this node, whose path it has locked."""
+        for group in groups if node.parent is not None else ():
+            group.guard(node)
+
+    def leave(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
+        """A sequence or pin stands at the end of this node no more."""
+        for group in groups if node.parent is not None else ():
+            group.unguard(node)
+
+    def add(
+        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], priority: int
+    ) -> Node:
+        """Add a run of active blocks below `parent`, referenced once by the caller."""
+        node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
+        node.priority = priority
+        node.end = parent.end + len(key) // self.block_bytes
+        parent.writer = None
+        if parent.children is NO_CHILDREN:
+            parent.children = {first: node}
+        else:
+            parent.children[first] = node
+            if parent.by_token is not None:
+                insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
+        for group in self.sparse:
+            group.created(node)
+        return node
+
+    def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
+        """Lengthen a leaf that only the caller references, in place."""
+        node.key += key
+        for ids, more in zip(node.blocks, blocks, strict=True):
+            ids.frombytes(more.cast("B"))
+        num_blocks = len(key) // self.block_bytes
+        node.end += num_blocks
+        node.grown = True
+        for group in self.sparse:
+            group.extended(node, num_blocks)
+
+    def count_media(self, node: Node, key: Key) -> None:
+        """Tokens of a request with media were stored at the end of a node: what they stand for is in use."""
+        node.has_media = True
+        self.media.stored(key)
+
+    def drop_tail(self, node: Node, num_blocks: int) -> None:
+        """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
+        for g, pool in self.full:
+            pool.free(memoryview(node.blocks[g])[-num_blocks:])
+            pool.num_cached -= num_blocks
+        lost, parent = self.lost.tail(node, num_blocks), node.parent
+        first = self.cut_tail(node, num_blocks)
+        if node.parent is not None:
+            self.lost.hang(lost, first, node, is_end=True)
+        elif parent is not None:
+            self.lost.hang(lost, first, parent, is_end=False)
+
+    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
+        """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
+
+        Sparse groups free theirs, from block `freed_from` on. Returns the bytes of the first
+        block taken out.
+        """
+        for group in self.sparse:
+            group.cut(node, num_blocks, freed_from)
+        at = len(node.key) - num_blocks * self.block_bytes
+        left = at // self.block_bytes
+        if node.has_media:
+            self.media.removed(node.key[at:])
+        if left:
+            first = bytes(node.key[at : at + self.block_bytes])
+            del node.key[at:]
+            for ids in node.blocks:
+                del ids[left:]
+            if node.lost:
+                for boundary in between(node.lost, node.end - num_blocks, node.end):
+                    del node.lost[boundary]
+            node.end -= num_blocks
+            node.writer = None
+            if node.hashes is not None:
+                del node.hashes[left:]
+            if node.named is not None:
+                del node.named[left:]
+            return first
+        parent, first = node.parent, node.first
+        assert parent is not None
+        if not node.locks:
+            self.evictor.referenced(node)
+        for group in self.sparse:
+            group.forget(node)
+        del parent.children[first]
+        if parent.by_token is not None:
+            bucket = parent.by_token[first[:TOKEN_BYTES]]
+            del bucket[bisect_left(bucket, first)]
+            if not bucket:
+                del parent.by_token[first[:TOKEN_BYTES]]
+        node.parent = node.session = node.policy = node.note = None
+        if not parent.children and parent.parent is not None and not parent.locks:
+            self.evictor.exposed(parent)
+        return first
+
+    def __del__(self) -> None:
+        """Break the links between nodes, which the garbage collector does not see."""
+        if not hasattr(self, "lost"):
+            return  # its making was cut off
+        for node in [*self.roots.values(), *self.nodes()]:
+            node.parent = node.older = node.newer = node.writer = None
+            node.session = node.policy = node.note = None
+            node.children = NO_CHILDREN
+        for group in self.sparse:
+            group.clear()
+
+    def nodes(self) -> Iterator[Node]:
+        """Iterate over all nodes but the roots, parents first, in order of insertion."""
+        stack = [
+            child
+            for root in reversed(self.roots.values())
+            for child in reversed(root.children.values())
+        ]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def _forget_roots(self) -> None:
+        for scope, root in list(self.roots.items())[1:]:
+            if not root.children and not root.locks:
+                del self.roots[scope]
+        self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
+
+    def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
+        """Count the bytes of whole blocks that an edge and a key share, by bisection."""
+        size = self.block_bytes
+        same, limit = 0, min(len(edge_key), len(key)) // size
+        while same < limit:
+            middle = (same + limit + 1) // 2
+            if edge_key.startswith(key[same * size : middle * size], same * size):
+                same = middle
+            else:
+                limit = middle - 1
+        return same * size
+
+    def _similar_children(self, node: Node, rest: Key) -> list[bytes]:
+        """Return the first blocks of the children among which the most similar one is."""
+        if len(node.children) <= SCAN_CHILDREN:
+            return list(node.children)
+        if node.by_token is None:
+            by_token: dict[bytes, list[bytes]] = {}
+            for first in sorted(node.children):
+                by_token.setdefault(first[:TOKEN_BYTES], []).append(first)
+            node.by_token = by_token  # whole, whatever interrupts: lookups change nothing else
+        bucket = node.by_token.get(rest[:TOKEN_BYTES].tobytes())
+        if bucket is None:
+            return []
+        at = bisect_left(bucket, rest.tobytes())
+        return bucket[max(at - 1, 0) : at + 1]

@@ -1,0 +1,215 @@
+"""Giving back: what a sequence holds when it ends, is preempted, or was speculating."""
+
+from __future__ import annotations
+
+from array import array
+from operator import index
+from typing import SupportsIndex
+
+from quire0.core.blocks import GAP
+from quire0.core.events import EventLog
+from quire0.core.node import Node
+from quire0.core.radix import PrefixTree
+from quire0.core.rows import Rows
+from quire0.core.sequence import Sequence
+from quire0.core.tokens import TOKEN_BYTES
+from quire.errors import TruncateError
+
+
+class Rollback:
+    """Releases the blocks and references of sequences."""
+
+    def __init__(self, tree: PrefixTree, rows: Rows, events: EventLog | None) -> None:
+        self._tree = tree
+        self._rows = rows
+        self._events = events
+
+    def let_go(self, seq: Sequence, now: float) -> None:
+        """Release all that an open sequence holds, and its row."""
+        tree, rows = self._tree, self._rows
+        if seq.visit is not None:
+            seq.visit.now = now
+            seq.visit.output = seq.visit.output or max(rows.computed[seq.row] - seq.prompt_len, 0)
+            tree.evictor.closing(seq.visit, seq.node)
+        self._free(seq, seq.node.end, seq.num_blocks)
+        tree.leave(seq.node, rows.standing(seq))
+        self._free_states(seq)
+        if seq.terms is not None:  # what was cut for them may have been joined since
+            tree.cut_path(seq.node, (term.start for term in seq.terms.steps))
+        node = seq.node
+        while node.parent is not None:
+            keep_for = seq.keep_for_at(node.parent.end)
+            if keep_for:
+                node.keep_until = max(node.keep_until, now + keep_for)
+                for group in tree.sparse:
+                    group.touched(node)
+            tree.unlock(node)
+            node = node.parent
+        rows.give_back(seq.row)
+        seq.node = seq.root
+        seq.drafts = ()
+        seq.private_key = b""
+        seq.unfilled = 0
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
+        rows, row, size = self._rows, seq.row, self._rows.block_size
+        computed = rows.computed[row]
+        if not isinstance(num_tokens, SupportsIndex) or not 0 <= index(num_tokens) <= computed:  # pyright: ignore[reportUnnecessaryIsInstance]
+            msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
+            raise TruncateError(msg)
+        num_tokens = index(num_tokens)
+        rows.fill(seq)
+        keep, in_tail = divmod(num_tokens, size)
+        published = seq.node.end
+        taken_back = self._head(seq, keep, in_tail) if keep < published and in_tail else b""
+        goes_back = num_tokens < computed
+        if goes_back:
+            self._check_sparse(seq, num_tokens)
+            self._tree.leave(seq.node, rows.standing(seq))
+            self._free_states(seq)
+        if keep >= published and keep < computed // size:
+            at = (keep - published) * self._tree.block_bytes
+            taken_back = seq.private_key[at : at + in_tail * TOKEN_BYTES]
+        self._keep_known(seq, num_tokens)
+        self._free(seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
+        if keep < computed // size:
+            rows.write_tail(row, 0, taken_back)
+            seq.private_key = seq.private_key[: max(keep - published, 0) * self._tree.block_bytes]
+        if keep < published:
+            for window in rows.windows:
+                self._refresh(seq, window.index, keep + 1)
+            self._unpublish(seq, keep, in_tail)
+        if goes_back:
+            self._tree.stand(seq.node, rows.standing(seq))
+        rows.computed[row] = rows.capacity[row] = num_tokens
+        seq.drafts = ()
+
+    def _check_sparse(self, seq: Sequence, num_tokens: int) -> None:
+        """Raise `TruncateError` unless every sparse group can continue from this length."""
+        rows, node = self._rows, seq.node
+        keep, in_tail = divmod(num_tokens, rows.block_size)
+        end = keep + (in_tail > 0)
+        for window in rows.windows:
+            first = window.first_of(num_tokens)
+            lost = window.lacks(node, first, min(end, node.end))
+            start = max(first, node.end)
+            lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
+            if lost:
+                msg = (
+                    f"truncate to {num_tokens} tokens, but group {window.index} no longer has "
+                    f"all of the window of tokens from {first * rows.block_size} on that the next "
+                    "token needs; suspend and resume the sequence to compute it again"
+                )
+                raise TruncateError(msg)
+        for state in rows.states:
+            if num_tokens and (in_tail or state.snapshot(node, keep) is None):
+                msg = (
+                    f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
+                    f"snapshot of exactly that length; the longest below is "
+                    f"{state.accepted(node, min(keep, node.end)) * rows.block_size} tokens"
+                )
+                raise TruncateError(msg)
+
+    def _refresh(self, seq: Sequence, group: int, end: int) -> None:
+        """Read a table anew up to block `end`: behind the window others may have healed gaps."""
+        for node in seq.node.path():
+            stop = min(node.end, end)
+            if node.start < stop:
+                ids = node.blocks[group][: stop - node.start]
+                self._rows.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+
+    def _head(self, seq: Sequence, keep: int, in_tail: int) -> bytes:
+        """Return the first tokens of published block `keep`, which must be the sequence's alone."""
+        node, num_below = seq.node, 0
+        alone = True
+        while True:
+            alone &= node.locks == 1 and len(node.children) == num_below
+            if node.start <= keep:
+                break
+            assert node.parent is not None
+            node, num_below = node.parent, 1
+        if not alone:
+            size = self._rows.block_size
+            msg = (
+                f"truncate to {keep * size + in_tail} tokens ends inside block {keep}, which is "
+                f"published and used by others; truncate to {keep * size} or {keep * size + size}"
+                ", or fork"
+            )
+            raise TruncateError(msg)
+        at = (keep - node.start) * self._tree.block_bytes
+        return bytes(node.key[at : at + in_tail * TOKEN_BYTES])
+
+    def _keep_known(self, seq: Sequence, num_tokens: int) -> None:
+        """Make the rest of the prompt known again; forget what is beyond it."""
+        if num_tokens < seq.known_start:
+            again = seq.token_bytes()[num_tokens * TOKEN_BYTES : seq.known_start * TOKEN_BYTES]
+            seq.known = again + seq.known
+            seq.known_start = num_tokens
+        end = max(seq.prompt_len, num_tokens)
+        seq.known = seq.known[: max(end - seq.known_start, 0) * TOKEN_BYTES]
+
+    def _unpublish(self, seq: Sequence, keep: int, in_tail: int) -> None:
+        """Leave the path beyond block `keep`.
+
+        Blocks that this sequence published and nobody else uses leave the tree; what it found
+        cached stays, except a block that it goes on writing to.
+        """
+        tree = self._tree
+        node = seq.node
+        own = keep if in_tail else max(keep, seq.num_cached // self._rows.block_size)
+        while node.end > keep and node.parent is not None:
+            parent, start = node.parent, node.start
+            if node.locks == 1 and not node.children and node.end > own:
+                self._withdraw(seq, node, max(own, start), freed_from=keep + (in_tail > 0))
+                if start >= own:
+                    node = parent
+                continue
+            if start < keep:
+                parent = tree.split(node, keep - start)
+            below = node
+            while below is not parent:
+                tree.unlock(below)
+                assert below.parent is not None
+                below = below.parent
+            node = parent
+        seq.node = node
+
+    def _withdraw(self, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
+        """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
+        end = node.end
+        if self._events is not None:
+            self._events.removed(node, end - start, "truncated")
+        self._tree.cut_tail(node, end - start, freed_from)
+        first = max(start, freed_from)
+        if first < end:
+            for g, pool in self._tree.full:
+                pool.free(self._rows.slots(g, seq.row, first, end))
+
+    def _free(self, seq: Sequence, start: int, stop: int) -> None:
+        """Give up private blocks [start, stop) of a sequence's table."""
+        if start >= stop:
+            return
+        for g in self._rows.token_groups:
+            slots = self._rows.slots(g, seq.row, start, stop)
+            if self._tree.pools[g].shared or seq.private_key:
+                slots = self._unshared(g, slots)
+            self._tree.pools[g].free(slots)
+
+    def _free_states(self, seq: Sequence) -> None:
+        """Give up the states that a sequence works on."""
+        for state in self._rows.states:
+            slot = self._rows.entry(state.index, seq.row, 0)
+            state.pool.free(self._unshared(state.index, slot))
+            slot[0] = GAP
+
+    def _unshared(self, group: int, slots: memoryview[int]) -> memoryview[int]:
+        """Drop the holds on shared blocks; return the ids that nobody else holds."""
+        pool = self._tree.pools[group]
+        own: list[int] = []
+        for block in slots:
+            if block in pool.shared:
+                pool.unshare(block)
+            elif block != GAP:
+                own.append(block)
+        return memoryview(array("i", own))

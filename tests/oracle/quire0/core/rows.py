@@ -1,0 +1,288 @@
+"""Rows: the lengths, block tables and unpublished tokens of all open sequences, as arrays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire0.core.blocks import GAP
+from quire0.core.radix import PrefixTree
+from quire0.core.sparse import SparseGroup
+from quire0.core.states import StateGroup
+from quire0.core.tokens import INT32, TOKEN_BYTES, IntArray
+from quire0.core.windows import WindowGroup
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    IndexArray = npt.NDArray[np.intp]
+
+    from quire0.core.sequence import Sequence
+
+MIN_EXTENT = 64
+"""The shortest extent of a row, in blocks."""
+
+MIN_ARENA = 1 << 16
+"""Entries below which the arena never shrinks: 256 KiB per group, of which only what is used takes memory."""
+
+
+class Rows:
+    """Lengths, block tables and unpublished tokens of all open sequences, one row each.
+
+    They are arrays so that a decode step is a few vector operations over the batch. The
+    memoryviews beside them read and write single items four times faster than NumPy does.
+
+    The block tables of a group lie in one arena, each in an extent of its own, a power of two
+    long, at the same place in every group. Block i of a row is entry `offset[row] + i`, for
+    `ends[row] - sizes[row] <= i < ends[row]`. An extent that is given back waits for a row that
+    needs one of its size; when the arena is full, or its rows use less than a quarter of it, they
+    move together into a new one. So what tables take follows the sequences that are open:
+
+        sum(sizes) + what waits == what was given out of the arena
+        the arena is the smallest one, or at most four times as large as sum(sizes)
+
+    `computed`, `capacity`  int32 [rows], tokens
+    `flat[group]`           int32 [arena], block ids; of a recurrent group [rows], its state, -1 for none
+    `offset`, `ends`        intp [rows], entries of the arena and blocks; `sizes` those of the extent
+    `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
+    `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
+                            but the recurrent ones
+    `version`, `epoch`      count the calls that changed a length or moved a row, and those that took
+                            a sequence away or back, so that a `DecodeBatch` knows when to look
+    """
+
+    interrupted = ""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_groups: int,
+        tree: PrefixTree,
+        cut_off: Callable[[str, BaseException], None],
+    ) -> None:
+        self._cut_off = cut_off
+        self.tree = tree  # kept alive: sequences read their tokens from it
+        self.block_size = block_size
+        self.version = self.epoch = 0
+        self.num_rows = 64
+        self.unused = list(range(self.num_rows - 1, -1, -1))
+        self.windows = tuple(each for each in tree.sparse if isinstance(each, WindowGroup))
+        self.states = tuple(each for each in tree.sparse if isinstance(each, StateGroup))
+        without = {state.index for state in self.states}
+        self.token_groups = tuple(g for g in range(num_groups) if g not in without)
+        self.computed_array = np.zeros(self.num_rows, dtype=INT32)
+        self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
+        self.offset_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
+        self.ends_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
+        self.tails = np.zeros((self.num_rows, block_size), dtype=INT32)
+        self.sizes = [0] * self.num_rows
+        sizes = [MIN_ARENA if g in self.token_groups else self.num_rows for g in range(num_groups)]
+        self.flat_tables = [np.zeros(size, INT32) for size in sizes]
+        self.arena_size = MIN_ARENA
+        self.top = 0
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by size, where they start
+        self._view()
+
+    @property
+    def num_used(self) -> int:
+        """Entries of the arena in the extents of rows."""
+        return self.top - sum(size * len(starts) for size, starts in self.waiting.items())
+
+    def take(self) -> int:
+        """Return an unused row, with both lengths 0, no blocks and no states."""
+        if not self.unused:
+            self._add_rows()
+        row = self.unused.pop()
+        for state in self.states:
+            self.flat[state.index][row] = GAP
+        return row
+
+    def give_back(self, row: int) -> None:
+        """Mark a row unused."""
+        self.computed[row] = self.capacity[row] = 0
+        size = self.sizes[row]
+        if size:
+            self.waiting[size].append(self.offset[row] + self.ends[row] - size)
+            self.sizes[row] = self.ends[row] = 0
+            if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
+                self._rebuild(self.num_used)
+        self.unused.append(row)
+        self.version += 1
+        self.epoch += 1
+
+    def standing(self, seq: Sequence) -> tuple[SparseGroup, ...]:
+        """Return the groups in which a sequence guards the node where it stands.
+
+        A snapshot is guarded until it was copied: then the sequence has a state of its own.
+        """
+        if not self.states:
+            return self.windows
+        waits = any(self.flat[state.index][seq.row] == GAP for state in self.states)
+        return self.tree.sparse if waits else self.windows
+
+    def widen(self, row: int, num_blocks: int) -> None:
+        """Make a row long enough for so many blocks."""
+        if num_blocks > self.ends[row]:
+            self.place(row, self.ends[row] - self.sizes[row], num_blocks)
+
+    def place(self, row: int, first: int, num_blocks: int) -> None:
+        """Give a row an extent for blocks [first, num_blocks), and what stood in the one it had."""
+        had, length = self.sizes[row], num_blocks - first
+        size = 1 << (length - 1).bit_length() if length > MIN_EXTENT else MIN_EXTENT
+        waiting = self.waiting.get(size)
+        start = waiting.pop() if waiting else self._new_extent(size, size - had)
+        if had:
+            self._move(row, had, start - first)
+        self.sizes[row] = size
+        self.offset[row] = start - first
+        self.ends[row] = first + size
+
+    def slots(self, group: int, row: int, start: int, stop: int) -> memoryview[int]:
+        """View the table entries [start, stop) of a row; valid until a row is widened or given back."""
+        base = self.offset[row]
+        return self.flat[group][base + start : base + stop]
+
+    def entry(self, group: int, row: int, at: int) -> memoryview[int]:
+        """View one table entry, or the state of a recurrent group; valid as `slots` is."""
+        place = self.offset[row] + at if group in self.token_groups else row
+        return self.flat[group][place : place + 1]
+
+    def table(self, group: int, row: int, num_blocks: int) -> IntArray:
+        """View the first entries of a row, or its state in a recurrent group; valid as `slots` is."""
+        base = self.offset[row] if group in self.token_groups else row
+        return self.flat_tables[group][base : base + num_blocks]
+
+    def gather(self, group: int, rows: IntArray, num_blocks: IntArray) -> IntArray:
+        """Copy the first entries of rows, int32 [rows, most blocks]; what is beyond a row's is undefined."""
+        gathered = np.zeros((len(rows), int(num_blocks.max(initial=0))), INT32)
+        lengths: list[int] = num_blocks.tolist()
+        for into, row, length in zip(gathered, rows.tolist(), lengths, strict=True):
+            into[:length] = self.table(group, row, length)
+        return gathered
+
+    def fill(self, seq: Sequence) -> None:
+        """Read the head of a fork's row from the tree, unless it was read before."""
+        if not seq.unfilled:
+            return
+        try:
+            self.place(seq.row, 0, self.ends[seq.row])
+            for node in seq.node.path():
+                stop = min(node.end, seq.unfilled)
+                for group in self.token_groups if node.start < stop else ():
+                    ids = node.blocks[group][: stop - node.start]
+                    self.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+        except BaseException as error:
+            self._cut_off("the reading of a table", error)
+            raise
+        seq.unfilled = 0
+
+    def tail(self, row: int, num_tokens: int) -> bytes:
+        """Return the first unpublished tokens of a row as key bytes."""
+        base = row * self.block_size * TOKEN_BYTES
+        return self.tail_bytes[base : base + num_tokens * TOKEN_BYTES].tobytes()
+
+    def copy_tail(self, row: int, to: int, num_tokens: int) -> None:
+        """Copy the first unpublished tokens of a row to another one."""
+        size = self.block_size * TOKEN_BYTES
+        length, tails = num_tokens * TOKEN_BYTES, self.tail_bytes
+        tails[to * size : to * size + length] = tails[row * size : row * size + length]
+
+    def write_tail(self, row: int, at: int, key: memoryview[int] | bytes) -> None:
+        """Write unpublished tokens of a row from index `at` on."""
+        base = (row * self.block_size + at) * TOKEN_BYTES
+        self.tail_bytes[base : base + len(key)] = key
+
+    def check(self) -> str:
+        """Return what is wrong with the extents, or nothing."""
+        used = [(self.offset[r] + self.ends[r] - n, n) for r, n in enumerate(self.sizes) if n]
+        waiting = [(at, size) for size, starts in self.waiting.items() for at in starts]
+        end = 0
+        for start, size in sorted(used + waiting):
+            if start != end:
+                return f"an extent starts at {start}, the one before ends at {end}"
+            end += size
+        if end != self.top or end > self.arena_size:
+            return f"extents end at {end} of {self.arena_size}, {self.top} were given out"
+        if any(self.sizes[row] for row in self.unused):
+            return "an unused row has an extent"
+        num_used = sum(self.sizes)
+        if self.arena_size > max(MIN_ARENA, 4 * num_used):
+            return f"an arena of {self.arena_size} for {num_used} entries in use"
+        if any(len(self.flat[group]) != self.arena_size for group in self.token_groups):
+            return "the groups have arenas of different sizes"
+        return ""
+
+    def _new_extent(self, size: int, more: int) -> int:
+        """Return where an extent starts that was not used yet, when so many entries more will be in use."""
+        if self.top + size > self.arena_size:
+            self._rebuild(self.num_used + more)
+        start = self.top
+        self.top += size
+        return start
+
+    def _move(self, row: int, had: int, offset: int) -> None:
+        """Copy the extent that a row had to where it goes, and give it back."""
+        end = self.ends[row]
+        start, to = self.offset[row] + end - had, offset + end - had
+        for group in self.token_groups:
+            table = self.flat_tables[group]
+            table[to : to + had] = table[start : start + had]
+        self.waiting[had].append(start)
+        self.version += 1
+
+    def _rebuild(self, num_used: int) -> None:
+        """Move all extents together, to the start of an arena that so many entries fill to a half at most."""
+        size = MIN_ARENA
+        while size < 2 * num_used:
+            size *= 2
+        old = self.flat_tables
+        self.flat_tables = [
+            np.zeros(size, INT32) if g in self.token_groups else t for g, t in enumerate(old)
+        ]
+        at = 0
+        for row, length in enumerate(self.sizes):
+            if length:
+                start = self.offset[row] + self.ends[row] - length
+                for group in self.token_groups:
+                    self.flat_tables[group][at : at + length] = old[group][start : start + length]
+                self.offset[row] += at - start
+                at += length
+        self.waiting.clear()
+        self.arena_size, self.top = size, at
+        self.version += 1
+        self._view()
+
+    def _add_rows(self) -> None:
+        """Have twice as many rows."""
+        more = self.num_rows
+        self.unused[:0] = range(2 * more - 1, more - 1, -1)
+        self.computed_array = _grown(self.computed_array, more)
+        self.capacity_array = _grown(self.capacity_array, more)
+        self.offset_array = _grown(self.offset_array, more)
+        self.ends_array = _grown(self.ends_array, more)
+        self.tails = _grown(self.tails, more)
+        self.sizes += [0] * more
+        for state in self.states:
+            self.flat_tables[state.index] = _grown(self.flat_tables[state.index], more)
+        self.num_rows += more
+        self.version += 1
+        self._view()
+
+    def _view(self) -> None:
+        self.computed: memoryview[int] = self.computed_array.data
+        self.capacity: memoryview[int] = self.capacity_array.data
+        self.offset: memoryview[int] = self.offset_array.data
+        self.ends: memoryview[int] = self.ends_array.data
+        self.flat_tails = self.tails.reshape(-1)
+        self.tail_bytes: memoryview[int] = self.flat_tails.data.cast("B")
+        self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]
+
+
+def _grown(array: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
+    """Return a copy with so many rows more, zero (and untouched, so that they cost no memory)."""
+    grown = np.zeros((len(array) + more, *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown

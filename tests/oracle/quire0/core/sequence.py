@@ -1,0 +1,175 @@
+"""Sequences: running requests and their three lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+
+from quire0.core.blocks import GAP
+from quire0.core.groups import check_group
+from quire0.core.hints import NO_HINT, PENDING, Hint, Session
+from quire0.core.node import Node
+from quire0.core.policies import Visit
+from quire0.core.scope import MediaTable, Scope
+from quire0.core.terms import Terms
+from quire0.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
+
+if TYPE_CHECKING:
+    from quire0.core.rows import Rows
+
+
+class Sequence(msgspec.Struct, gc=False, eq=False):
+    """One running request: `published <= computed <= capacity`, in tokens.
+
+    The first `published` tokens lie in blocks of the prefix tree, on the path to `node`;
+    the rest of the table is the sequence's own. Made by `CacheManager.open` and `fork`;
+    all changes go through the manager.
+
+    `number`       of the manager's requests, from 1; 0 for what is restored
+    `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
+    `num_foreign`  of these, the last ones that came from elsewhere and were not used here before
+    `prompt_len`   tokens of the prompt given at open
+    `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
+                   once they are computed: what of the prompt was not cached, and after `resume`
+                   what was computed before
+    `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
+                   placeholders that they stand for
+    `terms`        on which its blocks are kept, run by run; ends where nothing is published
+    `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
+    `visit`        what a policy that watches requests was told of it
+    `private_key`  key bytes of full blocks that are not published, by its terms
+    `branch`       the length up to which other prompts share its tokens, as known at open
+    `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
+                   reads them when its table is first asked for
+    `drafts`       parents of the tokens drafted at length `drafted_at`
+    `state`        "open", "suspended" or "closed"
+    """
+
+    rows: Rows
+    row: int
+    root: Node
+    node: Node
+    scope: Scope
+    prompt_len: int = 0
+    priority: int = 0
+    keep_for: float = 0.0
+    number: int = 0
+    num_cached: int = 0
+    num_foreign: int = 0
+    known: bytes = b""
+    known_start: int = 0
+    resume_key: bytes = b""
+    raw_prompt: bytes = b""
+    media: tuple[int, ...] = ()
+    terms: Terms | None = None
+    private_key: bytes = b""
+    branch: int = 0
+    unfilled: int = 0
+    drafts: tuple[int, ...] = ()
+    drafted_at: int = 0
+    hint: Hint = NO_HINT
+    session: Session | None = None
+    visit: Visit | None = None
+    state: str = "open"
+
+    @property
+    def outlook(self) -> float:
+        """The outlook of the nodes that it stores, while it runs."""
+        return PENDING if self.hint.reuse == "never" or self.hint.ttl_s is not None else 0.0
+
+    @property
+    def published(self) -> int:
+        """Tokens in blocks that other requests can find."""
+        return self.node.end * self.rows.block_size
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV exists."""
+        return self.rows.computed[self.row] if self.state == "open" else 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that have room: computed ones and reserved ones."""
+        return self.rows.capacity[self.row] if self.state == "open" else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the table, reserved ones included."""
+        return -(-self.capacity // self.rows.block_size)
+
+    @property
+    def tokens(self) -> IntArray:
+        """The computed tokens, int32, as a copy (those to recompute while suspended)."""
+        key = self.token_bytes() if self.state == "open" else self.resume_key
+        return array_of(self.without_media(key, 0))
+
+    @property
+    def known_end(self) -> int:
+        """Tokens that are known in advance."""
+        return self.known_start + len(self.known) // TOKEN_BYTES
+
+    def without_media(self, key: bytes, start: int) -> bytes:
+        """Return key bytes from token `start` on with placeholder tokens in place of media."""
+        if not self.raw_prompt:
+            return key
+        tokens = array_of(key)
+        in_media = np.flatnonzero(tokens < 0)
+        tokens[in_media] = array_of(self.raw_prompt)[in_media + start]
+        return tokens.tobytes()
+
+    def token_bytes(self) -> bytes:
+        """Return the computed tokens as key bytes: the path's, then the unpublished ones."""
+        tail = self.rows.tail(self.row, self.computed % self.rows.block_size)
+        return b"".join([*(node.key for node in self.node.path()), self.private_key, tail])
+
+    def block_ids(self, group: int = 0) -> IntArray:
+        """Return the block table of one layer group, int32 [num_blocks], as a copy.
+
+        In a windowed group -1 stands for the blocks behind the window of the next token. A
+        recurrent group has one block, the state that the sequence works on, from its first
+        `reserve` on, and none before.
+        """
+        rows = self.rows
+        check_group(group, len(rows.flat))
+        rows.fill(self)
+        if group not in rows.token_groups:
+            state = rows.table(group, self.row, int(self.state == "open"))
+            return state[state != GAP]
+        table = rows.table(group, self.row, self.num_blocks).copy()
+        for window in rows.windows:
+            if window.index == group:
+                table[window.num_sinks : window.first_of(self.computed)] = GAP
+        return table
+
+    def priority_at(self, start: int) -> int:
+        """Return the priority of the blocks from `start` on."""
+        return self.priority if self.terms is None else self.terms.at(start).priority
+
+    def keep_for_at(self, start: int) -> float:
+        """Return the retention of the blocks from `start` on, in seconds."""
+        return self.keep_for if self.terms is None else self.terms.at(start).keep_for
+
+    def __repr__(self) -> str:
+        if self.rows.interrupted:
+            return "<Sequence of before a reset>"
+        if self.state != "open":
+            return f"<Sequence {self.state}>"
+        return (
+            f"<Sequence {self.published} published <= {self.computed} computed <= "
+            f"{self.capacity} capacity, {self.num_cached} were cached>"
+        )
+
+
+class Observer(Protocol):
+    """Told of every request of a manager, and never asked: a recorder, a meter.
+
+    It must not raise: `open` and `close` do not expect it.
+    """
+
+    def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
+        """A request was opened; `key` is its prompt, valid during this call."""
+
+    def closed(self, seq: Sequence) -> None:
+        """A request or a fork is about to be closed."""

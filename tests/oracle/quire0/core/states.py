@@ -1,0 +1,195 @@
+"""Recurrent groups: snapshots of a state, each valid at exactly one boundary."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire0.core.sparse import Part, Site, SparseGroup, Standing
+from quire0.core.tokens import IntArray
+
+if TYPE_CHECKING:
+    from quire0.core.node import Node
+
+
+class StatePart(Part, gc=False, eq=False):
+    """The snapshots of a node: boundary in blocks from the root -> block id.
+
+    `passing`  boundaries whose snapshots matter only while they are the node's end
+    """
+
+    snapshots: dict[int, int] = msgspec.field(default_factory=dict[int, int])
+    passing: set[int] = msgspec.field(default_factory=set[int])
+
+
+class StateGroup(SparseGroup):
+    """A recurrent group. A block is one state, over all layers of the group.
+
+    A guard protects the snapshot at the end of its node, and no other: a running sequence
+    works on a copy of its own.
+    """
+
+    def __init__(self, site: Site, interval: int | None) -> None:
+        super().__init__(site)
+        self.interval = interval
+
+    # -- what a hit needs ------------------------------------------------------------------
+
+    def accepted(self, node: Node, end: int) -> int:
+        while end:
+            while end <= node.start:
+                assert node.parent is not None
+                node = node.parent
+            best = max((at for at in self._part(node).snapshots if at <= end), default=0)
+            if best:
+                return best
+            end = node.start
+        return 0
+
+    def reach(self, end: int) -> int:
+        return min(end, 1)
+
+    def least(self, end: int) -> int:
+        return min(end, 1)
+
+    def snapshot(self, node: Node, end: int) -> int | None:
+        """Return the block that holds the state at a boundary of the path to a node."""
+        while end <= node.start and node.parent is not None:
+            node = node.parent
+        return self._part(node).snapshots.get(end) if node.parent is not None else None
+
+    def keep(self, node: Node, block: int, *, passing: bool) -> None:
+        """Enter a snapshot of the state at the end of a node, in a block that was allocated."""
+        part = self._part(node)
+        part.snapshots[node.end] = block
+        part.num_held += 1
+        self.pool.num_cached += 1
+        if passing:
+            part.passing.add(node.end)
+        if len(part.passing) > (node.end in part.passing):
+            self._list(node, part)
+        self._recount(node, part)
+        self._file(node, part)
+
+    def rename(self, node: Node, renamed: IntArray) -> None:
+        """The blocks of this group were moved: block b is renamed[b] now."""
+        part = self._part(node)
+        part.snapshots = {at: int(renamed[block]) for at, block in part.snapshots.items()}
+
+    # -- what the tree tells ---------------------------------------------------------------
+
+    def created(self, node: Node) -> None:
+        node.parts = (*node.parts, StatePart())
+
+    def extended(self, node: Node, num_blocks: int) -> None:  # noqa: ARG002 - a state is not per block
+        part = self._part(node)
+        self._recount(node, part)
+        if part.passing and not part.listed:
+            self._list(node, part)
+        if part.num_held and part.rank is None:
+            self._file(node, part)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        part, top = self._part(lower), StatePart()
+        for at in [at for at in part.snapshots if at <= upper.end]:
+            top.snapshots[at] = part.snapshots.pop(at)
+        top.passing = {at for at in part.passing if at in top.snapshots}
+        part.passing -= top.passing
+        top.num_held, part.num_held = len(top.snapshots), len(part.snapshots)
+        upper.parts = (*upper.parts, top)
+        self._enter(lower, part)
+        self._enter(upper, top)
+
+    def joinable(self, upper: Node) -> bool:
+        return upper.end not in self._part(upper).passing
+
+    def joined(self, node: Node, upper: Part) -> None:
+        assert isinstance(upper, StatePart)
+        part = self._part(node)
+        part.snapshots = upper.snapshots | part.snapshots
+        part.passing |= upper.passing
+        part.num_held = len(part.snapshots)
+        part.guarded += upper.guarded
+        self._recount(node, part)
+        self._enter(node, part)
+
+    def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:  # noqa: ARG002 - states are whole
+        end = node.end - num_blocks
+        part = self._part(node)
+        for at in [at for at in part.snapshots if at > end]:
+            self._free(part, at)
+        self._recount(node, part, end)
+        if not part.num_held:
+            self._unfile(node, part)
+
+    def guard(self, node: Node) -> None:
+        part = self._part(node)
+        part.guards += 1
+        self._recount(node, part)
+
+    def unguard(self, node: Node) -> None:
+        part = self._part(node)
+        part.guards -= 1
+        self._recount(node, part)
+        if part.num_held:
+            self._file(node, part)
+
+    def would_guard(self, standing: Standing) -> int:
+        more = 0
+        for node in standing.path():
+            part = self._part(node)
+            guarded = part.guards > standing.gone.get(node, 0) and node.end in part.snapshots
+            more += int(guarded) - part.guarded
+            if node is standing.node and standing.end in part.snapshots:
+                more += not (guarded and standing.end == node.end)
+        return more
+
+    # -- eviction --------------------------------------------------------------------------
+
+    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+        assert isinstance(part, StatePart)
+        gone = sorted(part.passing - {node.end})[:num_blocks]
+        self._evict(node, part, gone)
+        part.listed = len(part.passing - {node.end}) > 0
+        return len(gone)
+
+    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+        assert isinstance(part, StatePart)
+        kept = node.end if part.guards else -1
+        gone = [at for at in sorted(part.snapshots) if at != kept][:num_blocks]
+        self._evict(node, part, gone)
+        return len(gone)
+
+    def is_spent(self, node: Node) -> bool:
+        return not node.parts[self.place].num_held
+
+    def unthinned(self, node: Node) -> int:  # noqa: ARG002 - every snapshot can be freed
+        return 0
+
+    def held(self, node: Node) -> Iterator[tuple[int, int]]:
+        yield from sorted(self._part(node).snapshots.items())
+
+    def _evict(self, node: Node, part: StatePart, gone: list[int]) -> None:
+        if self.log is not None:
+            self.log.add(self.index, node, gone, [part.snapshots[at] for at in gone])
+        for at in gone:
+            self._free(part, at)
+
+    def _free(self, part: StatePart, at: int) -> None:
+        block = part.snapshots.pop(at)
+        self.pool.free(memoryview(array("i", [block])))
+        part.passing.discard(at)
+        part.num_held -= 1
+        self.pool.num_cached -= 1
+
+    def _recount(self, node: Node, part: StatePart, end: int | None = None) -> None:
+        end = node.end if end is None else end
+        guarded = int(part.guards > 0 and end in part.snapshots)
+        self.pool.num_cached += part.guarded - guarded
+        part.guarded = guarded
+
+    def _part(self, node: Node) -> StatePart:
+        return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it

@@ -1,0 +1,91 @@
+"""What the cache counts, with one definition of hit rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MISS_REASONS = ("last_token", "partial_block", "evicted", "window", "cold")
+"""Why prompt tokens were not found, counted once, at open:
+
+last_token     the last token of every prompt is computed: it gives the next one
+partial_block  all whole blocks before it were found; it stands in the last, incomplete one
+evicted        its block was cached and was evicted or dropped since
+window         its tokens are cached, but a group with a window or a state has dropped what
+               a hit there needs
+cold           it was never stored in this scope; `explain` says whether another one has it
+"""
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Counters since the manager was made. Tokens unless the name says otherwise.
+
+    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at open.
+    """
+
+    num_requests: int
+    prompt_tokens: int
+    hit_tokens: int
+    missed: dict[str, int]
+    computed_tokens: int
+    recomputed_tokens: int
+    published_blocks: int
+    restored_blocks: int
+    deduplicated_blocks: int
+    evicted_blocks: int
+    invalidated_blocks: int
+    copied_blocks: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found cached, 0 to 1; 0 before the first request."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def missed_tokens(self) -> int:
+        """Prompt tokens that were not found: prompt_tokens - hit_tokens."""
+        return self.prompt_tokens - self.hit_tokens
+
+
+class Counters:
+    """The manager's running counts, read through `Stats`.
+
+    prompt_tokens == hit_tokens + sum of the missed tokens of each reason. Where requests are noted for the live
+    curve, these three are complete after `LiveCurve.count` only.
+    """
+
+    __slots__ = (
+        "computed_tokens",
+        "copied_blocks",
+        "deduplicated_blocks",
+        "evicted_blocks",
+        "hit_tokens",
+        "invalidated_blocks",
+        "missed",
+        "num_requests",
+        "prompt_tokens",
+        "published_blocks",
+        "recomputed_tokens",
+        "restored_blocks",
+    )
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.prompt_tokens = 0
+        self.hit_tokens = 0
+        self.missed: dict[str, int] = dict.fromkeys(MISS_REASONS, 0)
+        self.computed_tokens = 0
+        self.recomputed_tokens = 0
+        self.published_blocks = 0
+        self.restored_blocks = 0
+        self.deduplicated_blocks = 0
+        self.evicted_blocks = 0
+        self.invalidated_blocks = 0
+        self.copied_blocks = 0
+
+    def stats(self) -> Stats:
+        """Return the counts as they are now."""
+        counts: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        counts["missed"] = dict(self.missed)
+        return Stats(**counts)

@@ -1,0 +1,71 @@
+"""What another capacity would find: the hit-rate curve of the requests a manager has served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.errors import ConfigError
+
+Blocks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+"""Capacities in blocks, float64 [points]; whole numbers are not needed between two corners."""
+
+Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+"""Ratios between 0 and 1, float64 [points]."""
+
+
+class WhatIf(msgspec.Struct, frozen=True, eq=False):
+    """The share of prompt tokens that an LRU cache of any capacity would have found.
+
+    Of the latest requests; see `livecurve.LiveCurve`.
+
+    `capacity_blocks`   blocks of the smallest full-attention pool at present
+    `capacities`        rising, from 0, float64 [points]
+    `token_hit`         at each of them, float64 [points]; straight lines between
+    `num_requests`      opened since the manager was made or the curve begun anew
+    `noted_requests`    of these, the latest ones, which the curve is made of
+    """
+
+    capacity_blocks: int
+    capacities: Blocks
+    token_hit: Ratios
+    num_requests: int
+    noted_requests: int
+
+    @property
+    def hit_rate(self) -> float:
+        """The curve at the present capacity."""
+        return self.at(self.capacity_blocks)
+
+    @property
+    def ceiling(self) -> float:
+        """The hit rate without a limit of memory."""
+        return float(self.token_hit[-1])
+
+    def at(self, capacity_blocks: float) -> float:
+        """Return the share of prompt tokens that a cache of so many blocks would have found.
+
+        Raises `ConfigError` for a negative capacity.
+        """
+        if not capacity_blocks >= 0:
+            raise ConfigError(f"a capacity is at least 0 blocks, got {capacity_blocks!r}")
+        return float(np.interp(capacity_blocks, self.capacities, self.token_hit))
+
+    def points(self, capacities_blocks: Sequence[int]) -> list[tuple[int, float]]:
+        """Return (capacity, share of prompt tokens found) for each. Raises `ConfigError`."""
+        return [(capacity, self.at(capacity)) for capacity in capacities_blocks]
+
+    def __str__(self) -> str:
+        if not self.num_requests:
+            return "no request yet, so nothing is known of other capacities"
+        now, more, less = (self.at(self.capacity_blocks * by) for by in (1, 2, 0.5))
+        change = f"would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
+        if f"{now:.0%}" == f"{more:.0%}":
+            change = f"would not raise the hit rate of {100 * now:.0f} %"
+        return (
+            f"twice the memory {change}, half of it gives {100 * less:.0f} %; no capacity finds more "
+            f"than {100 * self.ceiling:.0f} % (LRU, the latest {self.noted_requests:,} requests)"
+        )

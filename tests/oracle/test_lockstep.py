@@ -1,0 +1,9 @@
+"""Today's core does what the core did when `quire0` was copied."""
+
+from lockstep import drive
+
+
+def test_the_core_and_its_oracle_agree_call_by_call():
+    steps, _, calls = drive(2000, seed="test")
+    assert steps >= 2000
+    assert len(calls) > 60
