@@ -1,12 +1,9 @@
 """Pools that are too small: what is evicted is computed again, and nothing is ever wrong."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_conversation import Conversation  # noqa: E402
-from hf_help import (  # noqa: E402
+import torch
+from hf_conversation import Conversation
+from hf_help import (
     HYBRID_FAMILIES,
     check_stored,
     group_names,

@@ -1,14 +1,11 @@
 """Token ranges through PrefixCache: what is kept on other terms, or not at all."""
 
 import pytest
+import torch
+from hf_help import make_cache, random_ids, same, tiny_model
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
-
-from quire import TokenRange  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
+from quire import TokenRange
+from quire.errors import ConfigError
 
 FAMILIES = ["llama", "gemma3_text"]
 

@@ -3,22 +3,15 @@
 import itertools
 
 import pytest
+import torch
+import transformers
+from hf_help import VOCAB, left_padded, make_cache, random_ids, same
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import VOCAB, left_padded, make_cache, random_ids, same, tiny_model  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache  # noqa: E402
-from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
-from transformers.masking_utils import sdpa_mask  # noqa: E402
-
-from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
+from quire.engines.hf import PrefixCache
+from quire.errors import ConfigError, UnsupportedModel
 
 
 @pytest.fixture

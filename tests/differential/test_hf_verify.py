@@ -4,15 +4,12 @@ import functools
 import types
 
 import pytest
+import torch
+from hf_help import left_padded, make_cache, random_ids, same, tiny_model
+from hf_wrong import built, mutant
+from transformers import LlamaForCausalLM
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import left_padded, make_cache, random_ids, same, tiny_model  # noqa: E402
-from hf_wrong import built, mutant  # noqa: E402
-from transformers import LlamaForCausalLM  # noqa: E402
-
-from quire.errors import UnsupportedModel  # noqa: E402
+from quire.errors import UnsupportedModel
 
 THRESHOLD = 20
 
