@@ -20,7 +20,7 @@ from statistics import median, stdev
 import torch
 
 from quire import PrefixCache
-from quire.bench.tier_ttft import quire_tiny
+from quire.bench.hf_models import quire_tiny
 from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.tiers import Disk, Host, TierStack
 from quire.tiers.stack.lanes import ThreadLanes

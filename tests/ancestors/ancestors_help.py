@@ -59,7 +59,7 @@ class Engine:
     def __init__(self, manager, layout=LAYOUT):
         self.manager = manager
         self.layout = layout
-        self.pools = [KVPool(layout, group.num_blocks, debug_nan=True) for group in manager.groups]
+        self.pools = [KVPool(layout, group.num_blocks, debug_nan=True) for group in manager.pools]
         self.pool = self.pools[0]
 
     def prefill(self, tokens, scope=None, **options):
@@ -115,6 +115,6 @@ class Engine:
 def counts(manager, group=0):
     """Return free, active and cached blocks of a group, after recounting every invariant."""
     manager.check()
-    pool = manager.groups[group]
+    pool = manager.pools[group]
     assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
     return pool.num_free, pool.num_active, pool.num_cached

@@ -247,7 +247,7 @@ def test_the_bytes_in_use_are_those_of_the_blocks_in_use(manager):
     engine = Engine(manager)
     engine.prefill(run(0, 10))
     engine.serve(run(1000, 8))
-    pool = manager.groups[0]
+    pool = manager.pools[0]
     assert pool.num_active * LAYOUT.bytes_per_block == 3 * BLOCK * 3 * 2 * 7 * 4
     assert (pool.num_active + pool.num_cached) * LAYOUT.bytes_per_block == 5 * BLOCK * 3 * 2 * 7 * 4
 

@@ -72,7 +72,7 @@ def test_compaction_moves_pages_and_tables_and_every_sequence_reads_its_own(mana
     before = [seq.block_ids().tolist() for seq in seqs]
     moved = manager.compact()
     copies = engine.copy()
-    engine.pool.poison(manager.groups[0].free_ids())  # nothing may be read where it was
+    engine.pool.poison(manager.pools[0].free_ids())  # nothing may be read where it was
     assert len(copies) == moved > 0
     assert [seq.block_ids().tolist() for seq in seqs] != before
     usage = manager.usage()

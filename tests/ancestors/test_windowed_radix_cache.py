@@ -207,7 +207,7 @@ def test_a_window_slides_through_memory_much_smaller_than_the_text(hybrid):
         engine.compute(seq, [token])
         assert engine.reads_its_own(seq, group=1, window=WINDOW)
     assert engine.reads_its_own(seq)
-    assert seq.num_blocks == 30 > hybrid.groups[1].num_blocks
+    assert seq.num_blocks == 30 > hybrid.pools[1].num_blocks
 
 
 def test_what_is_locked_is_never_evicted_and_a_request_without_room_is_refused(manager):
@@ -226,7 +226,7 @@ def test_evictable_protected_and_total_sizes_add_up_in_every_group(hybrid):
     engine = Engine(hybrid)
     engine.serve(run(1000, 16))
     engine.prefill(run(0, 24))
-    sizes = [(g.num_cached, g.num_active, g.num_free, g.num_blocks) for g in hybrid.groups]
+    sizes = [(g.num_cached, g.num_active, g.num_free, g.num_blocks) for g in hybrid.pools]
     assert sizes == [(4, 6, 22, 32), (8, 2, 2, 12)]
     assert counts(hybrid, 0) == (22, 6, 4)
     assert counts(hybrid, 1) == (2, 2, 8)

@@ -22,7 +22,7 @@ def make(*groups, block_size=BLOCK, **options):
 
 def counts(manager, group):
     """Return free, active and cached blocks of a group."""
-    pool = manager.groups[group]
+    pool = manager.pools[group]
     return pool.num_free, pool.num_active, pool.num_cached
 
 
@@ -31,7 +31,7 @@ def conserved(manager):
     manager.check()
     return all(
         pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
-        for pool in manager.groups
+        for pool in manager.pools
     )
 
 

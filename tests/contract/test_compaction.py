@@ -69,7 +69,7 @@ def test_every_group_is_compacted_by_itself(group):
     copies = ledger.copy()
     assert {copy.group for copy in copies} <= {group}
     assert len(copies) == moved
-    pool = manager.groups[group]
+    pool = manager.pools[group]
     assert max(ids_of(seqs, group)) < pool.num_active + pool.num_cached
     for other in {0, 1, 2} - {group}:
         assert [seq.block_ids(other).tolist() for seq in seqs] == before[other]
@@ -186,7 +186,7 @@ def test_a_pool_grows():
     with rejected(manager, errors.OutOfBlocks):
         manager.reserve(seq, 10)
     manager.resize({"full": 8})
-    assert manager.groups[0].num_blocks == 8
+    assert manager.pools[0].num_blocks == 8
     assert counts(manager, 0)[0] == 4
     ledger.generate(seq, list(range(10)))
     ledger.check(seq)
@@ -241,7 +241,7 @@ def test_all_named_groups_are_resized_or_none():
         manager.resize({"sliding": 30, "full": 15})
     manager.resize({"full": 20, "sliding": 40, "states": 12})
     ledger.copy()
-    assert [pool.num_blocks for pool in manager.groups] == [20, 40, 12]
+    assert [pool.num_blocks for pool in manager.pools] == [20, 40, 12]
     for seq in seqs:
         ledger.check(seq)
         assert max(seq.block_ids(0)) < 20
@@ -252,12 +252,12 @@ def test_all_named_groups_are_resized_or_none():
 def test_hybrid_groups_shrink_and_go_on():
     manager, ledger = hybrid()
     seqs = scattered(ledger)
-    active = [pool.num_active for pool in manager.groups]
+    active = [pool.num_active for pool in manager.pools]
     manager.resize(dict(zip(("full", "sliding", "states"), active, strict=True)))
     ledger.copy()
     for seq in seqs:
         ledger.check(seq)
-    assert [pool.num_free + pool.num_cached for pool in manager.groups] == [0, 0, 0]
+    assert [pool.num_free + pool.num_cached for pool in manager.pools] == [0, 0, 0]
     manager.resize({"full": 40, "sliding": 40, "states": 40})
     for seq in seqs:
         ledger.generate(seq, list(range(20)))

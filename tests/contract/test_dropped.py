@@ -25,7 +25,7 @@ def test_no_node_holds_another_when_the_tree_is_gone(groups, by):
     manager = CacheManager(groups=groups, block_size=4)
     for own in (1000, 2000):
         serve(manager, np.concatenate([run(0, 20), run(own, 20)]))
-    nodes = list(manager.tree.nodes())
+    nodes = list(manager.kernel.tree.nodes())
     assert len(nodes) == 3
     if by == "reset":
         manager.reset()

@@ -118,8 +118,13 @@ def test_an_open_that_is_refused_leaves_no_trace():
     image = MediaItem(b"i" * 32, 1, 6)
 
     def noted():
-        order = [id(node) for node in manager.tree.evictor.order()]
-        return list(observer.told), list(manager.live_curve.notes), order, len(manager.sessions)
+        order = [id(node) for node in manager.kernel.tree.evictor.order()]
+        return (
+            list(observer.told),
+            list(manager.kernel.live_curve.notes),
+            order,
+            len(manager.kernel.sessions),
+        )
 
     before = noted()
     for options in ({}, {"media": [image]}, {"scope": Scope(salt="new")}):
@@ -130,4 +135,4 @@ def test_an_open_that_is_refused_leaves_no_trace():
         assert noted() == before
         assert not manager.fits(prompt, **options)
         assert noted() == before
-    assert len(manager.media) == 0
+    assert len(manager.kernel.tree.media) == 0

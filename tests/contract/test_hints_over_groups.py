@@ -88,11 +88,11 @@ def test_any_mix_of_hints_over_layer_groups_keeps_every_invariant(policy, kinds)
         if step % 9 == 0:
             manager.end_session("abc"[step % 4 % 3])
         if step % 13 == 0:
-            manager.reclaim(3, group=len(manager.groups) - 1)
+            manager.reclaim(3, group=len(manager.pools) - 1)
         manager.check()
     for seq in manager.sequences.copy().values():
         manager.close(seq)
         manager.check()
     manager.clear()
     manager.check()
-    assert [pool.num_free for pool in manager.groups] == [size for _, size, _ in GROUPS[kinds]]
+    assert [pool.num_free for pool in manager.pools] == [size for _, size, _ in GROUPS[kinds]]

@@ -21,6 +21,7 @@ from quire.core import (
     SlidingWindow,
     TokenRange,
 )
+from quire.exchange import hold, required_blocks, residency, restore
 
 SAMPLES = 12
 """So many places of each call are tried by default; all of them in the long run."""
@@ -71,11 +72,11 @@ def build(mix):
 
 
 def restoring(w):
-    here = w.m.residency([*run(7000, 16), 0])
-    brought = {g: w.m.required(g, 4) for g in range(len(w.m.groups))}
+    here = residency(w.m, [*run(7000, 16), 0])
+    brought = {g: required_blocks(w.m, g, 4) for g in range(len(w.m.pools))}
     w.m.take_copies()
     assert here.accepted == 0
-    return w.m.restore(run(7000, 16), 4, brought)
+    return restore(w.m, run(7000, 16), 4, brought)
 
 
 def drafted(w):
@@ -116,13 +117,13 @@ CALLS = {
     "end_session": lambda w: w.m.end_session("s"),
     "take_events": lambda w: w.m.take_events(),
     "take_evicted": lambda w: w.m.take_evicted(),
-    "hold": lambda w: w.m.hold(w.c),
+    "hold": lambda w: hold(w.m, w.c),
     "restore": restoring,
     "stats": lambda w: w.m.stats,
     "what_if": lambda w: w.m.what_if(),
     "probe": lambda w: w.m.probe([*PROMPT[:18], 999]),
     "explain": lambda w: w.m.explain(PROMPT, Scope(salt="x")),
-    "residency": lambda w: w.m.residency(PROMPT),
+    "residency": lambda w: residency(w.m, PROMPT),
     "fits": lambda w: w.m.fits(w.c, 60),
     "snapshot": lambda w: w.m.snapshot(),
     "check": lambda w: w.m.check(),
@@ -136,7 +137,7 @@ AFTER = {
     ),
     "commit a restore": (restoring, lambda _, restore: restore.commit()),
     "leave a restore": (restoring, lambda _, restore: restore.__exit__()),
-    "release a hold": (lambda w: w.m.hold(w.c), lambda _, release: release()),
+    "release a hold": (lambda w: hold(w.m, w.c), lambda _, release: release()),
     "reset": (lambda w: None, lambda w, _: w.m.reset()),
 }
 
@@ -172,8 +173,8 @@ def check_new(w):
     m = w.m
     m.check()
     assert type(m) is CacheManager
-    assert m.num_free == m.groups[0].num_blocks
-    assert (m.sequences, m.pins.held, m.anchors) == ({}, {}, {})
+    assert m.num_free == m.pools[0].num_blocks
+    assert (m.sequences, m.kernel.pins.held, m.kernel.anchors) == ({}, {}, {})
     assert m.probe(PROMPT).num_tokens == 0
     for seq in (w.a, w.c, w.d):
         with rejected(m, errors.SequenceError):

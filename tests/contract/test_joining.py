@@ -17,6 +17,7 @@ from quire.core import (
     block_hashes,
 )
 from quire.core.policies import POLICIES
+from quire.exchange import hold
 
 FULL, STATE = FullAttention(), Recurrent()
 OTHER = 10**6
@@ -57,7 +58,7 @@ def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events
     (node,) = path_of(manager, prompt)
     assert node.num_blocks == 200
     assert found(manager, prompt) == 800
-    assert manager.digests.of(node) == block_hashes(prompt, 4)
+    assert manager.kernel.digests.of(node) == block_hashes(prompt, 4)
     assert conserved(manager)
 
 
@@ -96,7 +97,7 @@ def test_a_join_stops_where_somebody_stands():
     stays = manager.open([*prompt[:12], OTHER])
     pin = manager.pin(prompt[:20])
     hold_on = prefill(manager, prompt[:28])
-    let_go = manager.hold(hold_on)
+    let_go = hold(manager, hold_on)
     manager.close(hold_on)
     for end in range(4, 40, 4):
         manager.evict([*prompt[:end].tolist(), OTHER + end, 1, 1, 1, 1])
@@ -231,7 +232,7 @@ def test_a_joined_tree_answers_as_one_that_never_joins(seed, monkeypatch):
     told, reasons = [], []
     for joins in (True, False):
         if not joins:
-            monkeypatch.setattr("quire.core.claim.join_path", lambda *_: None)
+            monkeypatch.setattr("quire.core.take.join_path", lambda *_: None)
         manager, said = CacheManager(40, 1, evictions=True, curve=True), []
         for prompt in prompts[1:]:
             seq = prefill(manager, np.array(prompt, dtype=np.int32))

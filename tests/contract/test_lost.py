@@ -45,7 +45,7 @@ def test_what_came_back_leaves_nothing_behind(manager):
     manager.reclaim(2)
     assert evicted(manager, run(0, 40)) == 20
     serve(manager, run(0, 40))
-    assert not any(node.lost for node in manager.tree.nodes())
+    assert not any(node.lost for node in manager.kernel.tree.nodes())
 
 
 def test_prompts_below_a_shared_one_are_told_apart_when_all_is_gone(manager):
@@ -183,7 +183,7 @@ def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
     forget_all(manager)
     (run_lost,) = manager.default_root.lost[0].values()
     assert (len(run_lost.marks), run_lost.below) == (400, None)
-    assert manager.tree.lost.runs.num_blocks == 400
+    assert manager.kernel.tree.lost.runs.num_blocks == 400
 
 
 @given(st.integers(0, 10**6), st.integers(12, 60))

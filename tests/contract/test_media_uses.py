@@ -8,6 +8,7 @@ from hybrid_help import conserved
 
 from quire.core import CacheManager, MediaItem
 from quire.errors import OutOfBlocks
+from quire.exchange import restore
 
 LIMIT = 4096
 
@@ -27,11 +28,11 @@ def many_others(manager, first=100):
 def test_an_open_restore_keeps_its_media_whatever_comes_meanwhile(commit):
     manager = CacheManager(64, 4, events=True)
     tokens, media = [7] * 8 + [*run(0, 8)], [picture(1)]
-    with manager.restore(tokens, 4, {0: [0, 1, 2, 3]}, media=media) as restore:
+    with restore(manager, tokens, 4, {0: [0, 1, 2, 3]}, media=media) as restored:
         many_others(manager)
         assert conserved(manager)
         if commit:
-            restore.commit()
+            restored.commit()
     assert found(manager, tokens, media=media) == 16 * commit
     assert conserved(manager)
     if commit:
@@ -69,10 +70,10 @@ def test_whatever_has_a_content_in_its_key_keeps_it(held_by):
 def test_no_request_searches_the_tree_for_contents_to_forget(monkeypatch):
     manager = CacheManager(64, 4)
     serve(manager, [7] * 8, media=[picture(1)])
-    monkeypatch.setattr(manager.tree, "nodes", None)
+    monkeypatch.setattr(manager.kernel.tree, "nodes", None)
     many_others(manager)
     monkeypatch.undo()
-    assert len(manager.media) == LIMIT
+    assert len(manager.kernel.tree.media) == LIMIT
     assert found(manager, [7] * 8, media=[picture(1)]) == 8
     assert conserved(manager)
 
@@ -89,7 +90,7 @@ def test_decoding_that_fills_a_block_with_media_in_it_counts_them():
     assert conserved(manager)
     manager.close(seq)
     manager.clear()
-    assert not manager.media.uses
+    assert not manager.kernel.tree.media.uses
     assert conserved(manager)
 
 
@@ -97,7 +98,7 @@ def test_a_refused_restore_uses_nothing():
     manager = CacheManager(8, 4)
     seq = prefill(manager, run(0, 24))
     with pytest.raises(OutOfBlocks):
-        manager.restore([7] * 16, 4, {0: [0, 1, 2, 3]}, media=[picture(1)])
-    assert not manager.media.uses
+        restore(manager, [7] * 16, 4, {0: [0, 1, 2, 3]}, media=[picture(1)])
+    assert not manager.kernel.tree.media.uses
     manager.close(seq)
     assert conserved(manager)

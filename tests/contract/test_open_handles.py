@@ -6,6 +6,7 @@ from hybrid_help import conserved, make
 
 from quire.core import FullAttention, Recurrent, SlidingWindow
 from quire.errors import CopyError
+from quire.exchange import hold, restore
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
@@ -34,11 +35,11 @@ MOVES = [
 def test_nothing_is_moved_while_a_restore_is_open(name, argument, commit):
     manager = hybrid()
     move = getattr(manager, name)
-    with manager.restore(run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restore:
+    with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restored:
         with rejected(manager, CopyError, "1 restores or holds are open"):
             move(argument)
         if commit:
-            restore.commit()
+            restored.commit()
             with rejected(manager, CopyError, "open"):
                 move(argument)
     move(argument)
@@ -55,7 +56,7 @@ def test_nothing_is_moved_while_a_hold_is_open_whatever_becomes_of_its_sequence(
     move = getattr(manager, name)
     seq = prefill(manager, run(0, 16))
     manager.take_copies()
-    releases = [manager.hold(seq), manager.hold(seq)]
+    releases = [hold(manager, seq), hold(manager, seq)]
     manager.close(seq)
     for left in (2, 1):
         with rejected(manager, CopyError, f"{left} restores or holds are open"):
@@ -67,10 +68,10 @@ def test_nothing_is_moved_while_a_hold_is_open_whatever_becomes_of_its_sequence(
 
 def test_a_pool_may_grow_while_a_restore_is_open():
     manager = hybrid()
-    with manager.restore(run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restore:
-        given = {group: list(ids) for group, ids in restore.blocks.items()}
+    with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restored:
+        given = {group: list(ids) for group, ids in restored.blocks.items()}
         manager.resize({"full": 40, "state": 9})
-        assert restore.blocks == given
-        restore.commit()
+        assert restored.blocks == given
+        restored.commit()
     assert manager.probe([*run(0, 16), 1]).num_blocks == 4
     assert conserved(manager)

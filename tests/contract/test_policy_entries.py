@@ -123,7 +123,7 @@ class TestStructure:
         world = spied(num_blocks=12)
         (policy,) = world.policies
         for size in (20, 5):
-            assert policy.capacity() == world.manager.groups[0].num_blocks
+            assert policy.capacity() == world.manager.pools[0].num_blocks
             world.manager.resize({"full": size})
             assert policy.capacity() == size
 

@@ -15,22 +15,23 @@ from quire.core import (
     block_hashes,
 )
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
+from quire.exchange import hold, required_blocks, residency, restore
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
 
 def bring(manager, tokens, scope=None, **extra):
     """Restore all that a hit of `tokens` lacks; return what was brought."""
-    here = manager.residency([*tokens, 0], scope, **extra)
+    here = residency(manager, [*tokens, 0], scope, **extra)
     end = len(tokens) // manager.block_size
     brought = {}
-    for group in range(len(manager.groups)):
+    for group in range(len(manager.pools)):
         held = set(np.flatnonzero(here.held[group]).tolist())
-        brought[group] = [at for at in manager.required(group, end) if at not in held]
-    with manager.restore(tokens, end, brought, scope, **extra) as restore:
+        brought[group] = [at for at in required_blocks(manager, group, end) if at not in held]
+    with restore(manager, tokens, end, brought, scope, **extra) as restored:
         for group, places in brought.items():
-            assert len(restore.blocks[group]) == len(places)
-        restore.commit()
+            assert len(restored.blocks[group]) == len(places)
+        restored.commit()
     return brought
 
 
@@ -48,11 +49,11 @@ def test_a_restored_prefix_is_found_and_counts_as_no_request():
 def test_nothing_is_found_before_the_commit_and_without_one_all_goes_back():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 4, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
-    with manager.restore(run(0, 16), 4, brought):
+    with restore(manager, run(0, 16), 4, brought):
         assert found(manager, run(0, 16)) == 0
-        assert [pool.num_active for pool in manager.groups] == [4, 2, 1]
+        assert [pool.num_active for pool in manager.pools] == [4, 2, 1]
         manager.check()
-    assert [pool.num_free for pool in manager.groups] == [20, 20, 4]
+    assert [pool.num_free for pool in manager.pools] == [20, 20, 4]
     assert conserved(manager)
 
 
@@ -62,7 +63,7 @@ def test_blocks_that_were_not_brought_are_gaps_that_no_lookup_passes():
     assert found(manager, run(0, 24)) == 24
     for shorter in (20, 16, 12, 8):
         assert found(manager, run(0, shorter)) == 0, "the window before this length is not there"
-    assert manager.groups[1].num_cached == 2
+    assert manager.pools[1].num_cached == 2
 
 
 def test_a_state_is_there_at_its_own_boundary_only():
@@ -80,9 +81,9 @@ def test_only_what_the_sparse_groups_lost_comes_back_where_the_full_one_has_all(
     for _ in branches:  # the part that was used last is evicted last
         serve_in_pieces(manager, branches[0])
     for group in (1, 2):
-        while manager.required(group, 6)[-1] in np.flatnonzero(held(manager, group)):
+        while required_blocks(manager, group, 6)[-1] in np.flatnonzero(held(manager, group)):
             assert manager.reclaim(1, group=group) == 1
-    here = manager.residency([*run(0, 24), 0])
+    here = residency(manager, [*run(0, 24), 0])
     assert (here.matched, here.accepted) == (6, 0)
     brought = bring(manager, run(0, 24))
     assert brought[0] == []
@@ -94,7 +95,7 @@ def test_only_what_the_sparse_groups_lost_comes_back_where_the_full_one_has_all(
 
 
 def held(manager, group):
-    return manager.residency([*run(0, 24), 0]).held[group]
+    return residency(manager, [*run(0, 24), 0]).held[group]
 
 
 def test_the_path_that_is_there_is_not_evicted_to_make_room_for_the_rest():
@@ -110,9 +111,9 @@ def test_what_does_not_fit_is_refused_and_room_says_so_before():
     manager = make(("full", 6, FULL))
     seq = prefill(manager, run(1000, 8))
     serve(manager, run(0, 8))
-    assert manager.residency(run(0, 25)).room == (2,)
+    assert residency(manager, run(0, 25)).room == (2,)
     with rejected(manager, OutOfBlocks, "restoring 6 blocks"):
-        manager.restore(run(0, 24), 6, {0: [2, 3, 4, 5]})
+        restore(manager, run(0, 24), 6, {0: [2, 3, 4, 5]})
     assert bring(manager, run(0, 16)) == {0: [2, 3]}
     manager.close(seq)
 
@@ -122,24 +123,24 @@ def test_a_hit_that_would_lack_something_is_refused():
     whole = {0: [0, 1, 2, 3, 4], 1: [0, 3, 4], 2: [4]}
     for group, places in ((0, [1, 2, 3, 4]), (1, [3, 4]), (1, [0, 4]), (2, [])):
         with rejected(manager, ConfigError, "neither here nor brought"):
-            manager.restore(run(0, 20), 5, {**whole, group: places})
+            restore(manager, run(0, 20), 5, {**whole, group: places})
     for group, places in ((0, [0, 1, 2, 4, 3]), (1, [0, 3, 4, 5]), (0, [0, 0, 1, 2, 3, 4])):
         with rejected(manager, ConfigError, "rise"):
-            manager.restore(run(0, 20), 5, {**whole, group: places})
+            restore(manager, run(0, 20), 5, {**whole, group: places})
     with rejected(manager, ConfigError, "only the state at the end"):
-        manager.restore(run(0, 20), 5, {**whole, 2: [3, 4]})
+        restore(manager, run(0, 20), 5, {**whole, 2: [3, 4]})
     with rejected(manager, ConfigError, "layer group 3"):
-        manager.restore(run(0, 20), 5, {**whole, 3: [4]})
+        restore(manager, run(0, 20), 5, {**whole, 3: [4]})
     with rejected(manager, ConfigError, "6 blocks of 4 of a prompt of 21 tokens"):
-        manager.restore(run(0, 21), 6, whole)
-    with manager.restore(run(0, 20), 5, whole) as restore:
-        restore.commit()
+        restore(manager, run(0, 21), 6, whole)
+    with restore(manager, run(0, 20), 5, whole) as restored:
+        restored.commit()
         with pytest.raises(SequenceError):
-            restore.commit()
+            restored.commit()
     with pytest.raises(SequenceError):
-        restore.commit()
+        restored.commit()
     with rejected(manager, ConfigError, "finds 5 blocks already"):
-        manager.restore(run(0, 20), 5, {})
+        restore(manager, run(0, 20), 5, {})
 
 
 def test_it_waits_until_planned_copies_are_done():
@@ -147,7 +148,7 @@ def test_it_waits_until_planned_copies_are_done():
     serve(manager, run(0, 16))
     seq = manager.open([*range(6), 99])
     with rejected(manager, CopyError, "take_copies"):
-        manager.restore(run(1000, 8), 2, {0: [0, 1]})
+        restore(manager, run(1000, 8), 2, {0: [0, 1]})
     manager.take_copies()
     manager.close(seq)
     assert bring(manager, run(1000, 8)) == {0: [0, 1]}
@@ -168,12 +169,12 @@ def test_scopes_and_media_keep_restored_prefixes_apart():
 def test_what_another_request_computed_meanwhile_is_kept_once():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
-    with manager.restore(run(0, 16), 4, brought) as restore:
+    with restore(manager, run(0, 16), 4, brought) as restored:
         serve_in_pieces(manager, run(0, 17))
-        restore.commit()
+        restored.commit()
         manager.check()
     assert found(manager, run(0, 16)) == 16
-    assert manager.groups[0].num_cached == 4
+    assert manager.pools[0].num_cached == 4
     assert conserved(manager)
 
 
@@ -181,14 +182,14 @@ def test_digests_are_those_of_the_prompt_whatever_is_cached_of_it():
     manager = make(("full", 20, FULL))
     tokens, scope = run(0, 30), Scope(salt="x")
     expected = block_hashes(tokens, 4, scope)
-    assert manager.residency(tokens, scope).digests == expected
+    assert residency(manager, tokens, scope).digests == expected
     serve(manager, run(0, 14), scope)
     serve(manager, np.append(run(0, 9), run(1000, 9)), scope)
     before = state(manager)
-    assert manager.residency(tokens, scope).digests == expected
+    assert residency(manager, tokens, scope).digests == expected
     assert state(manager) == before
     item = MediaItem(b"a" * 16, 2, 3)
-    digests = manager.residency(tokens, scope, media=[item]).digests
+    digests = residency(manager, tokens, scope, media=[item]).digests
     assert digests == block_hashes(tokens, 4, scope, (item,))
 
 
@@ -197,7 +198,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     seq = manager.open(run(0, 17))
     manager.reserve(seq, 17)
     manager.commit(seq, run(0, 17))
-    let_go = manager.hold(seq)
+    let_go = hold(manager, seq)
     manager.close(seq)
     manager.check()
     with pytest.raises(OutOfBlocks):
@@ -211,7 +212,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     serve(manager, run(2000, 32))
     assert manager.probe(run(0, 17)).num_blocks == 0
     with pytest.raises(SequenceError):
-        manager.hold(seq)
+        hold(manager, seq)
 
 
 @pytest.mark.parametrize("kind", [FULL, SLIDING, ChunkedAttention(12), STATE])

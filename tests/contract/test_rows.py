@@ -13,7 +13,7 @@ FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
 def num_entries(manager):
     """Entries of all arrays that hold block tables."""
-    return sum(len(flat) for flat in manager.rows.flat)
+    return sum(len(flat) for flat in manager.kernel.rows.flat)
 
 
 def opened(manager, num_tokens, start=0):
@@ -80,7 +80,7 @@ def test_tables_stay_right_while_rows_move_and_the_arena_grows_and_shrinks(sizes
         for one, full, sliding, state in running:
             tables = [one.block_ids(group).tolist() for group in range(3)]
             assert tables == [full, sliding, state]
-        assert manager.rows.check() == ""
+        assert manager.kernel.rows.check() == ""
     assert conserved(manager)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core import CacheManager, LayerGroup, Recurrent, Scope, SlidingWindow
+from quire.exchange import residency
 from quire.slots import SlotCache
 
 SIZE = 4
@@ -79,7 +80,7 @@ def test_open_and_probe_run_the_same_lines_whoever_else_has_the_prompt(
             serve(manager, text(0, known_here), MINE)
         tokens = text(0, prompt)
         probed = lines_of(lambda: manager.probe(tokens, MINE))
-        resident = lines_of(lambda: manager.residency(tokens, MINE).accepted)
+        resident = lines_of(lambda: residency(manager, tokens, MINE).accepted)
         opened, seq = lines_of(lambda: manager.open(tokens, MINE))
         return probed, resident, opened, seq.num_cached, manager.stats.missed
 

@@ -319,7 +319,7 @@ def test_eviction_counts_the_blocks_of_one_group():
     assert manager.evict(run(0, 8)) == 2
     serve(manager, run(0, 8))
     assert manager.clear() == 2
-    assert [group.num_free for group in manager.groups] == [8, 8]
+    assert [group.num_free for group in manager.pools] == [8, 8]
 
 
 # -- counting ------------------------------------------------------------------------------

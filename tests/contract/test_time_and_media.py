@@ -64,7 +64,7 @@ def test_reminders_of_retention_do_not_pile_up(clock):
     for _ in range(200):
         clock.now += 1
         serve(manager, [1] * 8, retain_s=60)
-    assert len(manager.tree.evictor._deadlines) <= 4
+    assert len(manager.kernel.tree.evictor._deadlines) <= 4
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lfu"])
@@ -72,7 +72,7 @@ def test_a_policy_does_not_grow_with_use(policy):
     manager = CacheManager(64, 4, policy=policy)
     for _ in range(500):
         serve(manager, [1] * 8)
-    assert len(manager.tree.evictor._plain._heap) < 200
+    assert len(manager.kernel.tree.evictor._plain._heap) < 200
 
 
 def test_text_behind_an_important_prompt_is_not_important_itself():
@@ -110,7 +110,7 @@ def test_media_contents_that_no_block_holds_are_forgotten(monkeypatch):
     for number in range(50):
         serve(manager, [7] * 8, media=[MediaItem(bytes([number] * 32), 0, 8)])
         manager.check()
-    assert len(manager.media) <= 16
+    assert len(manager.kernel.tree.media) <= 16
     again = manager.probe([7] * 8 + [1], media=[MediaItem(bytes([49] * 32), 0, 8)])
     assert again.num_tokens == 8
 

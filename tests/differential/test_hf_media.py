@@ -193,7 +193,7 @@ def test_the_speed_of_a_video_is_part_of_its_name():
         inputs = request(name, words(0, 5), clip, words(1, 6))
         equal(model, cache, inputs)
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4
-    assert len(cache.manager.media) == 2
+    assert len(cache.manager.kernel.tree.media) == 2
 
 
 def test_an_image_at_the_very_start_and_at_the_very_end(name, model, cache):

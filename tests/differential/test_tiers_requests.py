@@ -11,6 +11,7 @@ from hf_media_help import equal, media_cache, media_model, picture, request, wor
 
 from quire.core import Scope, TokenRange
 from quire.errors import ConfigError
+from quire.exchange import residency
 from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
@@ -122,7 +123,7 @@ def test_records_in_fewer_bits_come_back_close_and_apart_from_exact_ones(model, 
     again.generate(ids, max_new_tokens=4)
     assert tier_tokens(again) == 80
     for one, two in zip(first.pools, again.pools, strict=True):
-        held = first.manager.residency(ids[0].numpy(), first.kept.identity.scope(None))
+        held = residency(first.manager, ids[0].numpy(), first.kept.identity.scope(None))
         assert held.matched == 5
         assert one.k.shape == two.k.shape
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hf_help import check_stored, make_cache, same, tiny_model
 from late_lane import lend, prompt, settled, tier_tokens, warm_cache
-
 from quire.core.kept import all_blocks
+
 from quire.engines.hf.request import Request
+from quire.exchange import residency
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
 from quire.tensors.records import BlockCodec
@@ -108,7 +109,7 @@ def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
     assert cache.kept.store.transfers.is_idle
     assert not cache.kept.store.transfers._then, "buffers have gone back"
     assert cache.manager.num_active == 0
-    held = cache.manager.residency(ids[0].numpy(), cache.kept.identity.scope(None))
+    held = residency(cache.manager, ids[0].numpy(), cache.kept.identity.scope(None))
     assert held.matched == 0
     same(model, cache, ids)
     assert tier_tokens(cache) == 80, "and it comes again"
@@ -191,7 +192,7 @@ def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
         raise FailedError
 
     with monkeypatch.context() as patched:
-        patched.setattr("quire.core.restore.Restore.commit", fail)
+        patched.setattr("quire.exchange.restore.Restore.commit", fail)
         with pytest.raises(FailedError):
             tiers.onboard(prompt(1)[0].numpy(), scope)
     assert settled(cache), "its blocks are somebody else's from now on"

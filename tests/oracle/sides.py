@@ -13,6 +13,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 
+from quire import exchange
 from quire.errors import QuireError
 
 
@@ -89,6 +90,14 @@ class Old:
 
     rows: ClassVar = "rows"
 
+    @property
+    def pools(self):
+        return self.manager.groups
+
+    @property
+    def copies(self):
+        return self.manager.copies
+
     # -- what is passed in -----------------------------------------------------------------
 
     def kind(self, kind):
@@ -119,10 +128,10 @@ class Old:
     def counts(self):
         """Return (free, active, cached, all) of every group, the copies planned, and the stats."""
         manager = self.manager
-        groups = [(p.num_free, p.num_active, p.num_cached, p.num_blocks) for p in manager.groups]
+        groups = [(p.num_free, p.num_active, p.num_cached, p.num_blocks) for p in self.pools]
         return (
             groups,
-            list(map(tuple, manager.copies.peek())),
+            list(map(tuple, self.copies.peek())),
             msgspec.structs.asdict(manager.stats),
         )
 
@@ -132,7 +141,7 @@ class Old:
         lengths = (seq.published, seq.computed, seq.capacity, seq.num_cached, seq.prompt_len)
         tables = []
         if seq.state == "open":
-            tables = [seq.block_ids(g).tolist() for g in range(len(self.manager.groups))]
+            tables = [seq.block_ids(g).tolist() for g in range(len(self.pools))]
         return (seq.state, *lengths), tables
 
     def state(self):
@@ -295,13 +304,7 @@ class Old:
 
     def residency(self, tokens, scope, media):
         here = self.manager.residency(tokens, self.scope(scope), tuple(self.media(media)))
-        return {
-            "matched": here.matched,
-            "accepted": here.accepted,
-            "held": [places.tolist() for places in here.held],
-            "room": list(here.room),
-            "digests": list(here.digests),
-        }
+        return plain_residency(here)
 
     def required(self, group, end):
         return list(self.manager.required(group, end))
@@ -341,6 +344,51 @@ class New(Old):
     """The core that is worked on: `Old` with what it calls otherwise."""
 
     root = "quire.core"
+
+    moved: ClassVar = {
+        "kept": "quire.exchange.kept",
+        "radix": "quire.core.tree",
+        "requests": "quire.core.manager",
+    }
+
+    @classmethod
+    def module(cls, name):
+        return importlib.import_module(cls.moved.get(name, f"{cls.root}.{name}"))
+
+    @property
+    def pools(self):
+        return self.manager.pools
+
+    @property
+    def copies(self):
+        return self.manager.kernel.copies
+
+    def residency(self, tokens, scope, media):
+        here = exchange.residency(self.manager, tokens, self.scope(scope), tuple(self.media(media)))
+        return plain_residency(here)
+
+    def required(self, group, end):
+        return list(exchange.required_blocks(self.manager, group, end))
+
+    def restore(self, name, prompt, end, brought):
+        tokens, scope, media = prompt
+        scope, media = self.scope(scope), self.media(media)
+        made = exchange.restore(self.manager, tokens, end, brought, scope, media=media)
+        self.restores[name] = made.__enter__()
+        return {group: list(ids) for group, ids in sorted(made.blocks.items())}
+
+    def hold(self, name, seq):
+        self.holds[name] = exchange.hold(self.manager, self.seqs[seq])
+
+
+def plain_residency(here):
+    return {
+        "matched": here.matched,
+        "accepted": here.accepted,
+        "held": [places.tolist() for places in here.held],
+        "room": list(here.room),
+        "digests": list(here.digests),
+    }
 
 
 def outcome(side, call, args):

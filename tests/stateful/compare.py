@@ -118,13 +118,13 @@ class Comparison:
         return stats.evicted_blocks + stats.invalidated_blocks
 
     def free_blocks(self):
-        return sum(group.num_free for group in self.manager.groups)
+        return sum(group.num_free for group in self.manager.pools)
 
     def check_exhausted(self, error):
         """An OutOfBlocks speaks of one group, and of blocks that this group cannot give."""
         short = [
             group
-            for group in self.manager.groups
+            for group in self.manager.pools
             if (group.num_free, group.num_cached, group.num_active)
             == (error.free, error.cached, error.active)
         ]
@@ -154,7 +154,7 @@ class Comparison:
     def after(self):
         manager, size = self.manager, self.settings.block_size
         manager.check()
-        for group, total in zip(manager.groups, self.settings.pools, strict=True):
+        for group, total in zip(manager.pools, self.settings.pools, strict=True):
             assert group.num_free + group.num_active + group.num_cached == total
         assert manager.num_free + manager.num_active + manager.num_cached == self.settings.pools[0]
         stats = manager.stats
@@ -184,7 +184,7 @@ class Comparison:
             assert len(set(table)) == len(table), "one block twice in a table"
             for block in table[-(-len(live.tokens) // size) :]:
                 assert used.count(block) == 1, "a reserved block has two owners"
-        active = self.manager.groups[group].num_active
+        active = self.manager.pools[group].num_active
         assert active >= len(set(used))
         if self.copies_taken and not self.pins and not self.expiring:
             assert active == len(set(used)), "blocks are held by nobody"

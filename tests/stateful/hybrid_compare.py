@@ -103,7 +103,7 @@ class HybridComparison(Comparison):
                     self.snapshots[group].add(self.memory[group].blocks[copy.dst][0])
         assert self.manager.take_copies() == []
         self.copies_taken = True
-        for group, pool in enumerate(self.manager.groups):
+        for group, pool in enumerate(self.manager.pools):
             self.memory[group].shrink(pool.num_blocks)
         self.poison()
         return copies
@@ -147,7 +147,7 @@ class HybridComparison(Comparison):
     def after(self):
         manager, size = self.manager, self.settings.block_size
         manager.check()
-        for pool in manager.groups:
+        for pool in manager.pools:
             assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
         stats = manager.stats
         assert stats.hit_tokens + sum(stats.missed.values()) == stats.prompt_tokens
@@ -192,13 +192,13 @@ class HybridComparison(Comparison):
         for live, table in zip(self.running, tables, strict=True):
             present = [block for block in table if block >= 0]
             assert len(set(present)) == len(present), "one block twice in a table"
-            assert all(block < self.manager.groups[group].num_blocks for block in present)
+            assert all(block < self.manager.pools[group].num_blocks for block in present)
             if group in self.settings.attention:
                 for block in table[-(-len(live.tokens) // size) :]:
                     assert named.count(block) == 1, "a reserved block has two owners"
         given = {block for each in self.restores for block in each.restore.blocks[group]}
         assert given.isdisjoint(named), "blocks of a restore stand in a table"
-        active, used = self.manager.groups[group].num_active, len(given.union(named))
+        active, used = self.manager.pools[group].num_active, len(given.union(named))
         assert active >= used
         if group in self.settings.windowed or group in self.settings.recurrent:
             holders = len(self.running) + self.manager.snapshot()["num_pins"]

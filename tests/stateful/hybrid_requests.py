@@ -32,7 +32,7 @@ class HybridRequests(HybridComparison):
             least = self.accepted(scope, path[:-1])
             whole = hit.num_blocks * size
             assert whole >= least, "lost a published prefix without any eviction"
-            if whole == limit // size * size and all(pool.num_free for pool in manager.groups):
+            if whole == limit // size * size and all(pool.num_free for pool in manager.pools):
                 assert hit.num_tokens == limit, "lost the head of a block"
         seq = self.call(
             manager.open,
@@ -44,7 +44,7 @@ class HybridRequests(HybridComparison):
         if isinstance(seq, OutOfBlocks):
             assert self.is_too_long(len(tokens)), "the prompt would have fit"
             assert not fit
-            assert fit.room == tuple(pool.num_blocks for pool in manager.groups)
+            assert fit.room == tuple(pool.num_blocks for pool in manager.pools)
             return None
         assert seq.num_cached == fit.num_cached
         assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
@@ -63,7 +63,7 @@ class HybridRequests(HybridComparison):
     def is_too_long(self, num_tokens):
         """Whether an empty pool could not hold a prompt: all of it, a window, or two states."""
         blocks = -(-num_tokens // self.settings.block_size)
-        for kind, pool in zip(self.settings.kinds, self.manager.groups, strict=True):
+        for kind, pool in zip(self.settings.kinds, self.manager.pools, strict=True):
             most = (
                 blocks
                 if isinstance(kind, FullAttention)
@@ -141,7 +141,7 @@ class HybridRequests(HybridComparison):
         return stops
 
     def room_for_states(self):
-        pools = [self.manager.groups[group] for group in self.settings.recurrent]
+        pools = [self.manager.pools[group] for group in self.settings.recurrent]
         return all(pool.num_free + pool.num_cached for pool in pools)
 
     def check_snapshot(self, live):

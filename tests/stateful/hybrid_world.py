@@ -209,7 +209,7 @@ class HybridWorld(HybridHandles):
         if isinstance(moved, CopyError):
             self.take_copies()
             moved = self.call(self.manager.compact, group)
-        pool = self.manager.groups[group]
+        pool = self.manager.pools[group]
         for live in self.running:
             ids = live.seq.block_ids(group).tolist()
             assert all(block < pool.num_active + pool.num_cached for block in ids)
@@ -225,11 +225,11 @@ class HybridWorld(HybridHandles):
         manager = self.manager
         if not self.copies_taken:
             self.take_copies()
-        shrinks = any(n < manager.groups[i].num_blocks for i, n in sizes.items())
+        shrinks = any(n < manager.pools[i].num_blocks for i, n in sizes.items())
         named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
         if shrinks and self.refused_for_handles(manager.resize, named):
             return
-        possible = all(manager.groups[i].num_active <= n for i, n in sizes.items())
+        possible = all(manager.pools[i].num_active <= n for i, n in sizes.items())
         for group, num_blocks in sizes.items():
             self.memory[group].grow(num_blocks)
         expiring = self.expiring
@@ -238,7 +238,7 @@ class HybridWorld(HybridHandles):
         if not isinstance(error, OutOfBlocks):
             assert possible or expiring, "a pool shrank below what is active"
             for group, num_blocks in sizes.items():
-                assert manager.groups[group].num_blocks == num_blocks
+                assert manager.pools[group].num_blocks == num_blocks
         self.copies_taken = False
         self.after()
         self.take_copies()
@@ -279,7 +279,7 @@ class HybridWorld(HybridHandles):
         if live.drafts is None:
             raises(DraftError, manager.accept, seq, [0], [1])
             raises(DraftError, manager.draft, seq, [0])
-        tokens = min(pool.num_blocks for pool in manager.groups) * self.settings.block_size + 1
+        tokens = min(pool.num_blocks for pool in manager.pools) * self.settings.block_size + 1
         if self.settings.attention == tuple(self.groups) and live.drafts is None:
             raises(OutOfBlocks, manager.reserve, seq, tokens)
         if self.copies_taken and live.drafts is None:
@@ -306,6 +306,6 @@ class HybridWorld(HybridHandles):
                 self.close(live)
         self.manager.clear()
         self.manager.check()
-        assert [pool.num_free for pool in self.manager.groups] == [
-            pool.num_blocks for pool in self.manager.groups
+        assert [pool.num_free for pool in self.manager.pools] == [
+            pool.num_blocks for pool in self.manager.pools
         ], "blocks leaked"

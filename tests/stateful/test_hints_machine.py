@@ -155,7 +155,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     @rule(path=paths, hint=hints, priority=st.sampled_from([0, 0, 5]), retain=st.none() | seconds)
     def serve(self, path, hint, priority, retain):
-        if len(path) >= self.manager.groups[0].num_blocks:
+        if len(path) >= self.manager.pools[0].num_blocks:
             return
         owner = None
         self.num_requests += 1
@@ -169,7 +169,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     @rule(path=paths)
     def hold(self, path):
-        if len(path) >= self.manager.groups[0].num_blocks:
+        if len(path) >= self.manager.pools[0].num_blocks:
             return
         seq, path = self.compute(path, Hint())
         self.held.append((seq, path))
@@ -230,7 +230,7 @@ class HintsMachine(RuleBasedStateMachine):
                 pin.close()
             self.manager.clear()
             self.manager.check()
-            assert self.manager.num_free == self.manager.groups[0].num_blocks
+            assert self.manager.num_free == self.manager.pools[0].num_blocks
 
 
 @pytest.mark.slow

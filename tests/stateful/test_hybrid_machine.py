@@ -326,7 +326,7 @@ class HybridMachine(RuleBasedStateMachine):
             world.drop(world.manager.reclaim, amount, group % groups)
         elif change == "clear" and amount > 12:
             world.drop(world.manager.clear)
-            assert all(pool.num_cached == 0 for pool in world.manager.groups)
+            assert all(pool.num_cached == 0 for pool in world.manager.pools)
         elif change == "compact":
             world.compact(group % groups)
         elif change == "resize":

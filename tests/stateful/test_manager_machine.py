@@ -295,7 +295,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def clear(self):
         world = self.world
         world.drop(world.manager.clear)
-        assert all(group.num_cached == 0 for group in world.manager.groups)
+        assert all(group.num_cached == 0 for group in world.manager.pools)
         self.count()
 
     @rule(seconds=small)

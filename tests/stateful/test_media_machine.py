@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from running import run_machine
 
 from quire.core import CacheManager, MediaItem
+from quire.exchange import residency, restore
 
 SEED, EXAMPLES = 20260101, 40
 
@@ -48,10 +49,10 @@ class MediaMachine(RuleBasedStateMachine):
             if hasattr(self, "manager") and sys.exc_info()[0] is None:
                 for seq, *_ in self.live + self.suspended:
                     self.manager.close(seq)
-                for restore, *_ in self.restores:
-                    restore.__exit__(None, None, None)
+                for restored, *_ in self.restores:
+                    restored.__exit__(None, None, None)
                 self.manager.clear()
-                assert not self.manager.media.uses
+                assert not self.manager.kernel.tree.media.uses
                 self.manager.check()
         finally:
             if hasattr(self, "patch"):
@@ -117,22 +118,22 @@ class MediaMachine(RuleBasedStateMachine):
     @rule(recipe=pieces)
     def begin_restore(self, recipe):
         tokens, media = read(recipe)
-        here = self.manager.residency([*tokens, 8], media=media).accepted
+        here = residency(self.manager, [*tokens, 8], media=media).accepted
         end = len(tokens) // self.size
         if end > here:
             brought = {0: list(range(here, end))}
-            restore = self.manager.restore(tokens, end, brought, media=media)
-            self.restores.append((restore.__enter__(), tokens, media))
+            restored = restore(self.manager, tokens, end, brought, media=media)
+            self.restores.append((restored.__enter__(), tokens, media))
         self.after()
 
     @precondition(lambda self: self.restores)
     @rule(choice=index, commit=st.booleans())
     def end_restore(self, choice, commit):
-        restore, tokens, media = self.restores.pop(choice % len(self.restores))
+        restored, tokens, media = self.restores.pop(choice % len(self.restores))
         if commit:
-            restore.commit()
+            restored.commit()
             self.stored.append((tokens, media))
-        restore.__exit__(None, None, None)
+        restored.__exit__(None, None, None)
         self.after()
 
     @rule(whole=st.booleans())

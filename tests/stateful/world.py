@@ -30,7 +30,7 @@ class World(Comparison):
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         if self.intact:
-            room = all(group.num_free for group in manager.groups)  # a copy needs a block
+            room = all(group.num_free for group in manager.pools)  # a copy needs a block
             least = limit if room else limit // size * size
             assert hit.num_tokens >= least, "lost a published prefix without any eviction"
         assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens

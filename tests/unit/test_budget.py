@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import CacheManager
+from quire.budget import GroupSize, blocks_for, shift_budget, split_budget
 from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.budget import GroupSize, blocks_for, shift_budget, split_budget
 from quire.errors import ConfigError
 
 FULL, SLIDING = FullAttention(), SlidingWindow(100)
@@ -86,7 +86,7 @@ def test_a_split_stays_within_the_budget_and_holds_a_sequence(sizes, capacity, s
 def test_a_split_is_what_a_manager_takes():
     sizes = [GroupSize("full", FULL, 100), GroupSize("state", Recurrent(), 300)]
     manager = CacheManager(groups=split_budget(100_000, sizes, 4, 100), block_size=4)
-    assert [pool.num_blocks for pool in manager.groups] == [
+    assert [pool.num_blocks for pool in manager.pools] == [
         g.num_blocks for g in split_budget(100_000, sizes, 4, 100)
     ]
 

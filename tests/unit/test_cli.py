@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire._version import __version__
-from quire.cli import bench, doctor, inspection
+from quire.cli import doctor, inspection
 from quire.cli.app import app
 from quire.cli.output import milliseconds, times
 from quire.cli.talks import MAX_TURNS, QUESTIONS, system_text
@@ -35,7 +35,7 @@ def run():
         ("bench",),
         ("bench", "core"),
         ("bench", "hf"),
-        ("bench", "peers"),
+        ("bench", "tiers"),
     ],
     ids=" ".join,
 )
@@ -160,23 +160,11 @@ def test_bench_core_prints_the_rows_asked_for(run):
     assert found[0]["median_us"] > 0
 
 
-@pytest.mark.parametrize("words", [("core", "--rows", "no_such"), ("peers", "--peer", "no_such")])
+@pytest.mark.parametrize("words", [("core", "--rows", "no_such"), ("tiers", "no_such:1GiB")])
 def test_bench_refuses_unknown_names(run, words):
     result = run("bench", *words)
     assert result.exit_code == 2
     assert "no_such" in result.stderr
-
-
-def test_peers_stand_beside_ours_with_a_ratio_to_the_best():
-    found = {
-        "quire": [{"name": "match", "median_us": 2.0}, {"name": "serve", "requests_per_s": 90.0}],
-        "one": [{"name": "match", "median_us": 8.0}, {"name": "serve", "requests_per_s": 30.0}],
-        "two": [{"name": "match", "median_us": 6.0}],
-        "three": [{"name": "not_installed", "reason": "not found"}],
-    }
-    table = bench.beside("quire", found)
-    assert [str(cell) for cell in table.columns[-1].cells] == ["3.0x", "3.0x"]
-    assert table.caption == "three: not found"
 
 
 def test_numbers_keep_the_digits_that_say_something():

@@ -1,7 +1,6 @@
 """The rows of the benchmarks: transformers on a model of no size, and hybrid groups."""
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from quire.bench import core_rows, hf_rows, hybrid_rows, peers, turn_rows
+from quire.bench import core_rows, hf_rows, turn_rows
 from quire.bench.hf_models import random_llama
-from quire.bench.peers import run, timing
 from quire.cli.app import app
 
 
@@ -71,15 +69,6 @@ def test_core_has_rows_of_full_attention_beside_a_sliding_window():
     assert decode["median_us"] > decode["reserve_only_us"] > 0
 
 
-def test_peers_measure_hybrid_rows_under_the_names_they_have_here():
-    ours = set(hybrid_rows.makers())
-    for script in ("sglang_hybrid.py", "vllm_hybrid.py"):
-        text = Path(peers.__file__).with_name(script).read_text(encoding="utf-8")
-        theirs = set(re.findall(r'"(hybrid_[a-z0-9_]+)"', text))
-        assert theirs
-        assert theirs <= ours
-
-
 def test_sixteen_forks_of_a_long_sequence_are_one_row():
     (row,) = core_rows.rows(["fork_16_of_100k"])
     assert row["median_us"] > 0
@@ -108,32 +97,3 @@ def test_the_rows_of_one_checkout_run_on_the_core_of_another():
     )
     (row,) = json.loads(done.stdout)
     assert row["median_us"] > 0
-
-
-def test_peers_measure_only_the_rows_asked_for():
-    done = []
-
-    def measure(name):
-        done.append(name)
-        return [{"name": f"{name}_1"}, {"name": f"{name}_2"}]
-
-    there = [((f"{name}_1", f"{name}_2"), lambda name=name: measure(name)) for name in "ab"]
-    assert list(timing.measured(there, "b_2,no_such")) == [{"name": "b_2"}]
-    assert done == ["b"]
-    assert len(list(timing.measured(there, ""))) == 4
-
-
-def test_peers_are_asked_for_our_rows_and_left_out_without_any(monkeypatch):
-    asked = []
-
-    def peers(measured, _names, _progress, _folder, rows):
-        asked.append(rows)
-        return measured | {"one": [{"name": "a", "median_us": len(asked)}], "other": []}
-
-    monkeypatch.setattr(run, "_measure", peers)
-    found = run.run_schedule(lambda: [{"name": "a", "median_us": 1.0}], 3, names=["vllm-16"])
-    assert asked == [["a"]] * 3
-    assert found == {
-        "one": [{"name": "a", "median_us": 2}],
-        "quire": [{"name": "a", "median_us": 1.0}],
-    }

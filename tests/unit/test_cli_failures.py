@@ -53,7 +53,6 @@ WRITES = [
     ("replay", TRACE, "--report"),
     ("curve", TRACE, "--csv"),
     (*PLAN, "--report"),
-    ("bench", "tiers", "--first-tokens", "--report"),
     ("trace", "convert", TRACE),
     ("trace", "make", "chat"),
 ]
@@ -71,8 +70,7 @@ REFUSED = [
     (*PLAN, "--report", "plan.pdf"),
     ("simulate", "--trace", TRACE, "--num-gpus", "0"),
     ("simulate", "--trace", TRACE, "--router", "nobody"),
-    ("bench", "peers"),
-    ("bench", "tiers", "--with-peers"),
+    ("bench", "tiers", "nothing:1GiB"),
     ("bench", "core", "--rows", "nothing"),
     ("cache", "evict", "there"),
     ("nothing",),
@@ -136,7 +134,7 @@ def test_what_cannot_be_read_is_one_line(run, tmp_path, monkeypatch, words, kind
 @pytest.mark.parametrize("words", WRITES, ids=lambda words: " ".join(words).replace(TRACE, "T"))
 @pytest.mark.parametrize("where", ["no/such/folder/x", "."])
 def test_what_cannot_be_written_is_said_before_the_work(run, words, where):
-    ending = {"replay": ".html", "plan": ".html", "bench": ".svg"}.get(words[0], "")
+    ending = {"replay": ".html", "plan": ".html"}.get(words[0], "")
     ending = ending if words[-1] == "--report" else ""
     place = where + ending if where != "." else "."
     said = " ".join(refused(run(*words, place)).split())

@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from quire.bench.peers import environment
 from quire.cli.app import app
 
 pytest.importorskip("transformers")
@@ -66,13 +65,3 @@ def test_evicting_down_to_a_size_keeps_what_it_says(run, tmp_path):
     assert 0 < done["left_bytes"] <= 500 << 10
     assert size(tmp_path / "kv") < 700 << 10
     assert json.loads(run("cache", "verify", "kv", "--json"))["whole"] == done["left"]
-
-
-def test_nothing_is_downloaded_where_nobody_can_be_asked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "_run", lambda command: pytest.fail(f"ran {command}"))
-    for words in (["bench", "peers"], ["bench", "tiers", "--with-peers"]):
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 2
-        assert "add --yes" in " ".join(done.stderr.split())
-    assert not (tmp_path / ".venv-peers").exists()

@@ -315,13 +315,15 @@ def test_the_same_calls_lead_to_the_same_order():
         for request in trace:
             world.now = request.time_s
             world.serve(request.blocks.tolist())
-        orders.append([(node.start, node.end) for node in world.manager.tree.evictor.order()])
+        orders.append(
+            [(node.start, node.end) for node in world.manager.kernel.tree.evictor.order()]
+        )
     assert orders[0] == orders[1]
 
 
 def test_a_fresh_look_finds_the_victim_that_is_known_already():
     world = World(60)
-    evictor = world.manager.tree.evictor
+    evictor = world.manager.kernel.tree.evictor
     for request in chats_and_documents(300, seed=5):
         world.now = request.time_s
         world.serve(request.blocks.tolist())
@@ -374,7 +376,7 @@ def test_requests_may_overlap_fork_and_pause(seed):
     for seq in running:
         manager.close(seq)
     world.serve(world.names(40))
-    assert world.manager.counters.evicted_blocks > 0
+    assert world.manager.kernel.counters.evicted_blocks > 0
 
 
 def test_a_trace_without_rows_is_no_trouble():

@@ -142,7 +142,7 @@ def test_the_managers_hold_nothing_once_all_is_served(monkeypatch):
         replica.manager.check()
         assert replica.manager.num_active == 0
         assert not replica.manager.sequences
-        device = {token for node in replica.manager.tree.nodes() for token in _ids(node)}
+        device = {token for node in replica.manager.kernel.tree.nodes() for token in _ids(node)}
         below = set().union(*replica.tiers._stores)
         assert device
         assert below

@@ -192,7 +192,7 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
     with TierStack([Host("4MiB")], settings) as stack:
         engine = Engine(stack, beside=True)
         engine.serve(run(0, 30))
-        (pool,) = engine.manager.groups
+        (pool,) = engine.manager.pools
         assert pool.num_available == 20 - 7
         assert not stack.drain(0.01)
         threading.Timer(0.05, go.set).start()
@@ -267,7 +267,7 @@ def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch
     engine.serve(run(0, 30))
     with pytest.raises(MemoryError, match="no memory"):
         engine.store.beside.settle()
-    assert engine.manager.groups[0].num_available == 20
+    assert engine.manager.pools[0].num_available == 20
     engine.store.beside.settle()
     engine.manager.check()
 
@@ -277,7 +277,7 @@ def test_what_cannot_go_beside_is_stored_at_once(stack, options):
     engine = Engine(stack, beside=True, **options)
     engine.serve(run(0, 30))
     assert stack.tiers[0].stats().num_records >= 7
-    assert all(pool.num_available == pool.num_blocks for pool in engine.manager.groups)
+    assert all(pool.num_available == pool.num_blocks for pool in engine.manager.pools)
 
 
 @pytest.mark.parametrize("coefficients", [(0.01, 2e-5, 0.0), (0.002, 1e-5, 3e-9), (0.0, 1e-4, 0.0)])

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
 
-from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve, requests
+from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve
+from quire.core import manager as managers
 from quire.errors import ConfigError
+from quire.exchange import residency, restore
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
@@ -130,7 +132,7 @@ def off_by(prompts, share):
 
 def test_the_latest_requests_are_remembered(monkeypatch):
     monkeypatch.setattr(livecurve, "MAX_NOTES", 1000)
-    monkeypatch.setattr(requests, "PACK_EVERY", 200)
+    monkeypatch.setattr(managers, "PACK_EVERY", 200)
     prompts, names = talks(2, num_talks=1200)
     curve = served(prompts, names // 10).what_if()
     assert curve.num_requests == len(prompts)
@@ -237,7 +239,7 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         elif what == 3:
             both[0].what_if()
         elif what == 4:
-            both[0].live_curve.restart()
+            both[0].kernel.live_curve.restart()
     assert both[0].stats == both[1].stats
     both[0].check()
 
@@ -247,7 +249,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
-        return tuple(manager.live_curve.notes[-2:])
+        return tuple(manager.kernel.live_curve.notes[-2:])
 
     def forget(num_blocks):
         manager.reclaim(num_blocks)
@@ -278,7 +280,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     manager.commit(seq, prompt[8:])
     manager.close(seq)
     serve(manager, np.append(prompt, LAST))
-    assert manager.live_curve.notes[-3:] == [17, 16, 1]
+    assert manager.kernel.live_curve.notes[-3:] == [17, 16, 1]
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
@@ -305,8 +307,8 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
         prompt = np.concatenate((shared, own, LAST)).astype(np.int32)
         for each in (manager, plain):
             if restored and number < 50:
-                there = each.residency(prompt).accepted
-                with each.restore(prompt, 70, {0: list(range(there, 70))}) as given_out:
+                there = residency(each, prompt).accepted
+                with restore(each, prompt, 70, {0: list(range(there, 70))}) as given_out:
                     given_out.commit()
             serve(each, prompt)
     curve = manager.what_if()
@@ -329,8 +331,8 @@ def test_asking_in_between_changes_no_later_answer():
 def test_a_curve_begun_anew_forgets():
     prompts, names = talks(7, num_talks=50)
     manager = served(prompts, names)
-    assert manager.live_curve is not None
-    manager.live_curve.restart()
+    assert manager.kernel.live_curve is not None
+    manager.kernel.live_curve.restart()
     assert manager.what_if().num_requests == 0
     assert str(manager.what_if()).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))

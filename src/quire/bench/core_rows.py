@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 
 from quire.bench import hybrid_rows, turn_rows
+from quire.bench import workloads as load
 from quire.bench.managers import PLAIN, Features, make_manager
-from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
-from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, prefill, store
+from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, prefill, store
+from quire.bench.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
 from quire.core import CacheManager, Sequence
 from quire.core.blocks import BlockPool
 
@@ -106,7 +106,7 @@ def _match_turns() -> Row:
     prompt = load.prompt(32_769)
     for length in load.turn_lengths():
         store(manager, prompt[: length + 1])
-    edges = sum(1 for _ in manager.tree.nodes())
+    edges = sum(1 for _ in manager.kernel.tree.nodes())
     median = repeat_us(lambda: manager.probe(prompt))
     return {"median_us": median, "floor_us": _floor(prompt[:-1]), "edges": edges}
 

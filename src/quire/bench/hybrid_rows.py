@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from quire.bench.peers import workloads as load
-from quire.bench.peers.timing import Row, once_us, repeat_us
-from quire.bench.requests import FORKED_TOKENS, decode_row, fork_row, store
+from quire.bench import workloads as load
+from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, store
+from quire.bench.timing import Row, once_us, repeat_us
 from quire.core import CacheManager, LayerGroup, Sequence, SlidingWindow
 
 SIZE = load.BLOCK_SIZE
@@ -110,7 +110,7 @@ def _evict(build: Callable[[], CacheManager]) -> Row:
     times: list[float] = []
     for _ in range(load.EVICT_ROUNDS + 1):
         manager = build()
-        sliding = manager.groups[SLIDING]
+        sliding = manager.pools[SLIDING]
         before = sliding.num_free
         times.append(once_us(lambda: manager.reclaim(num_blocks, group=SLIDING)))  # noqa: B023 - called at once
         assert sliding.num_free - before >= num_blocks

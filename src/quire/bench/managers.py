@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.bench.peers.workloads import BLOCK_SIZE
+from quire.bench.workloads import BLOCK_SIZE
 from quire.core import CacheManager
 
 

@@ -1,99 +1,179 @@
-"""The rows of `quire bench tiers`: bytes per second of each tier and of what it stands on."""
+"""Rows of tiers: how fast records go in and come back, checksums included."""
 
 from __future__ import annotations
 
+import gc
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
+from statistics import median
 
 import msgspec
+import numpy as np
 
-from quire.bench.tier_measure import Records, Row, measure
-from quire.bench.tier_pairs import KEPT_ROUNDS, PAIRS, open_pair
-from quire.bench.tier_peers import Peers, with_peers
-from quire.bench.tier_raw import PLACES
 from quire.errors import ConfigError, TierError
+from quire.tiers import Tier
+from quire.tiers.base import Outcome
+from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
+from quire.tiers.opening import open_tier
 
+Row = dict[str, float | str]
 Progress = Callable[[str], None]
 
-KEPT_COPIES = KEPT_ROUNDS + PLACES + 2
-"""How often a round's bytes are on disk at the same time: in a tier, in the raw file, and slack."""
+BATCH_KEYS = 32
+"""Keys of one call, as a prompt of 512 tokens at 16 per block has."""
 
-ROUND_BYTES = 64 << 20
-SLOW_ROUND_BYTES = {"objects": 32 << 20, "objects-s3": 8 << 20, "mooncake": 32 << 20}
-"""The most that a round moves; less where a server of tests answers, which is slow."""
+LOOKUP_KEYS = 256
+LOOKUP_SECONDS = 0.15
+CALL_TIMEOUT_S = 60.0
+FINGERPRINT = sha256(b"quire bench tiers").digest()
 
 
 class TierBench(msgspec.Struct, frozen=True, kw_only=True):
     """What `quire bench tiers` measures, and with how much.
 
-    `names`        tiers, see `tier_pairs.PAIRS`; None: all
+    `tiers`        lines as `open_tier` takes them; without any: memory, and a disk tier among the temporary files
     `block_bytes`  payload sizes
-    `path`         a directory on the disk to measure; None: the system's temporary one
-    `num_bytes`    the most that is on that disk at any time
-    `rounds`       of each tier and size, at most
-    `budget_s`     seconds for the rounds of each tier and size
+    `round_bytes`  payload that a round puts and gets, in bytes
+    `rounds`       of each tier and size; one more is not counted
     """
 
-    names: tuple[str, ...] | None = None
-    block_bytes: tuple[int, ...] = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
-    path: Path | None = None
-    num_bytes: int = 1 << 30
+    tiers: tuple[str, ...] = ()
+    block_bytes: tuple[int, ...] = (64 << 10, 1 << 20)
+    round_bytes: int = 64 << 20
     rounds: int = 9
-    budget_s: float = 3.0
 
 
-def rows(
-    bench: TierBench, progress: Progress | None = None, peers: Peers | None = None
-) -> list[Row]:
-    """Measure tiers, one row per tier and block size, medians of interleaved rounds; see `measure`.
+class Records:
+    """Sealed records of one payload size, and as many buffers to read into.
 
-    With `peers` each row is followed by those of LMCache's storages, which run before and after ours. A tier that
-    cannot be opened here has one row with the `reason`. Raises `ConfigError` for names and sizes that cannot be measured.
+    Payloads are noise, so that nothing on the way can make them smaller. `fresh` gives all of them new keys.
     """
-    names = bench.names or tuple(PAIRS)
-    _check(bench, names)
+
+    def __init__(self, payload_bytes: int, count: int) -> None:
+        self.payload_bytes = payload_bytes
+        size = record_bytes(payload_bytes)
+        noise = np.random.default_rng(payload_bytes)
+        self.records = [new_buffer(size) for _ in range(count)]
+        self.buffers = [new_buffer(size) for _ in range(count)]
+        self.payloads = [payload_of(record, payload_bytes) for record in self.records]
+        for payload in self.payloads:
+            payload[:] = noise.bytes(payload_bytes)
+        self._round = 0
+        self.keys: list[bytes] = []
+
+    def fresh(self) -> None:
+        """Seal all records under keys that were never used before."""
+        self._round += 1
+        self.keys = [
+            sha256(b"%d %d %d" % (self.payload_bytes, self._round, index)).digest()
+            for index in range(len(self.records))
+        ]
+        for key, record in zip(self.keys, self.records, strict=True):
+            seal(record, Header(key, FINGERPRINT, self.payload_bytes, 16))
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes of all records together: what a figure counts."""
+        return self.payload_bytes * len(self.records)
+
+    def batches(self) -> list[slice]:
+        """Return the records of each call."""
+        return [slice(at, at + BATCH_KEYS) for at in range(0, len(self.records), BATCH_KEYS)]
+
+
+def rows(bench: TierBench, progress: Progress | None = None) -> list[Row]:
+    """Measure tiers, one row per tier and block size: wall time, medians of rounds, MB/s (10^6 bytes of payload).
+
+    What is put is deleted after each round, which is not timed. A tier that fails has one row with the `reason`.
+    Raises `ConfigError` for tiers and sizes that cannot be.
+    """
+    if not bench.block_bytes or min(bench.block_bytes) < 1:
+        raise ConfigError(f"block sizes are at least 1 byte, not {bench.block_bytes}")
+    if bench.round_bytes < max(bench.block_bytes):
+        raise ConfigError(
+            f"a round of {bench.round_bytes} bytes holds no block of {max(bench.block_bytes)}; give --bytes"
+        )
     measured: list[Row] = []
-    for name in names:
-        for size in bench.block_bytes:
-            if progress is not None:
-                progress(f"{name}, {size >> 10} KiB")
-            runs = [peers.beside(name, size)] if peers else []
-            row = _row(bench, name, size)
-            if "reason" in row:
-                measured.append(row)
-                break
-            if peers and runs[0]:
-                runs.append(peers.beside(name, size))
-            measured += with_peers(row, runs) if peers else [row]
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+        for line in bench.tiers or _local_tiers(Path(folder), bench.round_bytes):
+            measured += _tier_rows(line, bench, progress)
     return measured
 
 
-def _row(bench: TierBench, name: str, size: int) -> Row:
-    most = min(bench.num_bytes // KEPT_COPIES, SLOW_ROUND_BYTES.get(name, ROUND_BYTES))
-    count = max(1, most // size)
+def _local_tiers(folder: Path, round_bytes: int) -> tuple[str, ...]:
+    """Return the tiers that are measured where none is named, with room for two rounds."""
+    capacity = 2 * round_bytes + (64 << 20)
+    return f"host:{capacity}", f"disk:{folder / 'kv'}?capacity={capacity}"
+
+
+def _tier_rows(line: str, bench: TierBench, progress: Progress | None) -> list[Row]:
+    measured: list[Row] = []
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="quire-bench-", dir=bench.path) as folder,
-            open_pair(name, Path(folder), size, count) as pair,
-        ):
-            records = Records(size, count)
-            row = measure(pair, records, rounds=bench.rounds, budget_s=bench.budget_s)
-    except (TierError, ConfigError, ImportError) as error:
-        return {"tier": name, "reason": str(error)}
-    return row | {"tier": name}
+        for size in bench.block_bytes:
+            with open_tier(line) as tier:
+                if progress is not None:
+                    progress(f"{tier.name}, {size >> 10} KiB")
+                measured.append(_row(tier, Records(size, bench.round_bytes // size), bench.rounds))
+    except TierError as error:
+        measured.append({"tier": line.partition(":")[0], "reason": str(error)})
+    return measured
 
 
-def _check(bench: TierBench, names: Iterable[str]) -> None:
-    unknown = sorted(set(names) - set(PAIRS))
-    if unknown:
-        raise ConfigError(f"no tiers named {', '.join(unknown)}; there are {', '.join(PAIRS)}")
-    if not bench.block_bytes or min(bench.block_bytes) < 1:
-        raise ConfigError(f"block sizes are at least 1 byte, not {bench.block_bytes}")
-    if bench.num_bytes < KEPT_COPIES * max(bench.block_bytes):
-        raise ConfigError(
-            f"{bench.num_bytes} bytes are too few for blocks of {max(bench.block_bytes)}: "
-            f"a round's bytes are there up to {KEPT_COPIES} times"
+def _row(tier: Tier, records: Records, rounds: int) -> Row:
+    """Return the row of one tier and one block size. Raises `TierError` where records do not come back."""
+    _round(tier, records)
+    if any(got != put for got, put in zip(records.buffers, records.records, strict=True)):
+        raise TierError(f"{tier.name} read other bytes than were put")
+    lookups_s = lookups(tier, records)
+    rates: dict[str, list[float]] = {"put": [], "get": []}
+    for _ in range(rounds):
+        tier.delete(records.keys, CALL_TIMEOUT_S)
+        for way, seconds in _round(tier, records).items():
+            rates[way].append(records.num_bytes / seconds / 1e6)
+    tier.delete(records.keys, CALL_TIMEOUT_S)
+    return {
+        "tier": tier.name,
+        "block_bytes": records.payload_bytes,
+        "put_mb_s": median(rates["put"]),
+        "get_mb_s": median(rates["get"]),
+        "lookups_s": lookups_s,
+    }
+
+
+def _round(tier: Tier, records: Records) -> dict[str, float]:
+    """Put all records under new keys, then get them, `BATCH_KEYS` a call; return the seconds of each."""
+    records.fresh()
+    gc.collect()
+    started = time.perf_counter()
+    for part in records.batches():
+        check_all(
+            tier.put(records.keys[part], records.records[part], CALL_TIMEOUT_S), Outcome.STORED
         )
-    if bench.path is not None and not bench.path.is_dir():
-        raise ConfigError(f"{str(bench.path)!r} is no directory")
+    stored = time.perf_counter()
+    for part in records.batches():
+        check_all(tier.get(records.keys[part], records.buffers[part], CALL_TIMEOUT_S), Outcome.HIT)
+    return {"put": stored - started, "get": time.perf_counter() - stored}
+
+
+def check_all(outcomes: Sequence[Outcome], expected: Outcome) -> None:
+    """Raise `TierError` unless all records of a call fared as expected."""
+    others = sorted({each.value for each in outcomes if each is not expected})
+    if others:
+        raise TierError(
+            f"of {len(outcomes)} records some were {', '.join(others)}, not {expected.value}"
+        )
+
+
+def lookups(tier: Tier, records: Records) -> float:
+    """Return how many keys `contains` answers in a second, half of them absent, 256 a call."""
+    there = records.keys[: LOOKUP_KEYS // 2]
+    keys = [*there, *(sha256(key).digest() for key in there)]
+    keys = (keys * (LOOKUP_KEYS // len(keys) + 1))[:LOOKUP_KEYS]
+    calls, began = 0, time.perf_counter()
+    while (taken := time.perf_counter() - began) < LOOKUP_SECONDS:
+        tier.contains(keys, CALL_TIMEOUT_S)
+        calls += 1
+    return calls * len(keys) / taken

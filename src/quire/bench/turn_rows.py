@@ -12,9 +12,9 @@ from collections.abc import Callable
 from time import process_time_ns
 
 from quire.bench.managers import PLAIN, Features, make_manager
-from quire.bench.peers.timing import Row
-from quire.bench.peers.workloads import BLOCK_SIZE, ServeLoop, Tokens
-from quire.bench.requests import store
+from quire.bench.serving import store
+from quire.bench.timing import Row
+from quire.bench.workloads import BLOCK_SIZE, ServeLoop, Tokens
 
 LOOP = ServeLoop(
     pool_tokens=32_000,

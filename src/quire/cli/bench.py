@@ -7,12 +7,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from quire.cli.bench_tiers import tiers
-from quire.cli.downloads import allow_download
 from quire.cli.models import check_installed, hush
-from quire.cli.options import AsJson, Quick, Rows, Yes
-from quire.cli.output import print_json, progress, stdout, times
+from quire.cli.options import AsJson, Quick, Rows
+from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import plain_table
+from quire.config import parse_bytes
 from quire.errors import ConfigError
 
 Row = dict[str, float | str]
@@ -23,20 +22,18 @@ UNITS = {"median_us": "us", "requests_per_s": "req/s", "bytes": "bytes"}
 QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_256", "import_core")
 
 app = typer.Typer(no_args_is_help=True)
-app.command("tiers")(tiers)
 
 
 @app.callback()
 def bench() -> None:
-    """The benchmarks: the core, the core beside its peers, transformers with reuse, tiers.
+    """The benchmarks: the core, transformers with reuse, tiers.
 
     [bold]Examples[/bold]
 
       quire bench core
       quire bench core --rows match_8k,decode_256
       quire bench hf --quick
-      quire bench peers --json
-      quire bench tiers --kinds disk
+      quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB'
     """
 
 
@@ -90,50 +87,44 @@ def hf(*, rows: Rows = None, quick: Quick = False, as_json: AsJson = False) -> N
     _print("transformers, wall time", measured, as_json=as_json)
 
 
-@app.command("peers")
-def peers(
-    *,
-    rows: Rows = None,
-    peer: Annotated[
-        str | None, typer.Option(help="Only these peers, separated by commas: sglang-rust, ...")
+@app.command("tiers")
+def tiers(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(help="Tiers, written as for --tier; places of their own."),
     ] = None,
+    *,
+    block_bytes: Annotated[
+        str, typer.Option(help="Sizes of blocks, separated by commas.")
+    ] = "64KiB,1MiB",
+    num_bytes: Annotated[
+        str, typer.Option("--bytes", help="Bytes that each round puts and gets.")
+    ] = "64MiB",
     quick: Quick = False,
-    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time the core beside the caches of SGLang and vLLM, on the same workloads.
+    """Time tiers: put, get and lookups; memory and a disk among the temporary files, or those named.
 
-    The peers run in an environment of their own, .venv-peers, made on the first
-    call (2.4 GB; minutes), after asking. quire and peers take turns; CPU time, medians.
+    Wall time, medians of rounds, MB/s of payload; checksums are always on. What is put is
+    deleted again, but a tier that is full makes room for it: name an empty place.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
-      quire bench peers --peer sglang-rust,vllm-16
+      quire bench tiers
+      quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB' --block-bytes 1MiB,4MiB
+      quire bench tiers redis://127.0.0.1:6379 --json
     """
-    from quire.bench import core_rows
-    from quire.bench.peers import run
+    from quire.bench.tier_rows import TierBench, rows
 
-    chosen = _names(peer)
-    unknown = sorted(set(chosen or ()) - set(run.ADAPTERS))
-    if unknown:
-        raise ConfigError(
-            f"no peers named {', '.join(unknown)}; there are {', '.join(run.ADAPTERS)}"
-        )
-    allow_download({run.ADAPTERS[name].peer for name in chosen or run.ADAPTERS}, yes=yes)
-    wanted = _names(rows)
+    bench = TierBench(
+        tiers=tuple(places or ()),
+        block_bytes=tuple(parse_bytes(size.strip()) for size in block_bytes.split(",")),
+        round_bytes=parse_bytes(num_bytes),
+        rounds=3 if quick else 9,
+    )
     with progress("starting") as say:
-        found: dict[str, list[Row]] = _measured(
-            lambda: run.run_schedule(
-                lambda: core_rows.rows(wanted, say),
-                1 if quick else 3,
-                names=chosen,
-                progress=say,
-            )
-        )
-    if as_json:
-        print_json(found)
-    else:
-        stdout().print(beside(run.OURS, found))
+        measured = rows(bench, say)
+    _print("tiers, MB/s of payload", measured, as_json=as_json)
 
 
 def _names(listed: str | None) -> list[str] | None:
@@ -186,36 +177,6 @@ def figures(title: str, rows: list[Row]) -> Table:
             f"{key.removesuffix('_us').replace('_', ' ')} {_cell(key, row[key])}" for key in others
         ]
         table.add_row(str(row["name"]), _cell(unit, row[unit]), UNITS[unit], ", ".join(notes))
-    return table
-
-
-def beside(ours: str, found: dict[str, list[Row]]) -> Table:
-    """Return a table of one figure per row and system, and how we stand to the best other."""
-    missing = {
-        name: rows[0]["reason"] for name, rows in found.items() if rows and "reason" in rows[0]
-    }
-    others = [name for name in found if name != ours and name not in missing]
-    table = plain_table(title=Text("CPU time, medians", "bold"), title_justify="left")
-    table.add_column("name", no_wrap=True)
-    table.add_column("unit")
-    for name in (ours, *others, "to the best"):
-        table.add_column(name, justify="right")
-    by_name = {name: {str(row["name"]): row for row in rows} for name, rows in found.items()}
-    for name, mine in by_name[ours].items():
-        unit = next((unit for unit in UNITS if unit in mine), None)
-        if unit is None:
-            continue
-        theirs = [by_name[other].get(name, {}).get(unit) for other in others]
-        known = [float(value) for value in theirs if value is not None]
-        gain: Text | str = ""
-        if known:
-            value = float(mine[unit])
-            factor = value / max(known) if unit == "requests_per_s" else min(known) / value
-            gain = Text(times(factor), "bold green" if factor >= 1 else "bold red")
-        table.add_row(name, UNITS[unit], *(_cell(unit, v) for v in (mine[unit], *theirs)), gain)
-    if missing:
-        table.caption = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-        table.caption_justify = "left"
     return table
 
 

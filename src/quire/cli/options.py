@@ -91,6 +91,3 @@ Below: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Yes: TypeAlias = Annotated[
-    bool, typer.Option("--yes", help="Download what is missing without asking.")
-]

@@ -1,6 +1,5 @@
 """The control plane: which blocks hold which tokens. No tensors, no clock, no randomness."""
 
-from quire.core.budget import GroupSize, split_budget
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.drafts import TokenMove
@@ -21,7 +20,6 @@ from quire.core.manager import CacheManager
 from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
-from quire.core.restore import Residency, Restore
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.stats import Stats
@@ -41,7 +39,6 @@ __all__ = [
     "Explanation",
     "Fit",
     "FullAttention",
-    "GroupSize",
     "Hint",
     "Hit",
     "LayerGroup",
@@ -52,8 +49,6 @@ __all__ = [
     "Policy",
     "RankedPolicy",
     "Recurrent",
-    "Residency",
-    "Restore",
     "Scope",
     "Segment",
     "Sequence",
@@ -64,5 +59,4 @@ __all__ = [
     "Usage",
     "Visit",
     "block_hashes",
-    "split_budget",
 ]

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from quire.core.blocks import GAP
-from quire.core.hints import PENDING
-from quire.core.node import Node
+from quire.core.node import PENDING, Node
 from quire.core.sparse import sparse_at
 from quire.errors import InvariantError
 
@@ -22,9 +21,9 @@ def check(manager: CacheManager) -> None:
     _check_policies(manager)
     _check_sequences(manager)
     _check_media(manager)
-    wrong = manager.rows.check()
+    wrong = manager.kernel.rows.check()
     _require(not wrong, f"rows: {wrong}")
-    for group in range(len(manager.groups)):
+    for group in range(len(manager.pools)):
         _check_owners(manager, group)
 
 
@@ -34,20 +33,20 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _check_tree(manager: CacheManager) -> None:
-    size = manager.tree.block_bytes
-    for root in manager.tree.roots.values():
+    size = manager.kernel.tree.block_bytes
+    for root in manager.kernel.tree.roots.values():
         _require(root.parent is None and root.end == 0, "a root is below something")
         _check_children(root, size)
-    for node in manager.tree.nodes():
+    for node in manager.kernel.tree.nodes():
         name = f"node ending at block {node.end}"
         _require(len(node.key) > 0 and len(node.key) % size == 0, f"{name}: partial key")
         run = len(node.key) // size
-        for group in manager.rows.token_groups:
+        for group in manager.kernel.rows.token_groups:
             _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
-        for sparse in manager.tree.sparse:
+        for sparse in manager.kernel.tree.sparse:
             wrong = sparse.check(node)
             _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
-        _require(len(node.blocks) == len(manager.groups), f"{name}: a group is missing")
+        _require(len(node.blocks) == len(manager.pools), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
         _require(node.hashes is None or len(node.hashes) <= run, f"{name}: too many hashes")
         _check_children(node, size)
@@ -82,21 +81,23 @@ def _check_locks(manager: CacheManager) -> None:
         locks[id(seq.root)] += 1
         if seq.state == "open":
             locks.update(id(node) for node in seq.node.path())
-            stands.update((group.index, id(seq.node)) for group in manager.rows.standing(seq))
-    for anchor in manager.anchors.values():
+            stands.update(
+                (group.index, id(seq.node)) for group in manager.kernel.rows.standing(seq.row)
+            )
+    for anchor in manager.kernel.anchors.values():
         locks.update(id(node) for node in anchor.path())
-        stands.update((group.index, id(anchor)) for group in manager.tree.sparse)
-    for pin in manager.pins.held.values():
+        stands.update((group.index, id(anchor)) for group in manager.kernel.tree.sparse)
+    for pin in manager.kernel.pins.held.values():
         path = [id(node) for node in pin.node.path()]
-        stands.update((group.index, id(pin.node)) for group in manager.tree.sparse)
+        stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
         locks.update(path)
         pins.update(path)
-    for node in manager.tree.nodes():
-        for group, part in zip(manager.tree.sparse, node.parts, strict=True):
+    for node in manager.kernel.tree.nodes():
+        for group, part in zip(manager.kernel.tree.sparse, node.parts, strict=True):
             standing = stands[group.index, id(node)]
             _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
     pinned = 0
-    for node in [*manager.tree.roots.values(), *manager.tree.nodes()]:
+    for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = (locks[id(node)], pins[id(node)])
         _require(
             (node.locks, node.pins) == counted,
@@ -104,17 +105,17 @@ def _check_locks(manager: CacheManager) -> None:
             f"are {counted}",
         )
         pinned += node.num_blocks if node.pins else 0
-    _require(manager.pins.num_blocks == pinned, f"pinned blocks are {pinned}")
-    if manager.tree.full:
-        _require(pinned <= manager.pins.budget, "pins above the budget")
+    _require(manager.kernel.pins.num_blocks == pinned, f"pinned blocks are {pinned}")
+    if manager.kernel.tree.full:
+        _require(pinned <= manager.kernel.pins.budget, "pins above the budget")
 
 
 def _check_policies(manager: CacheManager) -> None:
-    order = list(manager.tree.evictor.order())
+    order = list(manager.kernel.tree.evictor.order())
     held = Counter(id(node) for node in order)
     _require(max(held.values(), default=0) <= 1, "a node stands twice in the policies")
     place = {id(node): index for index, node in enumerate(order)}
-    nodes = {id(node): node for node in manager.tree.nodes()}
+    nodes = {id(node): node for node in manager.kernel.tree.nodes()}
     _require(all(each in nodes for each in held), "a policy holds a node that is gone")
     for node in nodes.values():
         if node.evictable:
@@ -135,7 +136,7 @@ def _check_policies(manager: CacheManager) -> None:
 
 
 def _check_sequences(manager: CacheManager) -> None:
-    rows, size = manager.rows, manager.block_size
+    rows, size = manager.kernel.rows, manager.block_size
     used: set[int] = set()
     for seq in manager.sequences.values():
         if seq.state != "open":
@@ -148,7 +149,7 @@ def _check_sequences(manager: CacheManager) -> None:
         first = rows.ends[seq.row] - rows.sizes[seq.row]
         _require(first <= seq.unfilled, "a table has no place for its head")
         _require(list(lengths) == sorted(lengths), f"published <= computed <= capacity: {lengths}")
-        private = len(seq.private_key) // manager.tree.block_bytes
+        private = len(seq.private_key) // manager.kernel.tree.block_bytes
         _require(seq.node.end + private == seq.computed // size, "a full block is not published")
         for group in rows.token_groups:
             path = [block for node in seq.node.path() for block in node.blocks[group]]
@@ -165,19 +166,19 @@ def _check_sequences(manager: CacheManager) -> None:
 
 def _check_media(manager: CacheManager) -> None:
     uses: Counter[int] = Counter()
-    for node in manager.tree.nodes():
-        counts = manager.media.counts(node.key)
+    for node in manager.kernel.tree.nodes():
+        counts = manager.kernel.tree.media.counts(node.key)
         _require(node.has_media or not counts, "a node with media that does not know of them")
         uses.update(counts)
     for seq in manager.sequences.values():
         uses.update(seq.media)
-    wrong = manager.media.check(dict(uses))
+    wrong = manager.kernel.tree.media.check(dict(uses))
     _require(not wrong, wrong)
 
 
 def _check_owners(manager: CacheManager, group: int) -> None:
     """Free + active + cached == num_blocks, and every block has the holders that are counted."""
-    pool, rows, tree = manager.groups[group], manager.rows, manager.tree
+    pool, rows, tree = manager.pools[group], manager.kernel.rows, manager.kernel.tree
     free: list[int] = pool.free_ids().tolist()
     held = [(node, blocks_of(manager, node, group)) for node in tree.nodes()]
     in_tree = [block for _, blocks in held for block in blocks]
@@ -202,7 +203,7 @@ def _check_owners(manager: CacheManager, group: int) -> None:
         else sum(len(blocks) for node, blocks in held if not node.locks)
     )
     _require(pool.num_cached == cached, f"{cached} blocks are cached, counted {pool.num_cached}")
-    for copy in manager.copies.peek():
+    for copy in manager.kernel.copies.peek():
         if copy.group == group:
             owned = copy.dst in private or copy.dst in in_tree
             _require(owned, f"a copy into block {copy.dst}, which nobody owns")
@@ -210,5 +211,5 @@ def _check_owners(manager: CacheManager, group: int) -> None:
 
 def blocks_of(manager: CacheManager, node: Node, group: int) -> list[int]:
     """Return the blocks of one group that a node holds."""
-    sparse = sparse_at(manager.tree.sparse, group)
+    sparse = sparse_at(manager.kernel.tree.sparse, group)
     return [block for _, block in sparse.held(node)] if sparse else list(node.blocks[group])

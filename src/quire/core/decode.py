@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from quire.core.blocks import BlockPool
-from quire.core.claim import Claims, MakeRoom
-from quire.core.publish import Publisher
+from quire.core.kernel import Kernel
+from quire.core.publish import check_copies, commit, publish_last_blocks
+from quire.core.room import make_room
 from quire.core.rows import Rows
 from quire.core.sequence import Sequence
+from quire.core.take import reserve, stale_slots
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, TokenIds, check_sign, key_of
 from quire.errors import CommitError, SequenceError, TokensError
 
@@ -104,180 +105,170 @@ class DecodeBatch:
         return f"<DecodeBatch of {len(self)} sequences>"
 
 
-class DecodeSteps:
-    """The two halves of a decode step over the arrays of `Rows`."""
+def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
+    """Make a batch of open sequences whose prompts are computed."""
+    try:
+        sequences = tuple(seqs)
+    except TypeError:
+        raise SequenceError(f"a batch is made of sequences, got {seqs!r}") from None
+    rows = kernel.rows
+    for seq in sequences:
+        if type(seq) is not Sequence or seq.rows is not rows or seq.state != "open":
+            raise SequenceError(f"{seq!r} is not an open sequence of this manager")
+        if seq.known:
+            _refuse_prefill(seq)
+    row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
+    if len(np.unique(row_ids)) != len(row_ids):
+        raise SequenceError("a sequence stands twice in the batch")
+    return DecodeBatch(sequences, row_ids, rows)
 
-    def __init__(
-        self,
-        rows: Rows,
-        pools: tuple[BlockPool, ...],
-        publisher: Publisher,
-        claims: Claims,
-        make_room: MakeRoom,
-    ) -> None:
-        self._rows = rows
-        self._pools = pools
-        self._publisher = publisher
-        self._claims = claims
-        self._make_room = make_room
 
-    def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
-        """Make a batch of open sequences whose prompts are computed."""
-        try:
-            sequences = tuple(seqs)
-        except TypeError:
-            raise SequenceError(f"a batch is made of sequences, got {seqs!r}") from None
-        rows = self._rows
-        for seq in sequences:
-            if type(seq) is not Sequence or seq.rows is not rows or seq.state != "open":
-                raise SequenceError(f"{seq!r} is not an open sequence of this manager")
+def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
+    """Room for one more token in each, all or nothing."""
+    rows = kernel.rows
+    if batch.owner is not rows or batch.version != rows.version:
+        _look(kernel, batch)
+    if batch.room > 0:
+        return
+    if batch.room == MIXED or batch.shares:
+        _reserve_one_by_one(kernel, batch)
+        return
+    starved = batch.at_edge
+    num_new = len(starved)
+    if num_new:
+        for group in rows.token_groups:
+            if kernel.pools[group].num_free < num_new:
+                needed = [num_new * (g in rows.token_groups) for g in range(len(kernel.pools))]
+                make_room(kernel, needed)
+        if not batch.blocks_left:
+            _lengthen(kernel, batch)
+        batch.blocks_left -= 1
+        slots = batch.next_slot[starved]
+        for group in rows.token_groups:
+            rows.flat_tables[group][slots] = kernel.pools[group].allocate(num_new)
+        batch.next_slot[starved] = slots + 1
+    rows.capacity_array[batch.all_rows] += 1
+    batch.room = 1
+    rows.version += 1
+    batch.version = rows.version
+
+
+def commit_step(kernel: Kernel, batch: DecodeBatch, token_ids: TokenIds) -> None:
+    """One token of KV in each; blocks that filled up are published."""
+    rows = kernel.rows
+    if batch.owner is not rows or batch.version != rows.version:
+        _look(kernel, batch)
+    key = key_of(token_ids)
+    if len(key) != len(batch.seqs) * TOKEN_BYTES:
+        msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
+        raise TokensError(msg)
+    check_sign(key)
+    if kernel.copies:
+        for seq in batch.seqs:
+            check_copies(kernel, seq)
+    if batch.room <= 0:
+        _commit_one_by_one(kernel, batch, key)
+        return
+    next_token = batch.next_token
+    rows.flat_tails[next_token] = np.frombuffer(key, INT32)
+    rows.computed_array[batch.all_rows] += 1
+    next_token += 1
+    full = (next_token == batch.tail_end).nonzero()[0]
+    if len(full):
+        next_token[full] -= rows.block_size
+        indices: list[int] = full.tolist()
+        publish_last_blocks(kernel, [batch.seqs[index] for index in indices])
+    kernel.counters.computed_tokens += len(batch.seqs)
+    batch.at_edge = full
+    batch.room -= 1
+    rows.version += 1
+    batch.version = rows.version
+
+
+def _look(kernel: Kernel, batch: DecodeBatch) -> None:
+    """Read where the sequences stand; raise `SequenceError` if one has left."""
+    rows = kernel.rows
+    if batch.owner is not rows:
+        raise SequenceError(f"{batch!r} belongs to another manager")
+    if batch.epoch != rows.epoch:
+        row_ids: list[int] = batch.row_ids.tolist()
+        for seq, row in zip(batch.seqs, row_ids, strict=True):
+            if seq.state != "open" or seq.row != row:
+                msg = f"{seq!r} left the batch; make a new one of those still open"
+                raise SequenceError(msg)
             if seq.known:
-                self._refuse_prefill(seq)
-        row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
-        if len(np.unique(row_ids)) != len(row_ids):
-            raise SequenceError("a sequence stands twice in the batch")
-        return DecodeBatch(sequences, row_ids, rows)
+                _refuse_prefill(seq)
+        batch.epoch = rows.epoch
+    computed = rows.computed_array[batch.all_rows]
+    capacity = rows.capacity_array[batch.all_rows]
+    room = capacity - computed
+    in_tail = computed % rows.block_size
+    batch.next_token = batch.tail_end - rows.block_size + in_tail
+    batch.at_edge = (in_tail == 0).nonzero()[0]
+    num_blocks = -(-capacity // rows.block_size)
+    batch.next_slot = rows.offset_array[batch.all_rows] + num_blocks.astype(np.intp)
+    left = rows.ends_array[batch.all_rows] - num_blocks
+    batch.blocks_left = int(left.min()) if len(left) else 0
+    any_stale = bool(rows.states) or any(pool.shared for pool in kernel.pools)
+    batch.shares = any_stale and any(stale_slots(kernel, seq) for seq in batch.seqs)
+    batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
+    batch.version = rows.version
 
-    def reserve(self, batch: DecodeBatch) -> None:
-        """Room for one more token in each, all or nothing."""
-        rows = self._rows
-        if batch.owner is not rows or batch.version != rows.version:
-            self._look(batch)
-        if batch.room > 0:
-            return
-        if batch.room == MIXED or batch.shares:
-            self._reserve_one_by_one(batch)
-            return
-        starved = batch.at_edge
-        num_new = len(starved)
-        if num_new:
+
+def _lengthen(kernel: Kernel, batch: DecodeBatch) -> None:
+    """Have room for many blocks in the extent of every sequence, so that it is not asked at each step."""
+    rows = kernel.rows
+    for seq in batch.seqs:
+        row = seq.row
+        rows.widen(row, -(-rows.capacity[row] // rows.block_size) + BLOCKS_AHEAD)
+    _look(kernel, batch)
+
+
+def _refuse_prefill(seq: Sequence) -> NoReturn:
+    msg = (
+        f"{seq!r} has {seq.known_end - seq.computed} tokens of its prompt, or from before "
+        "a suspend, to compute; reserve and commit them before it decodes"
+    )
+    raise SequenceError(msg)
+
+
+def _reserve_one_by_one(kernel: Kernel, batch: DecodeBatch) -> None:
+    """Reserve where sequences differ or share blocks that must be copied first."""
+    rows, size = kernel.rows, kernel.rows.block_size
+    needed = [0] * len(kernel.pools)
+    holders = [dict(pool.shared) for pool in kernel.pools]
+    starved = [seq for seq in batch.seqs if rows.capacity[seq.row] == rows.computed[seq.row]]
+    for seq in starved:
+        if not rows.computed[seq.row] % size:
             for group in rows.token_groups:
-                if self._pools[group].num_free < num_new:
-                    needed = [num_new * (g in rows.token_groups) for g in range(len(self._pools))]
-                    self._make_room(needed)
-            if not batch.blocks_left:
-                self._lengthen(batch)
-            batch.blocks_left -= 1
-            slots = batch.next_slot[starved]
-            for group in rows.token_groups:
-                rows.flat_tables[group][slots] = self._pools[group].allocate(num_new)
-            batch.next_slot[starved] = slots + 1
-        rows.capacity_array[batch.all_rows] += 1
-        batch.room = 1
-        rows.version += 1
-        batch.version = rows.version
+                needed[group] += 1
+        for group, slot in stale_slots(kernel, seq):
+            block = rows.entry(group, seq.row, slot)[0]
+            left = holders[group].get(block, 0)
+            if left != 1:  # the last holder writes in place
+                holders[group][block] = max(left - 1, 0)
+                needed[group] += 1
+    make_room(kernel, needed)
+    for seq in starved:
+        reserve(kernel, seq, 1)
 
-    def commit(self, batch: DecodeBatch, token_ids: TokenIds) -> None:
-        """One token of KV in each; blocks that filled up are published."""
-        rows, publisher = self._rows, self._publisher
-        if batch.owner is not rows or batch.version != rows.version:
-            self._look(batch)
-        key = key_of(token_ids)
-        if len(key) != len(batch.seqs) * TOKEN_BYTES:
-            msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
-            raise TokensError(msg)
-        check_sign(key)
-        if publisher.copies:
-            for seq in batch.seqs:
-                publisher.check_copies(seq)
-        if batch.room <= 0:
-            self._commit_one_by_one(batch, key)
-            return
-        next_token = batch.next_token
-        rows.flat_tails[next_token] = np.frombuffer(key, INT32)
-        rows.computed_array[batch.all_rows] += 1
-        next_token += 1
-        full = (next_token == batch.tail_end).nonzero()[0]
-        if len(full):
-            next_token[full] -= rows.block_size
-            indices: list[int] = full.tolist()
-            publisher.publish_last_blocks([batch.seqs[index] for index in indices])
-        publisher.counters.computed_tokens += len(batch.seqs)
-        batch.at_edge = full
-        batch.room -= 1
-        rows.version += 1
-        batch.version = rows.version
 
-    def _look(self, batch: DecodeBatch) -> None:
-        """Read where the sequences stand; raise `SequenceError` if one has left."""
-        rows = self._rows
-        if batch.owner is not rows:
-            raise SequenceError(f"{batch!r} belongs to another manager")
-        if batch.epoch != rows.epoch:
-            row_ids: list[int] = batch.row_ids.tolist()
-            for seq, row in zip(batch.seqs, row_ids, strict=True):
-                if seq.state != "open" or seq.row != row:
-                    msg = f"{seq!r} left the batch; make a new one of those still open"
-                    raise SequenceError(msg)
-                if seq.known:
-                    self._refuse_prefill(seq)
-            batch.epoch = rows.epoch
-        computed = rows.computed_array[batch.all_rows]
-        capacity = rows.capacity_array[batch.all_rows]
-        room = capacity - computed
-        in_tail = computed % rows.block_size
-        batch.next_token = batch.tail_end - rows.block_size + in_tail
-        batch.at_edge = (in_tail == 0).nonzero()[0]
-        num_blocks = -(-capacity // rows.block_size)
-        batch.next_slot = rows.offset_array[batch.all_rows] + num_blocks.astype(np.intp)
-        left = rows.ends_array[batch.all_rows] - num_blocks
-        batch.blocks_left = int(left.min()) if len(left) else 0
-        any_stale = bool(rows.states) or any(pool.shared for pool in self._pools)
-        batch.shares = any_stale and any(map(self._claims.stale_slots, batch.seqs))
-        batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
-        batch.version = rows.version
-
-    def _lengthen(self, batch: DecodeBatch) -> None:
-        """Have room for many blocks in the extent of every sequence, so that it is not asked at each step."""
-        rows = self._rows
-        for seq in batch.seqs:
-            row = seq.row
-            rows.widen(row, -(-rows.capacity[row] // rows.block_size) + BLOCKS_AHEAD)
-        self._look(batch)
-
-    def _refuse_prefill(self, seq: Sequence) -> NoReturn:
-        msg = (
-            f"{seq!r} has {seq.known_end - seq.computed} tokens of its prompt, or from before "
-            "a suspend, to compute; reserve and commit them before it decodes"
-        )
-        raise SequenceError(msg)
-
-    def _reserve_one_by_one(self, batch: DecodeBatch) -> None:
-        """Reserve where sequences differ or share blocks that must be copied first."""
-        rows, size = self._rows, self._rows.block_size
-        needed = [0] * len(self._pools)
-        holders = [dict(pool.shared) for pool in self._pools]
-        starved = [seq for seq in batch.seqs if rows.capacity[seq.row] == rows.computed[seq.row]]
-        for seq in starved:
-            if not rows.computed[seq.row] % size:
-                for group in rows.token_groups:
-                    needed[group] += 1
-            for group, slot in self._claims.stale_slots(seq):
-                block = rows.entry(group, seq.row, slot)[0]
-                left = holders[group].get(block, 0)
-                if left != 1:  # the last holder writes in place
-                    holders[group][block] = max(left - 1, 0)
-                    needed[group] += 1
-        self._make_room(needed)
-        for seq in starved:
-            self._claims.reserve(seq, 1)
-
-    def _commit_one_by_one(self, batch: DecodeBatch, key: Key) -> None:
-        """Commit where sequences have reserved different room."""
-        rows = self._rows
-        for seq in batch.seqs:
-            if rows.computed[seq.row] >= rows.capacity[seq.row]:
-                raise CommitError(f"{seq!r} has no room reserved for a token; reserve_step first")
-        for index, seq in enumerate(batch.seqs):
-            self._publisher.commit(seq, key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES])
-        rows.version += 1
+def _commit_one_by_one(kernel: Kernel, batch: DecodeBatch, key: Key) -> None:
+    """Commit where sequences have reserved different room."""
+    rows = kernel.rows
+    for seq in batch.seqs:
+        if rows.computed[seq.row] >= rows.capacity[seq.row]:
+            raise CommitError(f"{seq!r} has no room reserved for a token; reserve_step first")
+    for index, seq in enumerate(batch.seqs):
+        commit(kernel, seq, key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES])
+    rows.version += 1
 
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:
     """Copy the block tables of open sequences out of the rows of one layer group."""
     size = rows.block_size
     for seq in seqs:
-        rows.fill(seq)
+        seq.fill()
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))
     lengths = rows.capacity_array[row_ids]
     num_blocks = -(-lengths // size)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quire.core.hashing import chain, root_digest
-from quire.core.scope import MediaTable, Scope, ScopePart
+from quire.core.node import Node
+from quire.core.scope import Scope, ScopePart
 from quire.core.tokens import Key
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
-    from quire.core.radix import PrefixTree
+from quire.core.tree import PrefixTree
 
 
 class Digests:
@@ -20,9 +16,8 @@ class Digests:
     models, for scopes whose own mean nothing outside this process; it changes before anything is named.
     """
 
-    def __init__(self, tree: PrefixTree, media: MediaTable) -> None:
+    def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree
-        self._media = media
         self.public: dict[ScopePart, ScopePart] = {}
 
     def named(self, scope: Scope) -> Scope:
@@ -57,7 +52,7 @@ class Digests:
 
     def beyond(self, parent: bytes, key: Key) -> list[bytes]:
         """Return the digests of the whole blocks of a key that follows what `parent` names."""
-        return chain(parent, key, self._tree.block_bytes, self._media)
+        return chain(parent, key, self._tree.block_bytes, self._tree.media)
 
     def _compute(self, node: Node) -> None:
         if node.parent is None:

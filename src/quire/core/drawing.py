@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.core.hints import PENDING
-from quire.core.node import Node
+from quire.core.node import PENDING, Node
 from quire.core.sparse import Part
 from quire.core.states import StatePart
 from quire.core.tokens import array_of
@@ -21,9 +20,9 @@ BAR = 40
 
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on; two managers with equal data act alike."""
-    order = {id(node): place for place, node in enumerate(manager.tree.evictor.order())}
-    sparse = [group.index for group in manager.tree.sparse]
-    children = _tree(list(manager.tree.roots.values()), order, sparse)
+    order = {id(node): place for place, node in enumerate(manager.kernel.tree.evictor.order())}
+    sparse = [group.index for group in manager.kernel.tree.sparse]
+    children = _tree(list(manager.kernel.tree.roots.values()), order, sparse)
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
     return {
         "block_size": manager.block_size,
@@ -38,19 +37,19 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
                 "free_runs": _runs(pool.free_ids()),
                 "shared": {str(block): count for block, count in sorted(pool.shared.items())},
             }
-            for spec, pool in zip(manager.settings.groups, manager.groups, strict=True)
+            for spec, pool in zip(manager.settings.groups, manager.pools, strict=True)
         ],
         "roots": [
             {"scope": repr(scope), "children": children[id(root)]}
-            for scope, root in manager.tree.roots.items()
+            for scope, root in manager.kernel.tree.roots.items()
         ],
         "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
-        "copies": [list(copy) for copy in manager.copies.peek()],
-        "sparse_order": [group.order() for group in manager.tree.sparse],
-        "pinned_blocks": manager.pins.num_blocks,
-        "num_pins": len(manager.pins.held),
-        "num_media": len(manager.media),
-        "num_events": len(manager.event_log) if manager.event_log is not None else 0,
+        "copies": [list(copy) for copy in manager.kernel.copies.peek()],
+        "sparse_order": [group.order() for group in manager.kernel.tree.sparse],
+        "pinned_blocks": manager.kernel.pins.num_blocks,
+        "num_pins": len(manager.kernel.pins.held),
+        "num_media": len(manager.kernel.tree.media),
+        "num_events": len(manager.kernel.events) if manager.kernel.events is not None else 0,
         "stats": _stats(manager),
     }
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
-from quire.core.hints import PENDING, SPENT
+from quire.core.node import PENDING, SPENT, Node
 from quire.core.policies import Capacity, Policy, PolicyFactory, Visit
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
 
 Clock = Callable[[], float]
 
@@ -34,6 +30,7 @@ class Evictor:
         self._factory = factory
         self._capacity = capacity
         self._clock = clock
+        self.has_clock = clock is not None
         self._tick = count().__next__
         self._latest = 0.0
         self._classes: dict[tuple[int, int], Policy] = {}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.digests import Digests
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
+from quire.core.node import Node
 
 
 class NamedBlock(msgspec.Struct, frozen=True, gc=False):

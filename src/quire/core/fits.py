@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.core.kernel import Kernel
 from quire.core.node import Match, Node
 from quire.core.sequence import Sequence
 from quire.core.sparse import Standing
+from quire.core.take import stale_slots
 from quire.core.tokens import TOKEN_BYTES, Key
-
-if TYPE_CHECKING:
-    from quire.core.requests import Requests
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -34,42 +32,42 @@ class Fit(msgspec.Struct, frozen=True):
         return all(map(int.__le__, self.needed, self.room))
 
 
-def fit_prompt(requests: Requests, root: Node, key: Key, num_new: int | None) -> Fit:
+def fit_prompt(kernel: Kernel, root: Node, key: Key, num_new: int | None) -> Fit:
     """Say whether `open` of this prompt and `reserve` of `num_new` tokens would find room."""
     num_tokens = len(key) // TOKEN_BYTES
-    least = requests.least(num_tokens)
-    sizes = tuple(pool.num_blocks for pool in requests.groups)
-    if not Fit(0, least, sizes):
-        return Fit(0, least, sizes)
-    return _fit_found(requests, root, (key, num_tokens - 1), num_new)
+    smallest = least(kernel, num_tokens)
+    sizes = tuple(pool.num_blocks for pool in kernel.pools)
+    if not Fit(0, smallest, sizes):
+        return Fit(0, smallest, sizes)
+    return _fit_found(kernel, root, (key, num_tokens - 1), num_new)
 
 
-def fit_sequence(requests: Requests, seq: Sequence, num_new: int | None) -> Fit:
+def fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
     """Say whether `reserve` of `num_new` tokens would find room, after `resume` where it is suspended."""
     if seq.state == "suspended":
         num_tokens = len(seq.resume_key) // TOKEN_BYTES
         limit = num_tokens if num_tokens == seq.num_cached else num_tokens - 1
-        return _fit_found(requests, seq.root, (memoryview(seq.resume_key), limit), num_new)
-    rows = requests.rows
+        return _fit_found(kernel, seq.root, (memoryview(seq.resume_key), limit), num_new)
+    rows = kernel.rows
     if num_new is None:
         num_new = seq.known_end - seq.computed
     wanted, size = max(seq.computed + num_new, seq.capacity), rows.block_size
-    needed = [0] * len(requests.groups)
+    needed = [0] * len(kernel.pools)
     for group in rows.token_groups:
         needed[group] = -(-wanted // size) - seq.num_blocks
     if wanted > seq.capacity == seq.computed:
-        for group, _ in requests.stale_slots(seq):
+        for group, _ in stale_slots(kernel, seq):
             needed[group] += 1
-    return _fit(requests, seq.computed, needed, None)
+    return _fit(kernel, seq.computed, needed, None)
 
 
-def _fit_found(requests: Requests, root: Node, prompt: tuple[Key, int], num_new: int | None) -> Fit:
+def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int | None) -> Fit:
     """Say whether the rest of a prompt would find room, of which no more than a limit can be found."""
-    rows, size = requests.rows, requests.block_size
+    rows, size = kernel.rows, kernel.rows.block_size
     key, limit = prompt
-    found = requests.lookup.find(root, key, limit)
+    found = kernel.lookup.find(root, key, limit)
     end = found.match.num_bytes // TOKEN_BYTES
-    room = _room(requests, found.match, {})
+    room = _room(kernel, found.match, {})
     if all(room[group] > 0 for group in rows.token_groups):
         end += found.partial_tokens
     if num_new is None:
@@ -77,26 +75,26 @@ def _fit_found(requests: Requests, root: Node, prompt: tuple[Key, int], num_new:
     needed = [0] * len(room)
     for group in rows.token_groups:
         needed[group] = (
-            -(-(end + num_new) // size) - found.match.num_bytes // requests.tree.block_bytes
+            -(-(end + num_new) // size) - found.match.num_bytes // kernel.tree.block_bytes
         )
     for state in rows.states:
         needed[state.index] = int(num_new > 0)
-    return _fit(requests, end, needed, found.match)
+    return _fit(kernel, end, needed, found.match)
 
 
-def _fit(requests: Requests, num_cached: int, needed: list[int], match: Match | None) -> Fit:
+def _fit(kernel: Kernel, num_cached: int, needed: list[int], match: Match | None) -> Fit:
     """Compare; pins whose time ran out give way only where blocks are short, as in `Room.make`."""
-    fit = Fit(num_cached, tuple(needed), tuple(_room(requests, match, {})))
-    if not fit and (expired := requests.pins.expired()):
+    fit = Fit(num_cached, tuple(needed), tuple(_room(kernel, match, {})))
+    if not fit and (expired := kernel.pins.expired()):
         gone = Counter(pin.node for pin in expired)
-        return Fit(num_cached, fit.needed, tuple(_room(requests, match, gone)))
+        return Fit(num_cached, fit.needed, tuple(_room(kernel, match, gone)))
     return fit
 
 
-def _room(requests: Requests, match: Match | None, gone: Mapping[Node, int]) -> list[int]:
+def _room(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list[int]:
     """Return what each group can give once a match is referenced, and pins at some nodes are gone."""
-    tree = requests.tree
-    room = [pool.num_available for pool in requests.groups]
+    tree = kernel.tree
+    room = [pool.num_available for pool in kernel.pools]
     found: dict[Node, int] = {}
     if match is not None:
         found = {node: node.num_blocks for node in match.node.path()}
@@ -117,3 +115,26 @@ def _room(requests: Requests, match: Match | None, gone: Mapping[Node, int]) -> 
     for sparse in tree.sparse:
         room[sparse.index] -= sparse.would_guard(standing)
     return room
+
+
+def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
+    """Return the blocks that each group must have at least for so many tokens."""
+    whole = -(-num_tokens // kernel.rows.block_size)
+    needed = [whole] * len(kernel.pools)
+    for sparse in kernel.tree.sparse:
+        needed[sparse.index] = min(whole, sparse.least(whole))
+    return tuple(needed)
+
+
+def check_fits(kernel: Kernel, num_tokens: int) -> None:
+    """Raise `OutOfBlocks` for a prompt that no empty pool could hold."""
+    whole = -(-num_tokens // kernel.rows.block_size)
+    for pool in kernel.pools:
+        if whole > pool.num_blocks:
+            break
+    else:
+        return
+    for pool, needed in zip(kernel.pools, least(kernel, num_tokens), strict=True):
+        if needed > pool.num_blocks:
+            what = f"a prompt of {num_tokens} tokens is larger than the pool"
+            raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from math import lcm
-from typing import TYPE_CHECKING
 
 from quire.core.blocks import GAP
 from quire.core.groups import ChunkedAttention, SlidingWindow
+from quire.core.node import Node
 from quire.core.sparse import FAR, Site, SparseGroup, Standing, WindowPart
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
 
 INTERVAL_WINDOWS = 4
 """Without an interval of its own, a window is kept at every multiple of so many windows."""

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from quire.core.eviction import Evictor
+from quire.core.node import SPENT, Node
+from quire.core.scope import Scope
 from quire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quire.core.eviction import Evictor
-    from quire.core.node import Node
-    from quire.core.scope import Scope
-    from quire.core.sequence import Sequence
 
 Reuse: TypeAlias = Literal["unknown", "session", "never"]
 
 REUSES = ("unknown", "session", "never")
-
-SPENT = -1.0
-"""The outlook of a node that nobody is expected to come back to."""
-
-PENDING = float("inf")
-"""The outlook of a node whose request still runs; its hint counts from its end."""
 
 MAX_SESSIONS = 65_536
 """Beyond so many sessions that nobody ended, the ones begun first are forgotten."""
@@ -62,7 +53,7 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
 class Session(msgspec.Struct, eq=False):
     """The nodes that one session alone has used, by identity, and whether it has ended."""
 
-    nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, "Node"])
+    nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, Node])
     ended: bool = False
 
 
@@ -101,10 +92,8 @@ class Sessions:
         session.ended = True
         return self.forsake(session)
 
-    def closed(self, seq: Sequence, path: list[Node]) -> None:
+    def closed(self, session: Session, path: list[Node]) -> None:
         """A request of a session has let go of its path: remember it, or let it go first."""
-        session = seq.session
-        assert session is not None
         if len(session.nodes) > MAX_NODES:
             alive = [node for node in session.nodes.values() if node.parent is not None]
             session.nodes = {id(node): node for node in alive}
@@ -133,39 +122,6 @@ class Sessions:
                 node = node.parent
         session.nodes.clear()
         return num_blocks
-
-
-def set_outlooks(seq: Sequence, node: Node, now: float) -> None:
-    """Say of a request that ends at `node`, deepest first, until when its path is expected back."""
-    hint = seq.hint
-    never = hint.reuse == "never"
-    found = seq.num_cached // seq.rows.block_size if seq.state == "open" else 0
-    while node.parent is not None:
-        outlook = node.spent_from
-        if not outlook:
-            pass
-        elif never:
-            outlook = SPENT if outlook == PENDING or node.start >= found else 0.0
-        elif hint.ttl_s is not None:
-            outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)
-        else:
-            outlook = 0.0
-        for child in node.children.values() if outlook else ():
-            if not child.spent_from:
-                outlook = 0.0
-                break
-            outlook = max(outlook, child.spent_from)
-        node.spent_from = outlook
-        node = node.parent
-
-
-def keep_outlooks(seq: Sequence) -> None:
-    """Say of the path of a request that pauses that it is expected back."""
-    node = seq.node
-    while node.parent is not None:
-        if node.spent_from != PENDING:
-            node.spent_from = 0.0
-        node = node.parent
 
 
 def check_session_id(session_id: object) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from quire.core.node import NO_CHILDREN
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
-    from quire.core.radix import PrefixTree
+from quire.core.node import NO_CHILDREN, Node
+from quire.core.tree import PrefixTree
 
 MAX_JOINED_BYTES = 1 << 16
 """Key bytes of the longest run that is appended to the one above it: what a join costs at most, and so

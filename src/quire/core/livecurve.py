@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from quire.core.distances import hit_curve, uses_of
+from quire.core.policies import Capacity
 from quire.core.stats import Counters
 from quire.core.whatif import WhatIf
 
@@ -38,7 +39,8 @@ class LiveCurve:
     `notes`  of the latest requests, one after the other; those before are packed
     """
 
-    def __init__(self, block_size: int, counters: Counters) -> None:
+    def __init__(self, block_size: int, counters: Counters, capacity: Capacity) -> None:
+        self._capacity = capacity
         self._block_size = block_size
         self._counters = counters
         self._begun = self._num_counted = 0
@@ -68,7 +70,7 @@ class LiveCurve:
         missed["last_token"] += len(prompt)
         missed["cold"] += counters.prompt_tokens - counters.hit_tokens - sum(missed.values())
 
-    def what_if(self, capacity_blocks: int) -> WhatIf:
+    def what_if(self) -> WhatIf:
         """Return the curve of the requests that are remembered, or of those since it was begun anew."""
         self.count()
         counters, block_size = self._counters, self._block_size
@@ -87,7 +89,7 @@ class LiveCurve:
         first = max(self._begun - num_forgotten, warm_up)
         capacities, hits = hit_curve(uses, first)
         return WhatIf(
-            capacity_blocks=capacity_blocks,
+            capacity_blocks=self._capacity(),
             capacities=capacities / block_size,
             token_hit=hits / max(prompt[first:].sum(), 1),
             num_requests=counters.num_requests - self._begun,

@@ -7,10 +7,10 @@ import msgspec
 from quire.core.blocks import GAP
 from quire.core.lost import Lost, marks_of
 from quire.core.node import Match, Node
-from quire.core.radix import PrefixTree
 from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
+from quire.core.tree import PrefixTree
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from quire.core.node import Node
 from quire.core.tokens import TOKEN_BYTES, Key
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
 
 MAX_RUNS = 1 << 15
 """Runs that are remembered, about 300 bytes each."""

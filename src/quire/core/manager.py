@@ -6,25 +6,40 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
+from quire.core import decode, give, publish, snapshots, take
+from quire.core.blocks import BlockPool
+from quire.core.copies import BlockCopy
+from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.drafts import TokenMove, check_parents, check_path, check_settled, moves
+from quire.core.events import Event
 from quire.core.eviction import Clock
-from quire.core.fits import Fit, fit_prompt, fit_sequence
+from quire.core.evictions import NamedBlock
+from quire.core.fits import Fit, check_fits, fit_prompt, fit_sequence
 from quire.core.groups import LayerGroup, check_count, check_group
-from quire.core.hints import keep_outlooks
-from quire.core.interrupts import bar, mutating, unbar
+from quire.core.hints import NO_HINT, Hint, check_session_id
+from quire.core.interrupts import Interruptible, bar, mutating, unbar
+from quire.core.kernel import Kernel
+from quire.core.livecurve import PACK_EVERY
+from quire.core.lookup import Explanation, Hit
 from quire.core.memory import Usage, compact, resize, usage
+from quire.core.node import Node
+from quire.core.pins import Pin
 from quire.core.policies import PolicyFactory, Visit
-from quire.core.restore import Restores
-from quire.core.scope import MediaItem, Scope
+from quire.core.room import clear, evict, evict_in, invalidate
+from quire.core.scope import MediaItem, Scope, check_media, check_scope
 from quire.core.sequence import Observer, Sequence
-from quire.core.store import Settings
-from quire.core.terms import Term, nothing_more
-from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
+from quire.core.settings import Settings
+from quire.core.sparse import sparse_at
+from quire.core.stats import Stats
+from quire.core.terms import Term, TokenRange, check_priority, nothing_more, terms_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.core.whatif import WhatIf
-from quire.errors import ConfigError, SequenceError
+from quire.errors import ConfigError, SequenceError, TokensError
+
+NO_SCOPE = Scope()
 
 
-class CacheManager(Restores):
+class CacheManager(Interruptible):
     """The control plane of a KV cache: which blocks hold which tokens, and who may share them.
 
     `num_blocks`  blocks of a single full-attention layer group; or give `groups`
@@ -64,21 +79,71 @@ class CacheManager(Restores):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
-        super().__init__(
-            Settings(
-                groups=tuple(groups),
-                block_size=block_size,
-                policy=policy,
-                sub_block=sub_block,
-                pin_budget=pin_budget,
-                events=events,
-                evictions=evictions,
-                debug=debug,
-                clock=clock,
-                curve=curve,
-                observer=observer,
-            )
+        settings = Settings(
+            groups=tuple(groups),
+            block_size=block_size,
+            policy=policy,
+            sub_block=sub_block,
+            pin_budget=pin_budget,
+            events=events,
+            evictions=evictions,
+            debug=debug,
+            clock=clock,
+            curve=curve,
+            observer=observer,
         )
+        self._begin(settings)
+
+    def _begin(self, settings: Settings) -> None:
+        self.settings = settings
+        self.block_size = settings.block_size
+        self.kernel = Kernel(settings, self.cut_off)
+        self.sequences: dict[int, Sequence] = {}
+        self.default_root = self.kernel.tree.root(NO_SCOPE)
+
+    @property
+    def pools(self) -> tuple[BlockPool, ...]:
+        """The block pools of the layer groups: free, active, cached."""
+        return self.kernel.pools
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, of the first group."""
+        return self.kernel.pools[0].num_free
+
+    @property
+    def num_active(self) -> int:
+        """Blocks that a sequence or a pin references, of the first group."""
+        return self.kernel.pools[0].num_active
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are findable and referenced by nobody, of the first group."""
+        return self.kernel.pools[0].num_cached
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted since the manager was made."""
+        if self.kernel.live_curve is not None:
+            self._count()
+        return self.kernel.counters.stats()
+
+    # -- what is cached --------------------------------------------------------------------
+
+    def probe(
+        self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
+    ) -> Hit:
+        """Return what `open` would find cached of a prompt. Changes nothing, counts nothing.
+
+        Raises `TokensError`, `ScopeError`, `MediaError`.
+        """
+        return self.kernel.lookup.hit(*self.read(key_of(tokens), scope, media))
+
+    def explain(
+        self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
+    ) -> Explanation:
+        """Return what is cached of a prompt, what is not, and why; `str()` of it reads well."""
+        return self.kernel.lookup.explain(*self.read(key_of(tokens), scope, media))
 
     def fits(
         self,
@@ -98,10 +163,271 @@ class CacheManager(Restores):
         if num_new is not None:
             check_count("num_new", num_new)
         if isinstance(request, Sequence):
-            self._check_known(request)
-            return fit_sequence(self, request, num_new)
-        key, root = self._read(key_of(request), scope, media)
-        return fit_prompt(self, root, key, num_new)
+            self.check_known(request)
+            return fit_sequence(self.kernel, request, num_new)
+        root, key = self.read(key_of(request), scope, media)
+        return fit_prompt(self.kernel, root, key, num_new)
+
+    @mutating
+    def pin(
+        self,
+        tokens: TokenIds,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+        ttl_s: float | None = None,
+    ) -> Pin:
+        """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
+
+        The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
+        many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
+        """
+        deadline = self.settings.check_duration("ttl_s", ttl_s)
+        kernel, tree = self.kernel, self.kernel.tree
+        root, key = self.read(key_of(tokens), scope, media)
+        found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
+        found = kernel.lookup.accepted(found)
+        if deadline:
+            deadline += tree.evictor.now()
+        return kernel.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
+
+    @mutating
+    def evict(
+        self,
+        tokens: TokenIds | None = None,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+    ) -> int:
+        """Drop a cached prefix, all that continues it, and return the blocks dropped per group.
+
+        What other prompts share with it stays, and so does what a sequence or pin references.
+        Without tokens the whole scope is dropped. Raises what `probe` raises.
+        """
+        if tokens is None:
+            if scope is not None:
+                check_scope(scope)
+            return invalidate(self.kernel, self._root(scope), key_of([]))
+        root, key = self.read(key_of(tokens), scope, media)
+        return invalidate(self.kernel, root, key)
+
+    @mutating
+    def reclaim(self, num_blocks: int, group: int | None = None) -> int:
+        """Evict up to `num_blocks` cached blocks by policy; return how many.
+
+        Without a group, leaves lose their last blocks in every group. In one group with a
+        window or a state, blocks go where they are missed least, and the prefixes stay.
+        """
+        num_blocks = check_count("num_blocks", num_blocks)
+        if group is not None:
+            check_group(group, len(self.pools))
+        self.kernel.pins.release_expired()
+        sparse = sparse_at(self.kernel.tree.sparse, group) if group is not None else None
+        if sparse is not None:
+            return evict_in(self.kernel, sparse, num_blocks)
+        return evict(self.kernel, num_blocks)
+
+    @mutating
+    def clear(self) -> int:
+        """Drop all that is cached and not referenced, in every scope; return blocks per group.
+
+        Of a running sequence's path, that is what lies behind its windows.
+        """
+        return clear(self.kernel)
+
+    @mutating
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """Say that no other request of a session of this scope follows, as `Hint` has it.
+
+        The blocks that only this session has used are evicted before all others from now on.
+        Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
+        """
+        check_session_id(session_id)
+        if scope is not None:
+            check_scope(scope)
+        return self.kernel.sessions.end(scope or NO_SCOPE, session_id)
+
+    # -- requests --------------------------------------------------------------------------
+
+    def open(
+        self,
+        tokens: TokenIds,
+        scope: Scope | None = None,
+        *,
+        media: Items[MediaItem] = (),
+        priority: int = 0,
+        retain_s: float | None = None,
+        ranges: Items[TokenRange] = (),
+        hint: Hint = NO_HINT,
+    ) -> Sequence:
+        """Start a request: reference what is cached of its prompt.
+
+        At least one token is left to compute. A higher `priority` is evicted later than any
+        lower one; for `retain_s` seconds after its last use the path is evicted only when
+        nothing else is left; `ranges` sets either, or that nothing is published, for a part
+        of the tokens; `hint` says what the caller foresees. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        a prompt that no empty pool could hold, `OutOfBlocks`.
+        """
+        check_priority(priority)
+        keep_for = self.settings.check_duration("retain_s", retain_s)
+        self._check_hint(hint)
+        terms = None
+        if ranges:
+            default = Term(0, priority, keep_for)
+            terms = terms_of(ranges, self.block_size, default, self.settings.check_duration)
+        key = key_of(tokens)
+        num_tokens = len(key) // TOKEN_BYTES
+        kernel = self.kernel
+        tree = kernel.tree
+        root = self.default_root
+        if scope is not None or media or len(tree.media) or not key:
+            root, key = self.read(key, scope, media)
+        check_fits(kernel, num_tokens)
+        found = kernel.lookup.find(root, key, num_tokens - 1)
+        try:
+            raw_prompt = b""
+            if media:
+                key = tree.media.encode(key_of(tokens), media)
+                raw_prompt = key_of(tokens).tobytes()
+            else:
+                check_sign(key[found.match.num_bytes :])
+            reason, explained, lost_by = kernel.lookup.why(key, found)
+            if scope is not None:
+                root = tree.root(scope)
+                if found.match.node.parent is None:
+                    found.match.node = root
+            counters = kernel.counters
+            number = counters.num_requests + 1
+            row = kernel.rows.take()
+            seq = Sequence(
+                kernel.rows,
+                row,
+                root,
+                root,
+                scope or NO_SCOPE,
+                num_tokens,
+                priority,
+                keep_for,
+                number,
+            )
+            if media:
+                seq.raw_prompt = raw_prompt
+                seq.media = tree.media.hold(key)
+            seq.terms = terms
+            if hint is not NO_HINT:
+                sessions = kernel.sessions
+                sessions.hinted = True
+                seq.hint = hint
+                seq.session = sessions.join(seq.scope, hint.session_id) if hint.session_id else None
+            if tree.evictor.watches:
+                lost = -(-explained // self.block_size) if lost_by else 0
+                now = kernel.now()
+                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, lost_by)
+            since = take.attach(kernel, seq, key, found)
+            self.sequences[id(seq)] = seq
+            root.locks += 1
+            live_curve = kernel.live_curve
+            if live_curve is None:
+                counters.prompt_tokens += num_tokens
+                counters.hit_tokens += seq.num_cached
+                counters.missed["last_token"] += 1
+                if explained:
+                    counters.missed[reason] += explained
+                if reason != "last_token":
+                    counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
+            else:
+                # In line: here even an empty call would be felt. What is noted is counted later.
+                if not number % PACK_EVERY:
+                    live_curve.pack()
+                reused = seq.num_cached
+                if explained:
+                    counters.missed[reason] += explained
+                    if reason == "evicted":
+                        counters.hit_tokens += reused
+                        reused, since = -reused - explained, lost_by
+                if seq.num_foreign and reused > 0:
+                    counters.hit_tokens += reused
+                    reused = seq.num_foreign - reused
+                notes = live_curve.notes
+                notes += (num_tokens, reused, since)  # whole, whatever interrupts
+            counters.num_requests = number
+            if self.settings.observer is not None:
+                self.settings.observer.opened(seq, key, tree.media)
+        except BaseException as error:
+            self.cut_off("open", error)
+            raise
+        return seq
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> None:
+        """Make room for the KV of `num_tokens` more tokens than computed, in every group.
+
+        A partly filled last block that others read too is copied first (`take_copies`).
+        All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
+        """
+        self.check_open(seq)
+        try:
+            take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        except BaseException as error:
+            self.cut_off("reserve", error)
+            raise
+
+    def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
+        """Declare that the KV of these next tokens exists; blocks that are full are published.
+
+        Where the tree has a block already, the sequence's table points to that one from now
+        on and its own goes back to the pool. Raises `CommitError` for more tokens than
+        reserved or others than the prompt's, `CopyError` when a copy was not taken,
+        `TokensError`, `SequenceError`.
+        """
+        self.check_open(seq)
+        kernel = self.kernel
+        try:
+            publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
+            kernel.rows.version += 1
+        except BaseException as error:
+            self.cut_off("commit", error)
+            raise
+
+    @mutating
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Take the sequence back to its first `num_tokens` tokens, reservations included.
+
+        Blocks beyond are freed, or stay cached where others use them too. Raises
+        `TruncateError` beyond what is computed, or inside a published block that is not the
+        sequence's alone; `SequenceError`.
+        """
+        self.check_open(seq)
+        give.truncate(self.kernel, seq, num_tokens)
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """Start another sequence at the same tokens, sharing all blocks.
+
+        The first write of either into the shared, partly filled last block copies it. If
+        `seq` has reserved room in that block already, the fork gets its copy now; this may
+        raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
+        """
+        self.check_open(seq)
+        if seq.drafts:
+            check_settled(self.kernel.rows, seq, "fork")
+        try:
+            twin = take.fork(self.kernel, seq)
+            self.sequences[id(twin)] = twin
+        except BaseException as error:
+            self.cut_off("fork", error)
+            raise
+        return twin
+
+    def close(self, seq: Sequence) -> None:
+        """End a sequence: published blocks become cached, the rest free."""
+        self.check_known(seq)
+        if self.settings.observer is not None:
+            self.settings.observer.closed(seq)
+        try:
+            give.close(self.kernel, seq)
+            del self.sequences[id(seq)]
+        except BaseException as error:
+            self.cut_off("close", error)
+            raise
 
     @mutating
     def stop_storing(self, seq: Sequence) -> None:
@@ -109,22 +435,15 @@ class CacheManager(Restores):
 
         Raises `SequenceError`.
         """
-        self._check_open(seq)
+        self.check_open(seq)
         seq.terms = nothing_more(seq.terms, Term(0, seq.priority, seq.keep_for))
         seq.node.writer = None
-
-    # -- preemption ------------------------------------------------------------------------
 
     @mutating
     def suspend(self, seq: Sequence) -> None:
         """Preempt: private blocks are freed, published ones are cached until evicted."""
-        self._check_open(seq)
-        seq.resume_key = seq.token_bytes()
-        seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
-        seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-        keep_outlooks(seq)
-        self._rollback.let_go(seq, self._visit_time())
-        seq.state = "suspended"
+        self.check_open(seq)
+        give.suspend(self.kernel, seq)
 
     @mutating
     def resume(self, seq: Sequence) -> int:
@@ -132,23 +451,69 @@ class CacheManager(Restores):
 
         They are reserved and committed again, as a prompt's are. Raises `SequenceError`.
         """
-        self._check_known(seq)
+        self.check_known(seq)
         if seq.state != "suspended":
             raise SequenceError(f"resume of a sequence that is {seq.state}, not suspended")
-        key = memoryview(seq.resume_key)
-        num_tokens = len(key) // TOKEN_BYTES
-        had = seq.num_cached
-        limit = num_tokens if num_tokens == had else num_tokens - 1
-        found = self.lookup.find(seq.root, key, limit)
-        seq.state = "open"
-        seq.row = self.rows.take()
-        if seq.visit is not None:
-            seq.visit = Visit(seq.number, self._visit_time(), seq.prompt_len, self.block_size)
-        self._claims.attach(seq, key, found)
-        seq.resume_key = b""
-        to_compute = max(had - seq.num_cached, 0)
-        self.counters.recomputed_tokens += to_compute
-        return to_compute
+        return take.resume(self.kernel, seq)
+
+    # -- steps of a batch ------------------------------------------------------------------
+
+    def batch(self, seqs: Items[Sequence]) -> DecodeBatch:
+        """Prepare sequences for decode steps together; stays valid while all are open."""
+        return decode.make_batch(self.kernel, seqs)
+
+    def reserve_step(self, batch: DecodeBatch | Items[Sequence]) -> None:
+        """Make room for one more token in every sequence of a batch, all or nothing.
+
+        Raises `OutOfBlocks`, `SequenceError`.
+        """
+        try:
+            batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+            decode.reserve_step(self.kernel, batch)
+        except BaseException as error:
+            self.cut_off("reserve_step", error)
+            raise
+
+    def commit_step(self, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
+        """Commit one token per sequence of a batch, in the order of the batch.
+
+        Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
+        """
+        try:
+            batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+            decode.commit_step(self.kernel, batch, token_ids)
+        except BaseException as error:
+            self.cut_off("commit_step", error)
+            raise
+
+    def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
+        """Return the block tables of sequences in both common shapes, as copies.
+
+        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
+        next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
+        `ConfigError`, `SequenceError`.
+        """
+        seqs = list(seqs)
+        for seq in seqs:
+            self.check_open(seq)
+        check_group(group, len(self.pools))
+        if type(pad) is not int or not -(2**31) <= pad < 2**31:
+            raise ConfigError(f"pad must be an int32, got {pad!r}")
+        return block_tables(self.kernel.rows, seqs, group, pad)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the block copies to do before the next forward, and forget them.
+
+        They are one simultaneous assignment: every source is read before any destination is
+        written. Nothing else may write to the pool between planning and doing them.
+        """
+        try:
+            plan = self.kernel.copies.take()
+            self.kernel.counters.copied_blocks += len(plan)
+        except BaseException as error:
+            self.cut_off("take_copies", error)
+            raise
+        return plan
 
     # -- states of recurrent groups --------------------------------------------------------
 
@@ -159,8 +524,8 @@ class CacheManager(Restores):
         at a branch point that `open` found, at the last block boundary before the end of the
         prompt. Empty without recurrent groups. Raises `SequenceError`.
         """
-        self._check_open(seq)
-        return self._checkpoints.stops(seq)
+        self.check_open(seq)
+        return snapshots.stops(self.kernel, seq)
 
     @mutating
     def checkpoint(self, seq: Sequence) -> bool:
@@ -169,11 +534,11 @@ class CacheManager(Restores):
         Take the copies before the next forward. Raises `CheckpointError` where no block
         ends, or before anything was computed; `DraftError` while drafts wait to be accepted; `SequenceError`.
         """
-        self._check_open(seq)
-        check_settled(self.rows, seq, "checkpoint")
-        return self._checkpoints.keep(seq)
+        self.check_open(seq)
+        check_settled(self.kernel.rows, seq, "checkpoint")
+        return snapshots.keep(self.kernel, seq)
 
-    # -- speculation -----------------------------------------------------------------------
+    # -- what will move to rooms of their own ----------------------------------------------
 
     @mutating
     def draft(self, seq: Sequence, parents: Items[int] | int) -> None:
@@ -183,9 +548,9 @@ class CacheManager(Restores):
         it, or -1 if it follows the sequence. Raises `DraftError`, `OutOfBlocks`,
         `ConfigError`, `SequenceError`.
         """
-        self._check_open(seq)
-        tree = check_parents(self.rows, seq, parents)
-        self._claims.reserve(seq, len(tree))
+        self.check_open(seq)
+        tree = check_parents(self.kernel.rows, seq, parents)
+        take.reserve(self.kernel, seq, len(tree))
         seq.drafts, seq.drafted_at = tuple(tree), seq.computed
 
     @mutating
@@ -197,19 +562,16 @@ class CacheManager(Restores):
         the end of the draft: bring it back to the accepted length before the planned copies
         are done. Raises `DraftError` and what `commit` raises.
         """
-        self._check_open(seq)
+        self.check_open(seq)
         key = key_of(token_ids)
-        steps = check_path(self.rows, seq, path, len(key) // TOKEN_BYTES)
-        key = self._publisher.checked(seq, key)
-        planned = moves(self.rows, seq, steps)
+        rows = self.kernel.rows
+        steps = check_path(rows, seq, path, len(key) // TOKEN_BYTES)
+        key = publish.checked(self.kernel, seq, key)
+        planned = moves(rows, seq, steps)
         if steps:
-            self._publisher.commit(seq, key)
-        self._rollback.truncate(seq, seq.computed)
-        self.rows.version += 1
-        self.rows.epoch += 1
+            publish.commit(self.kernel, seq, key)
+        give.truncate(self.kernel, seq, seq.computed)
         return planned
-
-    # -- memory ----------------------------------------------------------------------------
 
     @mutating
     def compact(self, group: int = 0) -> int:
@@ -218,7 +580,7 @@ class CacheManager(Restores):
         Tables and tree point to the new places; the copies stand in the plan. Raises
         `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
         """
-        check_group(group, len(self.groups))
+        check_group(group, len(self.pools))
         return compact(self, group)
 
     @mutating
@@ -235,7 +597,7 @@ class CacheManager(Restores):
 
     def usage(self, group: int = 0) -> Usage:
         """Return how full a group is, who shares what, and how much room is in vain."""
-        check_group(group, len(self.groups))
+        check_group(group, len(self.pools))
         return usage(self, group)
 
     @mutating
@@ -244,31 +606,31 @@ class CacheManager(Restores):
 
         Mostly within a tenth of a point; needs `curve=True`. Raises `ConfigError`.
         """
-        if self.live_curve is None:
+        if self.kernel.live_curve is None:
             raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
-        return self.live_curve.what_if(self._capacity())
+        return self.kernel.live_curve.what_if()
 
-    def reset(self) -> None:
-        """Start anew, empty, with the sizes that the groups have: the only call after `Interrupted`.
+    @mutating
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call; empty unless made with `events=True`.
 
-        Running sequences, pins, restores and holds of before are none of this manager's any more: using them raises, and
-        letting go of them does nothing. What the pools hold is found no more. Counters start again; of events
-        the first one says that all was cleared.
+        The oldest are dropped, and counted in `num_dropped_events`, beyond 10,000.
         """
-        try:
-            unbar(self)
-            self.pins.held.clear()
-            bar(self.rows, "the manager was reset")
-            public = self.digests.public
-            super().__init__(self.settings)
-            self.digests.public = public
-            if self.event_log is not None:
-                self.event_log.cleared()
-        except BaseException as error:
-            self.cut_off("reset", error)
-            raise
+        return self.kernel.events.take() if self.kernel.events is not None else []
 
-    # -- for people and tests --------------------------------------------------------------
+    @mutating
+    def take_evicted(self) -> list[NamedBlock]:
+        """Return the blocks that made room since the last call; empty unless made with `evictions`.
+
+        Their bytes are in place until something is written: call it after each operation that may
+        evict, before its copies are done. What `evict` and `clear` drop is not among them.
+        """
+        return self.kernel.log.take() if self.kernel.log is not None else []
+
+    @property
+    def num_dropped_events(self) -> int:
+        """Events that were dropped because `take_events` was not called in time."""
+        return self.kernel.events.num_dropped if self.kernel.events is not None else 0
 
     @mutating
     def check(self) -> None:
@@ -293,8 +655,84 @@ class CacheManager(Restores):
 
         return drawing.draw(self.snapshot())
 
+    # -- after an interrupt ----------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Start anew, empty, with the sizes that the groups have: the only call after `Interrupted`.
+
+        Running sequences, pins, restores and holds of before are none of this manager's any more: using them raises, and
+        letting go of them does nothing. What the pools hold is found no more. Counters start again; of events
+        the first one says that all was cleared.
+        """
+        try:
+            unbar(self)
+            kernel = self.kernel
+            kernel.pins.held.clear()
+            bar(kernel.rows, "the manager was reset")
+            self._begin(self.settings)
+            self.kernel.digests.public = kernel.digests.public
+            if self.kernel.events is not None:
+                self.kernel.events.cleared()
+        except BaseException as error:
+            self.cut_off("reset", error)
+            raise
+
+    def give_up(self, why: str) -> None:
+        kernel = self.kernel
+        bar(self, why)
+        bar(kernel.rows, why)  # sequences read their tokens and tables from it
+        kernel.pins.held.clear()
+
+    # -- arguments -------------------------------------------------------------------------
+
+    def read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Node, Key]:
+        """Return the root and the key to look up; an unknown scope gives an empty root.
+
+        Raises `TokensError`, `ScopeError`, `MediaError`.
+        """
+        if not key:
+            raise TokensError("the prompt is empty; a lookup needs at least one token")
+        if scope is not None:
+            check_scope(scope)
+        known = self.kernel.tree.media
+        if media:
+            check_media(media, len(key) // TOKEN_BYTES)
+            key = known.peek(key, media)
+        elif len(known):
+            check_sign(key)
+        return self._root(scope), key
+
+    def check_known(self, seq: Sequence) -> None:
+        """Raise `SequenceError` unless this is a sequence of this manager that was not closed."""
+        if id(seq) not in self.sequences:
+            known = type(seq) is Sequence and seq.rows is self.kernel.rows
+            what = "was closed already" if known else "does not belong to this manager"
+            raise SequenceError(f"{seq!r} {what}; open one first")
+
+    def check_open(self, seq: Sequence) -> None:
+        """Raise `SequenceError` unless this is an open sequence of this manager."""
+        if type(seq) is not Sequence or seq.state != "open" or seq.rows is not self.kernel.rows:
+            self.check_known(seq)
+            raise SequenceError(f"{seq!r} is {seq.state}; resume it first")
+
+    def _root(self, scope: Scope | None) -> Node:
+        root = self.default_root if scope is None else self.kernel.tree.roots.get(scope)
+        return root if root is not None else Node()
+
+    def _check_hint(self, hint: object) -> None:
+        if hint is NO_HINT:
+            return
+        if not isinstance(hint, Hint):
+            raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
+        self.settings.check_duration("a hint's ttl_s", hint.ttl_s)
+
+    @mutating
+    def _count(self) -> None:
+        assert self.kernel.live_curve is not None
+        self.kernel.live_curve.count()
+
     def __repr__(self) -> str:
-        pool = self.groups[0]
+        pool = self.pools[0]
         return (
             f"<CacheManager {self.settings.policy_name}, {pool.num_blocks} blocks of "
             f"{self.block_size}: {pool.num_free} free, {pool.num_active} active, "

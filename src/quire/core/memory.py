@@ -12,6 +12,7 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_count
+from quire.core.room import make_room
 from quire.core.sparse import sparse_at
 from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
@@ -63,7 +64,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 def usage(manager: CacheManager, group: int) -> Usage:
     """Return how full a group is."""
-    pool = manager.groups[group]
+    pool = manager.pools[group]
     running = [seq for seq in manager.sequences.values() if seq.state == "open"]
     tables = [seq.block_ids(group) for seq in running]
     entries = np.concatenate([*tables, np.zeros(0, np.int32)])
@@ -88,7 +89,7 @@ def compact(manager: CacheManager, group: int) -> int:
     """Move the blocks of a group together; return how many were moved."""
     _refuse_waiting_copies(manager)
     _refuse_open_handles(manager)
-    return _resize_pool(manager, group, manager.groups[group].num_blocks)
+    return _resize_pool(manager, group, manager.pools[group].num_blocks)
 
 
 def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
@@ -104,29 +105,27 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
         raise ConfigError(f"no layer groups {unknown}; there are {', '.join(names)}")
     wanted = [
         check_count(f"num_blocks of {name!r}", num_blocks.get(name, pool.num_blocks))
-        for name, pool in zip(names, manager.groups, strict=True)
+        for name, pool in zip(names, manager.pools, strict=True)
     ]
-    shrinking = [
-        max(pool.num_blocks - n, 0) for pool, n in zip(manager.groups, wanted, strict=True)
-    ]
+    shrinking = [max(pool.num_blocks - n, 0) for pool, n in zip(manager.pools, wanted, strict=True)]
     _refuse_waiting_copies(manager)
     if any(shrinking):
         _refuse_open_handles(manager)
-    manager.pins.check_sizes(wanted)
-    manager.room.make(shrinking, manager.pins.release_expired)
+    manager.kernel.pins.check_sizes(wanted)
+    make_room(manager.kernel, shrinking)
     for group, new in enumerate(wanted):
-        if new != manager.groups[group].num_blocks:
+        if new != manager.pools[group].num_blocks:
             _resize_pool(manager, group, new)
     groups = zip(manager.settings.groups, wanted, strict=True)
     resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
     manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
-    manager.pins.measure()
+    manager.kernel.pins.measure()
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:
-    if manager.copies:
+    if manager.kernel.copies:
         msg = (
-            f"{len(manager.copies.peek())} planned copies wait; call take_copies() and do them "
+            f"{len(manager.kernel.copies.peek())} planned copies wait; call take_copies() and do them "
             "before blocks are moved"
         )
         raise CopyError(msg)
@@ -134,33 +133,33 @@ def _refuse_waiting_copies(manager: CacheManager) -> None:
 
 def _refuse_open_handles(manager: CacheManager) -> None:
     """Whoever has a restore or a hold reads or writes blocks under the ids that they have now."""
-    if manager.anchors:
+    if manager.kernel.anchors:
         msg = (
-            f"{len(manager.anchors)} restores or holds are open, whose owners copy to and from "
+            f"{len(manager.kernel.anchors)} restores or holds are open, whose owners copy to and from "
             "blocks by their ids; leave the restores and release the holds before blocks are moved"
         )
         raise CopyError(msg)
 
 
 def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
-    renamed = manager.groups[group].resize(num_blocks)
+    renamed = manager.pools[group].resize(num_blocks)
     moved: list[int] = (renamed != np.arange(len(renamed))).nonzero()[0].tolist()
     if moved:
         _rename(manager, group, renamed)
-    num_tokens = manager.block_size if group in manager.rows.token_groups else 1
+    num_tokens = manager.block_size if group in manager.kernel.rows.token_groups else 1
     for src in moved:
-        manager.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
+        manager.kernel.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
     return len(moved)
 
 
 def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     """Point everything that names a block of this group to where it has gone."""
-    rows = manager.rows
+    rows = manager.kernel.rows
     for seq in manager.sequences.values():
-        rows.fill(seq)
+        seq.fill()
     names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
-    sparse = sparse_at(manager.tree.sparse, group)
-    for node in manager.tree.nodes():
+    sparse = sparse_at(manager.kernel.tree.sparse, group)
+    for node in manager.kernel.tree.nodes():
         if isinstance(sparse, StateGroup):
             sparse.rename(node, renamed)
         else:

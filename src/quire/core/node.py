@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-from quire.core.lost import Forks
 from quire.core.policies import Entry
-from quire.core.sparse import Part
 from quire.core.tokens import TOKEN_BYTES
 
-if TYPE_CHECKING:
-    from quire.core.hints import Session
-    from quire.core.sequence import Sequence
-
 NO_CHILDREN: dict[bytes, Node] = {}
+
+SPENT = -1.0
+"""The outlook of a node that nobody is expected to come back to."""
+
+PENDING = float("inf")
+"""The outlook of a node whose request still runs; its hint counts from its end."""
+
+
+class Part(msgspec.Struct, gc=False, eq=False):
+    """What one sparse group keeps of a node.
+
+    `guards`   sequences and pins that stand at the end of the node
+    `guarded`  blocks of the part that those references protect
+    `num_held` blocks of the part that are there
+    `listed`   whether it stands among the parts that may have passing blocks
+    `rank`     its eviction class, None while nothing of it can be evicted by itself
+    """
+
+    guards: int = 0
+    guarded: int = 0
+    num_held: int = 0
+    listed: bool = False
+    rank: tuple[bool, int] | None = None
 
 
 class Node(Entry, gc=False, eq=False):
@@ -58,15 +75,15 @@ class Node(Entry, gc=False, eq=False):
     pins: int = 0
     grown: bool = True
     has_media: bool = False
-    lost: Forks | None = None
+    lost: dict[int, dict[int, Any]] | None = None
     hashes: list[bytes] | None = None
     priority: int = 0
     keep_until: float = 0.0
     spent_from: float = 0.0
-    session: Session | None = None
+    session: Any = None
     deadline: float = 0.0
     used: int = 0
-    writer: Sequence | None = None
+    writer: object | None = None
 
     @property
     def evictable(self) -> bool:

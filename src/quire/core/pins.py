@@ -9,9 +9,9 @@ from typing import Self
 
 from quire.core.eviction import Clock
 from quire.core.node import Match, Node
-from quire.core.radix import PrefixTree
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import IntArray, array_of
+from quire.core.tree import PrefixTree
 from quire.errors import PinBudgetExceeded, PinError
 
 

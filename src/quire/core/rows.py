@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.radix import PrefixTree
 from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
+from quire.core.tree import PrefixTree
 from quire.core.windows import WindowGroup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     IndexArray = npt.NDArray[np.intp]
-
-    from quire.core.sequence import Sequence
 
 MIN_EXTENT = 64
 """The shortest extent of a row, in blocks."""
@@ -56,16 +54,11 @@ class Rows:
 
     interrupted = ""
 
-    def __init__(
-        self,
-        block_size: int,
-        num_groups: int,
-        tree: PrefixTree,
-        cut_off: Callable[[str, BaseException], None],
-    ) -> None:
-        self._cut_off = cut_off
+    def __init__(self, tree: PrefixTree, cut_off: Callable[[str, BaseException], None]) -> None:
+        self.cut_off = cut_off
         self.tree = tree  # kept alive: sequences read their tokens from it
-        self.block_size = block_size
+        self.block_size = tree.block_bytes // TOKEN_BYTES
+        num_groups = len(tree.pools)
         self.version = self.epoch = 0
         self.num_rows = 64
         self.unused = list(range(self.num_rows - 1, -1, -1))
@@ -77,7 +70,7 @@ class Rows:
         self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
         self.offset_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
         self.ends_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
-        self.tails = np.zeros((self.num_rows, block_size), dtype=INT32)
+        self.tails = np.zeros((self.num_rows, self.block_size), dtype=INT32)
         self.sizes = [0] * self.num_rows
         sizes = [MIN_ARENA if g in self.token_groups else self.num_rows for g in range(num_groups)]
         self.flat_tables = [np.zeros(size, INT32) for size in sizes]
@@ -113,14 +106,14 @@ class Rows:
         self.version += 1
         self.epoch += 1
 
-    def standing(self, seq: Sequence) -> tuple[SparseGroup, ...]:
-        """Return the groups in which a sequence guards the node where it stands.
+    def standing(self, row: int) -> tuple[SparseGroup, ...]:
+        """Return the groups in which the sequence of a row guards the node where it stands.
 
         A snapshot is guarded until it was copied: then the sequence has a state of its own.
         """
         if not self.states:
             return self.windows
-        waits = any(self.flat[state.index][seq.row] == GAP for state in self.states)
+        waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
     def widen(self, row: int, num_blocks: int) -> None:
@@ -162,22 +155,6 @@ class Rows:
         for into, row, length in zip(gathered, rows.tolist(), lengths, strict=True):
             into[:length] = self.table(group, row, length)
         return gathered
-
-    def fill(self, seq: Sequence) -> None:
-        """Read the head of a fork's row from the tree, unless it was read before."""
-        if not seq.unfilled:
-            return
-        try:
-            self.place(seq.row, 0, self.ends[seq.row])
-            for node in seq.node.path():
-                stop = min(node.end, seq.unfilled)
-                for group in self.token_groups if node.start < stop else ():
-                    ids = node.blocks[group][: stop - node.start]
-                    self.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
-        except BaseException as error:
-            self._cut_off("the reading of a table", error)
-            raise
-        seq.unfilled = 0
 
     def tail(self, row: int, num_tokens: int) -> bytes:
         """Return the first unpublished tokens of a row as key bytes."""

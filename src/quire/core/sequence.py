@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
-from quire.core.hints import NO_HINT, PENDING, Hint, Session
-from quire.core.node import Node
+from quire.core.hints import NO_HINT, Hint, Session
+from quire.core.node import PENDING, Node
 from quire.core.policies import Visit
+from quire.core.rows import Rows
 from quire.core.scope import MediaTable, Scope
 from quire.core.terms import Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
-
-if TYPE_CHECKING:
-    from quire.core.rows import Rows
 
 
 class Sequence(msgspec.Struct, gc=False, eq=False):
@@ -133,7 +131,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
         """
         rows = self.rows
         check_group(group, len(rows.flat))
-        rows.fill(self)
+        self.fill()
         if group not in rows.token_groups:
             state = rows.table(group, self.row, int(self.state == "open"))
             return state[state != GAP]
@@ -142,6 +140,23 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
             if window.index == group:
                 table[window.num_sinks : window.first_of(self.computed)] = GAP
         return table
+
+    def fill(self) -> None:
+        """Read the head of a fork's row from the tree, unless it was read before."""
+        if not self.unfilled:
+            return
+        rows, row = self.rows, self.row
+        try:
+            rows.place(row, 0, rows.ends[row])
+            for node in self.node.path():
+                stop = min(node.end, self.unfilled)
+                for group in rows.token_groups if node.start < stop else ():
+                    ids = node.blocks[group][: stop - node.start]
+                    rows.slots(group, row, node.start, stop)[:] = memoryview(ids)
+        except BaseException as error:
+            rows.cut_off("the reading of a table", error)
+            raise
+        self.unfilled = 0
 
     def priority_at(self, start: int) -> int:
         """Return the priority of the blocks from `start` on."""

@@ -15,43 +15,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import msgspec
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
-from quire.core.evictions import EvictionLog
+from quire.core.node import Node, Part
 
-if TYPE_CHECKING:
-    from quire.core.node import Node
+Order: TypeAlias = OrderedDict[Node, None]
 
-    Order = OrderedDict[Node, None]
-
-Drop = Callable[["Node"], None]
+Drop = Callable[[Node], None]
 """Takes a node that no hit can end in any more out of the tree."""
 
 NEVER = float("inf")
 
 FAR = 2**31
 """Beyond all blocks."""
-
-
-class Part(msgspec.Struct, gc=False, eq=False):
-    """What one sparse group keeps of a node.
-
-    `guards`   sequences and pins that stand at the end of the node
-    `guarded`  blocks of the part that those references protect
-    `num_held` blocks of the part that are there
-    `listed`   whether it stands among the parts that may have passing blocks
-    `rank`     its eviction class, None while nothing of it can be evicted by itself
-    """
-
-    guards: int = 0
-    guarded: int = 0
-    num_held: int = 0
-    listed: bool = False
-    rank: tuple[bool, int] | None = None
 
 
 class WindowPart(Part, gc=False, eq=False):
@@ -112,7 +92,7 @@ class SparseGroup(ABC):
         self.place = site.place
         self.pool = site.pool
         self._evictor = site.evictor
-        self.log: EvictionLog | None = None
+        self.log: Any = None
         self._passing: Order = OrderedDict()
         self._kept: dict[tuple[bool, int], Order] = {}
         self._next_expiry = NEVER

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.core.sparse import Part, Site, SparseGroup, Standing
+from quire.core.node import Node, Part
+from quire.core.sparse import Site, SparseGroup, Standing
 from quire.core.tokens import IntArray
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
 
 
 class StatePart(Part, gc=False, eq=False):

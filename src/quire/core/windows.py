@@ -5,17 +5,14 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.core.blocks import GAP, without_gaps
 from quire.core.guards import WindowGuards
-from quire.core.sparse import FAR, Part, WindowPart
+from quire.core.node import Node, Part
+from quire.core.sparse import FAR, WindowPart
 from quire.core.tokens import INT32, IntArray
-
-if TYPE_CHECKING:
-    from quire.core.node import Node
 
 
 class WindowGroup(WindowGuards):

@@ -89,7 +89,7 @@ def replay_concurrent(
     for request, hit_tokens in run.serve():
         for observe in observers:
             observe(request, hit_tokens)
-    evicted = run.manager.counters.evicted_blocks
+    evicted = run.manager.kernel.counters.evicted_blocks
     result = run.tally.result(policy, evicted, time.process_time() - started)
     return msgspec.structs.replace(result, measured=run.waits())
 
@@ -193,7 +193,7 @@ class _ConcurrentReplay:
     def _shared(self, tokens: IntArray) -> int:
         """Return how many leading blocks of a prompt are cached and in use by others. Pure."""
         manager = self.manager
-        match = manager.tree.match(
+        match = manager.kernel.tree.match(
             manager.default_root, key_of(tokens), (len(tokens) - 1) * TOKEN_BYTES
         )
         if match.edge is not None and match.into and match.edge.locks:

@@ -115,7 +115,7 @@ def replay(
     for number, request in enumerate(trace):
         now = request.time_s
         if number == count_from:
-            evicted_before = manager.counters.evicted_blocks
+            evicted_before = manager.kernel.counters.evicted_blocks
             tally.start_counting()
         blocks = request.blocks
         sizes = Sizes(request.prompt_tokens, request.output_tokens, trace.block_size)
@@ -123,7 +123,7 @@ def replay(
         hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
-    evicted = manager.counters.evicted_blocks - evicted_before
+    evicted = manager.kernel.counters.evicted_blocks - evicted_before
     return tally.result(policy, evicted, time.process_time() - started)
 
 

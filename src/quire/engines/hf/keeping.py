@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
+from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Observer
-from quire.core.budget import EXPECTED_TOKENS
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.probe import probe_model
@@ -160,7 +160,7 @@ class KeptBlocks:
         """Write what is to be written to tiers, and close those that were opened here."""
         self.store.settle()
         below, self.store.tiers = self.store.tiers, None
-        if below is not None and self.manager.eviction_log is not None:
+        if below is not None and self.manager.kernel.log is not None:
             below.offload_all()
         if self.tiers is None:
             return
@@ -198,7 +198,7 @@ class KeptBlocks:
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self.identity.whole()
         if self.tiers is None:
-            self.manager.digests.public[self.identity.base()] = whole
+            self.manager.kernel.digests.public[self.identity.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire.budget import GroupSize, shift_budget, split_budget
 from quire.config import format_bytes
 from quire.core import CacheManager, FullAttention, LayerGroup, Recurrent
-from quire.core.budget import GroupSize, shift_budget, split_budget
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
@@ -37,7 +37,7 @@ def group_sizes(layout: ModelLayout) -> list[GroupSize]:
 def split_layout(
     layout: ModelLayout, capacity_bytes: int, expected_tokens: int
 ) -> list[LayerGroup]:
-    """Split a capacity over the groups of a model; see `quire.core.budget.split_budget`."""
+    """Split a capacity over the groups of a model; see `quire.budget.split_budget`."""
     only = layout.groups[0]
     if len(layout.groups) == 1 and isinstance(only.memory, KVLayout) and layout.is_full_attention:
         return [LayerGroup(only.name, only.memory.num_blocks(capacity_bytes), only.kind)]
@@ -68,7 +68,7 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
     """Return what each group of a model has in a manager."""
     total = sum(
         group.bytes_per_block * pool.num_blocks
-        for group, pool in zip(layout.groups, manager.groups, strict=True)
+        for group, pool in zip(layout.groups, manager.pools, strict=True)
     )
     return [
         GroupMemory(
@@ -82,7 +82,7 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
             cached=pool.num_cached,
             share=group.bytes_per_block * pool.num_blocks / total,
         )
-        for group, pool in zip(layout.groups, manager.groups, strict=True)
+        for group, pool in zip(layout.groups, manager.pools, strict=True)
     ]
 
 
@@ -124,14 +124,14 @@ class Balance:
         now = self._misses()
         evicted, window = (new - old for new, old in zip(now, self._missed, strict=True))
         self._missed = now
-        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.groups]
+        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.pools]
         pressure: dict[str, int] = {}
         for group, no_room, short in zip(groups, full, refused, strict=True):
             missed = evicted if isinstance(group.kind, FullAttention) else window
             if not all(full):
                 missed = (evicted + window) * no_room
             pressure[group.name] = short + missed // manager.block_size
-        num_blocks = [pool.num_blocks for pool in manager.groups]
+        num_blocks = [pool.num_blocks for pool in manager.pools]
         sizes = group_sizes(self._layout)
         shifted = shift_budget(sizes, num_blocks, pressure, manager.block_size)
         return {group.name: count for group, count in zip(groups, shifted, strict=True)}

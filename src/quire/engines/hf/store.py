@@ -56,7 +56,7 @@ class HfStore:
     Whatever the manager plans is done here before anything is read or written: copies first,
     then gather or scatter, then commit. A block is never committed before its bytes are there.
 
-    `pools[g]` and `layout.groups[g]` belong to `manager.groups[g]`. `lacked[g]` counts the
+    `pools[g]` and `layout.groups[g]` belong to `manager.pools[g]`. `lacked[g]` counts the
     blocks that were refused in group g for want of room. `tiers` are what lies below the pools, if
     anything does. What they bring is written, and gathered, by `transfers`: before anything else
     reads or writes K and V of the pools, they are joined.
@@ -244,7 +244,7 @@ class HfStore:
         self._settle_for(num_tokens, seq)
         size = self.manager.block_size
         before = [seq.block_ids(group) for group in range(len(self.pools))]
-        available = [pool.num_available for pool in self.manager.groups]
+        available = [pool.num_available for pool in self.manager.pools]
         fit = min(available[group] for group, _ in self._tokens) * size + -seq.computed % size
         if num_tokens > fit:
             self._note_shortage(available, -(-num_tokens // size))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from quire.core import CacheManager
 from quire.core import Sequence as Running
 from quire.core.node import Node
+from quire.exchange import hold
 from quire.tiers.stack.feeding import Fed
 from quire.tiers.stack.stack import TierStack
 
@@ -22,7 +23,7 @@ class Beside:
 
     def hold(self, seq: Running, fed: Fed) -> None:
         """Keep what a sequence has published where it is until this is done and let go."""
-        self._held[fed] = seq.node, self._manager.hold(seq)
+        self._held[fed] = seq.node, hold(self._manager, seq)
 
     def settle(self) -> None:
         """Wait until everything is copied, and let it go."""
@@ -41,7 +42,7 @@ class Beside:
         for fed, (held, _) in list(self._held.items()):
             if fed.is_over or held is node:
                 self._finish(fed)
-        groups = self._manager.groups
+        groups = self._manager.pools
         while self._held and any(pool.num_available < num_blocks for pool in groups):
             self._finish(next(iter(self._held)))
 

@@ -56,9 +56,9 @@ class Naming:
         if not self._files:
             return _nothing
         fresh: list[bytes] = []
-        parent = manager.digests.root(scope)
+        parent = manager.kernel.digests.root(scope)
         for each in reversed(node.path()):
-            digests = manager.digests.of(each)
+            digests = manager.kernel.digests.of(each)
             first = len(digests)
             while first and digests[first - 1] not in self._written:
                 first -= 1
@@ -68,7 +68,7 @@ class Naming:
                 break
         if not fresh and not self._namespaces:
             return _nothing
-        label = (manager.digests.root(scope), scope_label(scope)) if fresh else None
+        label = (manager.kernel.digests.root(scope), scope_label(scope)) if fresh else None
 
         def write() -> None:
             for level, file in self._files.items():

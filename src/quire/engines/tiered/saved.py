@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core.kept import Prefix, all_blocks, prefixes
 from quire.core.scope import MediaItem, Scope
 from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import Piece, first_chunk
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
+from quire.exchange.kept import Prefix, all_blocks, prefixes
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
 from quire.tiers.stack.settings import StackSettings
@@ -163,7 +163,7 @@ def _manifest(store: TieredStore) -> Manifest:
         block_size=store.manager.block_size,
         namespaces=_namespaces(store),
         prefixes=[
-            _written(prefix, store.manager.digests.named(prefix.scope))
+            _written(prefix, store.manager.kernel.digests.named(prefix.scope))
             for prefix in prefixes(store.manager)
         ],
     )
@@ -175,7 +175,7 @@ def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
 
 
 def _scope_here(scope: Scope, store: TieredStore) -> Scope:
-    own = {public: model for model, public in store.manager.digests.public.items()}
+    own = {public: model for model, public in store.manager.kernel.digests.public.items()}
     return Scope(scope.salt, scope.lora, own.get(scope.model, scope.model))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core import CacheManager, FullAttention, Recurrent
-from quire.core.restore import Residency
 from quire.engines.tiered.parts import Part
+from quire.exchange import Residency, required_blocks
 from quire.tiers.stack.stack import TierStack
 
 FIRST_LOOK = 32
@@ -63,7 +63,7 @@ class Search:
         return {
             group: [
                 at
-                for at in self._manager.required(group, end)
+                for at in required_blocks(self._manager, group, end)
                 if at >= self.here.matched or not held[group][at]
             ]
             for group in range(len(self._parts))
@@ -146,7 +146,7 @@ class Search:
     def _accepted(self, group: int, end: int) -> int:
         room = self.here.room[group]
         while end > self.here.accepted:
-            places = self._manager.required(group, end)
+            places = required_blocks(self._manager, group, end)
             lacking = [at for at in places if not self._is_held(group, at)]
             missing = next((at for at in reversed(lacking) if not self._has(group, at)), None)
             if missing is None:

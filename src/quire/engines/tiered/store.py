@@ -11,7 +11,6 @@ import numpy as np
 from quire.core import CacheManager, MediaItem, Scope
 from quire.core import Sequence as Running
 from quire.core.evictions import NamedBlock
-from quire.core.kept import all_blocks, blocks_of
 from quire.core.tokens import IntArray
 from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
@@ -20,6 +19,7 @@ from quire.engines.tiered.onboarded import NOTHING, Onboarded
 from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
 from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
+from quire.exchange import all_blocks, blocks_of, required_blocks, residency, restore
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
@@ -40,7 +40,7 @@ LEAST_PATIENCE_S = 0.005
 class TieredStore:
     """Tiers below the pools of one engine.
 
-    manager, pools, layout   what an engine has: `pools[g]` and `layout.groups[g]` are `manager.groups[g]`'s
+    manager, pools, layout   what an engine has: `pools[g]` and `layout.groups[g]` are `manager.pools[g]`'s
     stack                    the tiers; whoever made it closes it
     origin                   what the bytes are of
     cost                     what computing takes; the engine lets it observe its prefills
@@ -78,7 +78,7 @@ class TieredStore:
         writes = {each.write for each in map(stack.settings.of, stack.names) if not each.read_only}
         self._goes_down = bool(writes - {"back"})
         self._counts_uses = "second_use" in writes
-        full = not manager.tree.sparse  # a window's blocks go though they are held
+        full = not manager.kernel.tree.sparse  # a window's blocks go though they are held
         self._goes_beside = full and all(
             part.codec.copies(pools[part.group]) for parts in self.parts for part in parts
         )
@@ -187,7 +187,7 @@ class TieredStore:
                 stop = len(search.here.digests) if self._counts_uses else search.end
                 places = list(range(stop))
             else:
-                places = self.manager.required(group, search.end)
+                places = required_blocks(self.manager, group, search.end)
             keys += search.keys(group, places)
         self.stack.used(keys)
 
@@ -202,7 +202,7 @@ class TieredStore:
         limit = (tokens.size - 1) // self.manager.block_size
         if limit < 1:
             return None
-        here = self.manager.residency(tokens, scope, tuple(media))
+        here = residency(self.manager, tokens, scope, tuple(media))
         is_patient = not (self.stack.settings.gate and self._asks_others)
         if is_patient or not self.cost.num_observed or share == math.inf:
             return Search(self.manager, self.stack, self.parts, here, limit)
@@ -211,7 +211,7 @@ class TieredStore:
         saved_s = self.cost.saved(here.accepted * size, limit * size, tokens.size)
         num_bytes = 0
         for group, parts in enumerate(self.parts):
-            lacking = sum(at >= here.matched for at in self.manager.required(group, limit))
+            lacking = sum(at >= here.matched for at in required_blocks(self.manager, group, limit))
             num_bytes += lacking * sum(part.record_bytes for part in parts)
         return Search(
             self.manager,
@@ -316,21 +316,21 @@ class TieredStore:
         tokens, scope, media = prompt
         brought = search.brought(end)
         try:
-            restore = self.manager.restore(tokens, end, brought, scope, tuple(media))
+            restored = restore(self.manager, tokens, end, brought, scope, media=tuple(media))
         except OutOfBlocks:
             return {}
-        with restore:
+        with restored:
             self.spill()
             for group, places in brought.items():
-                self.pools[group].poison(restore.blocks[group] if places else ())
+                self.pools[group].poison(restored.blocks[group] if places else ())
                 for part in self.parts[group] if places else ():
                     records = [buffers[part.key(search.here.digests[at])] for at in places]
-                    step = part.decoding(records, self.pools[group], restore.blocks[group])
+                    step = part.decoding(records, self.pools[group], restored.blocks[group])
                     if isinstance(self.pools[group], KVPool):
                         self.transfers.add(self._layers[group], step)
                     else:
                         step(None)  # states are copied before anything computes
-            restore.commit()
+            restored.commit()
         return search.by_tier(end)
 
     def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:

@@ -106,7 +106,7 @@ class Replica:
             clock=lambda: self.now,
         )
         self.tiers = tiers
-        self._pool = self.manager.groups[0]
+        self._pool = self.manager.pools[0]
         self._timing = timing
         self._decoding = Decoding(limits.max_sequences, limits.block_size)
         self._prefilling: list[Job] = []

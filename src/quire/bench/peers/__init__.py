@@ -1,1 +1,0 @@
-"""The systems quire is compared with, measured in an environment of their own."""

@@ -1,0 +1,68 @@
+"""What an engine asks of a `CacheManager`, as the rows time it."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+
+from quire.bench import workloads as load
+from quire.bench.timing import Row, once_us
+from quire.core import CacheManager, Sequence
+
+NUM_FORKS = 16
+FORKED_TOKENS = 100_007
+"""A length that leaves the last block partly filled, as most do."""
+
+
+def store(manager: CacheManager, prompt: load.Tokens) -> None:
+    """Serve one request without output: what is not cached is computed and stays cached."""
+    manager.close(prefill(manager, prompt))
+
+
+def prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
+    """Start a request and compute its prompt."""
+    seq = manager.open(prompt)
+    manager.take_copies()
+    cached = seq.num_cached
+    manager.reserve(seq, len(prompt) - cached)
+    manager.commit(seq, prompt[cached:])
+    return seq
+
+
+def decode_row(manager: CacheManager, prompts: list[load.Tokens]) -> Row:
+    """Time decode steps: room for a token in every sequence, its commit, full blocks published."""
+    batch = manager.batch([prefill(manager, prompt) for prompt in prompts])
+    tokens = load.draw_tokens(np.random.default_rng(len(prompts)), len(prompts))
+
+    def reserve() -> None:
+        manager.reserve_step(batch)
+
+    def step() -> None:
+        manager.reserve_step(batch)
+        manager.commit_step(batch, tokens)
+
+    for _ in range(load.DECODE_WARMUP):
+        step()
+    whole = statistics.median(once_us(step) for _ in range(load.DECODE_STEPS))
+    reserve_only: list[float] = []
+    for _ in range(load.DECODE_STEPS):
+        reserve_only.append(once_us(reserve))
+        manager.commit_step(batch, tokens)
+    return {"median_us": whole, "reserve_only_us": statistics.median(reserve_only)}
+
+
+def fork_row(manager: CacheManager) -> Row:
+    """Time `NUM_FORKS` forks of one long sequence, all together."""
+    trunk = prefill(manager, load.prompt(FORKED_TOKENS))
+
+    def fork() -> list[Sequence]:
+        return [manager.fork(trunk) for _ in range(NUM_FORKS)]
+
+    times: list[float] = []
+    for _ in range(12):
+        forked: list[Sequence] = []
+        times.append(once_us(lambda forked=forked: forked.extend(fork())))
+        for seq in forked:
+            manager.close(seq)
+    return {"median_us": statistics.median(times[1:])}

@@ -1,0 +1,290 @@
+"""Giving back: what a sequence holds when it ends, is preempted, or was speculating."""
+
+from __future__ import annotations
+
+from array import array
+from operator import index
+from typing import SupportsIndex
+
+from quire.core.blocks import GAP
+from quire.core.hints import NO_HINT
+from quire.core.kernel import Kernel
+from quire.core.node import PENDING, SPENT, Node
+from quire.core.sequence import Sequence
+from quire.core.tokens import TOKEN_BYTES
+from quire.errors import TruncateError
+
+
+def close(kernel: Kernel, seq: Sequence) -> None:
+    """End a sequence that is open or suspended; see `CacheManager.close`."""
+    now = kernel.now()
+    if seq.state == "open":
+        last = seq.node
+        if kernel.sessions.hinted:
+            set_outlooks(seq, last, now)
+        let_go(kernel, seq, now)
+    else:
+        last = _left_by(kernel, seq)
+        set_outlooks(seq, last, now)
+        kernel.tree.evictor.review(last)
+    if seq.session is not None:
+        kernel.sessions.closed(seq.session, last.path())
+    seq.state = "closed"
+    if seq.media:
+        kernel.tree.media.release(seq.media)
+    seq.root.locks -= 1
+
+
+def suspend(kernel: Kernel, seq: Sequence) -> None:
+    """Give back the blocks of an open sequence, which goes on later; see `CacheManager.suspend`."""
+    seq.resume_key = seq.token_bytes()
+    seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
+    seq.num_cached = seq.computed  # until resumed: the tokens that had KV
+    keep_outlooks(seq)
+    let_go(kernel, seq, kernel.now())
+    seq.state = "suspended"
+
+
+def _left_by(kernel: Kernel, seq: Sequence) -> Node:
+    """Return the deepest node that is left of what a suspended sequence stored."""
+    if seq.hint is NO_HINT:
+        return seq.root
+    key = memoryview(seq.resume_key)
+    whole = len(key) - len(key) % kernel.tree.block_bytes
+    return kernel.tree.match(seq.root, key, whole).node
+
+
+def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
+    """Release all that an open sequence holds, and its row."""
+    tree, rows = kernel.tree, kernel.rows
+    if seq.visit is not None:
+        seq.visit.now = now
+        seq.visit.output = seq.visit.output or max(rows.computed[seq.row] - seq.prompt_len, 0)
+        tree.evictor.closing(seq.visit, seq.node)
+    _free(kernel, seq, seq.node.end, seq.num_blocks)
+    tree.leave(seq.node, rows.standing(seq.row))
+    _free_states(kernel, seq)
+    if seq.terms is not None:  # what was cut for them may have been joined since
+        tree.cut_path(seq.node, (term.start for term in seq.terms.steps))
+    node = seq.node
+    while node.parent is not None:
+        keep_for = seq.keep_for_at(node.parent.end)
+        if keep_for:
+            node.keep_until = max(node.keep_until, now + keep_for)
+            for group in tree.sparse:
+                group.touched(node)
+        tree.unlock(node)
+        node = node.parent
+    rows.give_back(seq.row)
+    seq.node = seq.root
+    seq.drafts = ()
+    seq.private_key = b""
+    seq.unfilled = 0
+
+
+def truncate(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
+    """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
+    rows, row, size = kernel.rows, seq.row, kernel.rows.block_size
+    computed = rows.computed[row]
+    if not isinstance(num_tokens, SupportsIndex) or not 0 <= index(num_tokens) <= computed:  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
+        raise TruncateError(msg)
+    num_tokens = index(num_tokens)
+    seq.fill()
+    keep, in_tail = divmod(num_tokens, size)
+    published = seq.node.end
+    taken_back = _head(kernel, seq, keep, in_tail) if keep < published and in_tail else b""
+    goes_back = num_tokens < computed
+    if goes_back:
+        _check_sparse(kernel, seq, num_tokens)
+        kernel.tree.leave(seq.node, rows.standing(row))
+        _free_states(kernel, seq)
+    if keep >= published and keep < computed // size:
+        at = (keep - published) * kernel.tree.block_bytes
+        taken_back = seq.private_key[at : at + in_tail * TOKEN_BYTES]
+    _keep_known(seq, num_tokens)
+    _free(kernel, seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
+    if keep < computed // size:
+        rows.write_tail(row, 0, taken_back)
+        seq.private_key = seq.private_key[: max(keep - published, 0) * kernel.tree.block_bytes]
+    if keep < published:
+        for window in rows.windows:
+            _refresh(kernel, seq, window.index, keep + 1)
+        _unpublish(kernel, seq, keep, in_tail)
+    if goes_back:
+        kernel.tree.stand(seq.node, rows.standing(row))
+    rows.computed[row] = rows.capacity[row] = num_tokens
+    seq.drafts = ()
+    rows.version += 1
+    rows.epoch += 1
+
+
+def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
+    """Raise `TruncateError` unless every sparse group can continue from this length."""
+    rows, node = kernel.rows, seq.node
+    keep, in_tail = divmod(num_tokens, rows.block_size)
+    end = keep + (in_tail > 0)
+    for window in rows.windows:
+        first = window.first_of(num_tokens)
+        lost = window.lacks(node, first, min(end, node.end))
+        start = max(first, node.end)
+        lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
+        if lost:
+            msg = (
+                f"truncate to {num_tokens} tokens, but group {window.index} no longer has "
+                f"all of the window of tokens from {first * rows.block_size} on that the next "
+                "token needs; suspend and resume the sequence to compute it again"
+            )
+            raise TruncateError(msg)
+    for state in rows.states:
+        if num_tokens and (in_tail or state.snapshot(node, keep) is None):
+            msg = (
+                f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
+                f"snapshot of exactly that length; the longest below is "
+                f"{state.accepted(node, min(keep, node.end)) * rows.block_size} tokens"
+            )
+            raise TruncateError(msg)
+
+
+def _refresh(kernel: Kernel, seq: Sequence, group: int, end: int) -> None:
+    """Read a table anew up to block `end`: behind the window others may have healed gaps."""
+    for node in seq.node.path():
+        stop = min(node.end, end)
+        if node.start < stop:
+            ids = node.blocks[group][: stop - node.start]
+            kernel.rows.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
+
+
+def _head(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> bytes:
+    """Return the first tokens of published block `keep`, which must be the sequence's alone."""
+    node, num_below = seq.node, 0
+    alone = True
+    while True:
+        alone &= node.locks == 1 and len(node.children) == num_below
+        if node.start <= keep:
+            break
+        assert node.parent is not None
+        node, num_below = node.parent, 1
+    if not alone:
+        size = kernel.rows.block_size
+        msg = (
+            f"truncate to {keep * size + in_tail} tokens ends inside block {keep}, which is "
+            f"published and used by others; truncate to {keep * size} or {keep * size + size}"
+            ", or fork"
+        )
+        raise TruncateError(msg)
+    at = (keep - node.start) * kernel.tree.block_bytes
+    return bytes(node.key[at : at + in_tail * TOKEN_BYTES])
+
+
+def _keep_known(seq: Sequence, num_tokens: int) -> None:
+    """Make the rest of the prompt known again; forget what is beyond it."""
+    if num_tokens < seq.known_start:
+        again = seq.token_bytes()[num_tokens * TOKEN_BYTES : seq.known_start * TOKEN_BYTES]
+        seq.known = again + seq.known
+        seq.known_start = num_tokens
+    end = max(seq.prompt_len, num_tokens)
+    seq.known = seq.known[: max(end - seq.known_start, 0) * TOKEN_BYTES]
+
+
+def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
+    """Leave the path beyond block `keep`.
+
+    Blocks that this sequence published and nobody else uses leave the tree; what it found
+    cached stays, except a block that it goes on writing to.
+    """
+    tree = kernel.tree
+    node = seq.node
+    own = keep if in_tail else max(keep, seq.num_cached // kernel.rows.block_size)
+    while node.end > keep and node.parent is not None:
+        parent, start = node.parent, node.start
+        if node.locks == 1 and not node.children and node.end > own:
+            _withdraw(kernel, seq, node, max(own, start), freed_from=keep + (in_tail > 0))
+            if start >= own:
+                node = parent
+            continue
+        if start < keep:
+            parent = tree.split(node, keep - start)
+        below = node
+        while below is not parent:
+            tree.unlock(below)
+            assert below.parent is not None
+            below = below.parent
+        node = parent
+    seq.node = node
+
+
+def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
+    """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
+    end = node.end
+    if kernel.events is not None:
+        kernel.events.removed(node, end - start, "truncated")
+    kernel.tree.cut_tail(node, end - start, freed_from)
+    first = max(start, freed_from)
+    if first < end:
+        for g, pool in kernel.tree.full:
+            pool.free(kernel.rows.slots(g, seq.row, first, end))
+
+
+def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
+    """Give up private blocks [start, stop) of a sequence's table."""
+    if start >= stop:
+        return
+    for g in kernel.rows.token_groups:
+        slots = kernel.rows.slots(g, seq.row, start, stop)
+        if kernel.tree.pools[g].shared or seq.private_key:
+            slots = _unshared(kernel, g, slots)
+        kernel.tree.pools[g].free(slots)
+
+
+def _free_states(kernel: Kernel, seq: Sequence) -> None:
+    """Give up the states that a sequence works on."""
+    for state in kernel.rows.states:
+        slot = kernel.rows.entry(state.index, seq.row, 0)
+        state.pool.free(_unshared(kernel, state.index, slot))
+        slot[0] = GAP
+
+
+def _unshared(kernel: Kernel, group: int, slots: memoryview[int]) -> memoryview[int]:
+    """Drop the holds on shared blocks; return the ids that nobody else holds."""
+    pool = kernel.tree.pools[group]
+    own: list[int] = []
+    for block in slots:
+        if block in pool.shared:
+            pool.unshare(block)
+        elif block != GAP:
+            own.append(block)
+    return memoryview(array("i", own))
+
+
+def set_outlooks(seq: Sequence, node: Node, now: float) -> None:
+    """Say of a request that ends at `node`, deepest first, until when its path is expected back."""
+    hint = seq.hint
+    never = hint.reuse == "never"
+    found = seq.num_cached // seq.rows.block_size if seq.state == "open" else 0
+    while node.parent is not None:
+        outlook = node.spent_from
+        if not outlook:
+            pass
+        elif never:
+            outlook = SPENT if outlook == PENDING or node.start >= found else 0.0
+        elif hint.ttl_s is not None:
+            outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)
+        else:
+            outlook = 0.0
+        for child in node.children.values() if outlook else ():
+            if not child.spent_from:
+                outlook = 0.0
+                break
+            outlook = max(outlook, child.spent_from)
+        node.spent_from = outlook
+        node = node.parent
+
+
+def keep_outlooks(seq: Sequence) -> None:
+    """Say of the path of a request that pauses that it is expected back."""
+    node = seq.node
+    while node.parent is not None:
+        if node.spent_from != PENDING:
+            node.spent_from = 0.0
+        node = node.parent

@@ -1,0 +1,68 @@
+"""What a manager is made with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.eviction import Clock
+from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.core.policies import POLICIES, PolicyFactory
+from quire.core.sequence import Observer
+from quire.errors import ConfigError
+
+MAX_SECONDS = 1e9
+"""The longest retention or time to live: about 31 years."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
+
+    groups: tuple[LayerGroup, ...]
+    block_size: int
+    policy: str | PolicyFactory
+    sub_block: bool
+    pin_budget: float
+    events: bool
+    debug: bool
+    clock: Clock | None
+    curve: bool = False
+    observer: Observer | None = None
+    evictions: bool = False
+
+    def __post_init__(self) -> None:
+        check_groups(self.groups)
+        check_count("block_size", self.block_size, limit=2**20)
+        factory_of(self.policy)
+        if self.clock is not None and not callable(self.clock):
+            raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
+        if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
+            raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name, for people."""
+        if isinstance(self.policy, str):
+            return self.policy
+        return getattr(self.policy, "__name__", type(self.policy).__name__)
+
+    def check_duration(self, name: str, seconds: float | None) -> float:
+        """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
+        if seconds is None:
+            return 0.0
+        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
+            msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+            raise ConfigError(f"{msg}, got {seconds!r}")
+        if self.clock is None:
+            msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
+            raise ConfigError(msg)
+        return seconds
+
+
+def factory_of(policy: str | PolicyFactory) -> PolicyFactory:
+    """Return the factory of a policy that is given by name or as one; raise `ConfigError`."""
+    if callable(policy):
+        return policy
+    if not isinstance(policy, str) or policy not in POLICIES:  # pyright: ignore[reportUnnecessaryIsInstance]
+        msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"
+        raise ConfigError(msg)
+    return POLICIES[policy]

@@ -1,0 +1,76 @@
+"""Checkpoints: at which lengths the states of recurrent groups are kept."""
+
+from __future__ import annotations
+
+from quire.core.blocks import GAP
+from quire.core.copies import BlockCopy
+from quire.core.kernel import Kernel
+from quire.core.room import evict_in
+from quire.core.sequence import Sequence
+from quire.errors import CheckpointError
+
+
+def stops(kernel: Kernel, seq: Sequence) -> list[int]:
+    """Return the lengths ahead at which a forward should end; see `CacheManager.stops`."""
+    rows = kernel.rows
+    if not rows.states:
+        return []
+    size = rows.block_size
+    last = max(seq.known_end, seq.computed)
+    found = set(_ends(kernel, seq))
+    for state in rows.states:
+        if state.interval is not None:
+            first = seq.computed // state.interval * state.interval
+            found.update(end // size * size for end in range(first, last, state.interval))
+    return sorted(stop for stop in found if seq.computed < stop < last)
+
+
+def keep_if_due(kernel: Kernel, seq: Sequence) -> None:
+    """Keep a snapshot if the sequence has come to one of its stops."""
+    computed, size = seq.computed, kernel.rows.block_size
+    if computed % size or not computed or seq.private_key:
+        return
+    regular = (
+        -(-computed // state.interval) * state.interval < computed + size
+        for state in kernel.rows.states
+        if state.interval is not None
+    )
+    if computed in _ends(kernel, seq) or any(regular):
+        _keep(kernel, seq, passing=False)
+
+
+def keep(kernel: Kernel, seq: Sequence) -> bool:
+    """Keep a snapshot now; see `CacheManager.checkpoint`."""
+    computed, size = seq.computed, kernel.rows.block_size
+    if not kernel.rows.states:
+        raise CheckpointError("no layer group is recurrent; there is no state to keep")
+    slots = [kernel.rows.flat[state.index][seq.row] for state in kernel.rows.states]
+    if computed % size or not computed or GAP in slots:
+        msg = (
+            f"checkpoint at {computed} computed tokens; a state can be kept where a block of "
+            f"{size} tokens ends that this sequence has computed: commit up to one of "
+            "stops(seq) first"
+        )
+        raise CheckpointError(msg)
+    return not seq.private_key and _keep(kernel, seq, passing=True)
+
+
+def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
+    rows = kernel.rows
+    missing = [state for state in rows.states if state.snapshot(seq.node, seq.node.end) is None]
+    if any(state.pool.num_available < 1 for state in missing):
+        return False
+    for state in missing:
+        if not state.pool.num_free:
+            evict_in(kernel, state, 1)
+        block = state.pool.allocate(1)[0]
+        state.keep(seq.node, block, passing=passing)
+        working = rows.flat[state.index][seq.row]
+        kernel.copies.plan(BlockCopy(state.index, working, block, 1))
+    return True
+
+
+def _ends(kernel: Kernel, seq: Sequence) -> tuple[int, int]:
+    """Return where a prompt like this can still start: at its end, and at its branch point."""
+    size = kernel.rows.block_size
+    return (seq.prompt_len - 1) // size * size, seq.branch // size * size

@@ -1,0 +1,213 @@
+"""Taking: what a sequence gets when it starts, grows or forks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.blocks import GAP
+from quire.core.copies import BlockCopy
+from quire.core.joining import join_path
+from quire.core.kernel import Kernel
+from quire.core.lookup import Found
+from quire.core.policies import Visit
+from quire.core.room import make_room
+from quire.core.sequence import Sequence
+from quire.core.tokens import TOKEN_BYTES, Key
+from quire.errors import InvariantError
+
+
+def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
+    """Reference what was found, fill the row, and leave the rest as the prompt to compute.
+
+    Returns the number of the last request that used what was found, all but what is foreign.
+    """
+    match, num_tokens = found.match, found.partial_tokens
+    tree, rows, row = kernel.tree, kernel.rows, seq.row
+    groups = rows.token_groups
+    sources = [found.edge.blocks[g][found.index] for g in groups] if found.edge else []
+    num_cached = match.num_bytes // TOKEN_BYTES
+    rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
+    base = rows.offset[row]
+    node = seq.node = tree.cut(match)
+    since, number = node.used, seq.number
+    if not since and node.parent is not None:
+        since = _used_above(kernel, seq)
+    if seq.terms is not None:
+        tree.cut_path(node, (term.start for term in seq.terms.steps))
+    if seq.visit is not None:
+        tree.evictor.opened(seq.visit, node)
+    divided = False
+    while node.parent is not None:
+        tree.lock(node)
+        tree.evictor.touched(node)
+        if node.session is not seq.session:
+            node.session = None
+        node.used = number
+        start, end = node.parent.end, node.end
+        node.priority = max(node.priority, seq.priority_at(start))
+        for group in groups:
+            rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
+        for group in tree.sparse:
+            group.touched(node)
+        node = node.parent
+        if len(node.children) == 1 and node.parent is not None:
+            divided = True
+    tree.stand(seq.node, tree.sparse)
+    if divided:
+        join_path(tree, seq.node)
+    if num_tokens and all(tree.pools[group].num_available for group in groups):
+        make_room(kernel, [int(g in groups) for g in range(len(tree.pools))])
+        tail = seq.node.end
+        for group, source in zip(groups, sources, strict=True):
+            block = tree.pools[group].allocate(1)[0]
+            rows.slots(group, row, tail, tail + 1)[0] = block
+            kernel.copies.plan(BlockCopy(group, source, block, num_tokens))
+        start = match.num_bytes
+        rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
+        num_cached += num_tokens
+    rows.computed[row] = rows.capacity[row] = num_cached
+    seq.num_cached = seq.known_start = num_cached
+    seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
+    seq.branch = num_cached + found.refused * rows.block_size
+    return since
+
+
+def resume(kernel: Kernel, seq: Sequence) -> int:
+    """Reference what is left of a suspended sequence; see `CacheManager.resume`."""
+    key = memoryview(seq.resume_key)
+    num_tokens = len(key) // TOKEN_BYTES
+    had = seq.num_cached
+    limit = num_tokens if num_tokens == had else num_tokens - 1
+    found = kernel.lookup.find(seq.root, key, limit)
+    seq.state = "open"
+    seq.row = kernel.rows.take()
+    if seq.visit is not None:
+        seq.visit = Visit(seq.number, kernel.now(), seq.prompt_len, kernel.rows.block_size)
+    attach(kernel, seq, key, found)
+    seq.resume_key = b""
+    to_compute = max(had - seq.num_cached, 0)
+    kernel.counters.recomputed_tokens += to_compute
+    return to_compute
+
+
+def _used_above(kernel: Kernel, seq: Sequence) -> int:
+    """Return who used the part last of what was found that does not come from elsewhere."""
+    node = seq.node
+    while node.parent is not None and not node.used:
+        node = node.parent
+    seq.num_foreign = (seq.node.end - node.end) * kernel.rows.block_size
+    return node.used
+
+
+def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
+    """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`."""
+    tree, rows, row, size = kernel.tree, kernel.rows, seq.row, kernel.rows.block_size
+    computed, capacity = rows.computed[row], rows.capacity[row]
+    wanted = computed + num_tokens
+    if wanted <= capacity:
+        return
+    held = -(-capacity // size)
+    num_new = -(-wanted // size) - held
+    needed = [num_new] * len(tree.pools)
+    stale = stale_slots(kernel, seq) if capacity == computed else []
+    for state in rows.states:
+        needed[state.index] = 0
+    for group, _ in stale:
+        needed[group] += 1
+    make_room(kernel, needed)
+    rows.widen(row, held + num_new)
+    for group, slot in stale:
+        _renew(kernel, seq, group, slot)
+    if num_new:
+        at = rows.offset[row] + held
+        for group in rows.token_groups:
+            rows.flat[group][at : at + num_new] = tree.pools[group].allocate(num_new)
+    rows.capacity[row] = wanted
+    rows.version += 1
+
+
+def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
+    """Return (group, index in its table) of what must be replaced before the next write.
+
+    That is a partly filled last block or a state that others read too, and a state that
+    the sequence does not have yet.
+    """
+    rows = kernel.rows
+    tail, in_tail = divmod(rows.computed[seq.row], rows.block_size)
+    stale: list[tuple[int, int]] = []
+    if in_tail:
+        for group in rows.token_groups:
+            shared = kernel.tree.pools[group].shared
+            if shared and rows.slots(group, seq.row, tail, tail + 1)[0] in shared:
+                stale.append((group, tail))
+    for state in rows.states:
+        block = rows.flat[state.index][seq.row]
+        if block < 0 or block in state.pool.shared:
+            stale.append((state.index, 0))
+    return stale
+
+
+def fork(kernel: Kernel, seq: Sequence) -> Sequence:
+    """Return a sequence at the same tokens that shares all blocks; see `CacheManager.fork`."""
+    tree, rows, size = kernel.tree, kernel.rows, kernel.rows.block_size
+    computed, capacity = rows.computed[seq.row], rows.capacity[seq.row]
+    tail, in_tail = divmod(computed, size)
+    writing = capacity > computed
+    if writing:
+        needed = [int(in_tail > 0)] * len(tree.pools)
+        for state in rows.states:
+            needed[state.index] = 1
+        make_room(kernel, needed)
+    row, first = rows.take(), seq.node.end
+    twin = msgspec.structs.replace(seq, row=row, drafts=(), visit=None, unfilled=first)
+    rows.computed[row] = rows.capacity[row] = computed
+    num_shared = tail + (in_tail > 0)
+    rows.place(row, first, num_shared)
+    source, target = rows.offset[seq.row], rows.offset[row]
+    for group in rows.token_groups:
+        table, pool = rows.flat[group], tree.pools[group]
+        for at in range(first, num_shared):
+            block = table[target + at] = table[source + at]
+            if block != GAP:
+                pool.share(block)
+        if writing and in_tail:
+            _renew(kernel, twin, group, tail)
+    for state in rows.states:
+        block = rows.flat[state.index][seq.row]
+        if block != GAP:
+            rows.flat[state.index][row] = block
+            state.pool.share(block)
+            if writing:
+                _renew(kernel, twin, state.index, 0)
+    if in_tail:
+        rows.copy_tail(seq.row, row, in_tail)
+    node = twin.node
+    while node.parent is not None:
+        tree.lock(node)
+        node = node.parent
+    tree.stand(twin.node, rows.standing(row))
+    twin.root.locks += 1
+    if twin.media:
+        tree.media.hold_again(twin.media)
+    rows.version += 1
+    return twin
+
+
+def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
+    """Replace a block of the table that others read too, or a missing state, by a copy."""
+    rows, pool = kernel.rows, kernel.tree.pools[group]
+    entry = rows.entry(group, seq.row, slot)
+    source, entry[0] = entry[0], pool.allocate(1)[0]
+    num_tokens = rows.computed[seq.row] % rows.block_size if group in rows.token_groups else 1
+    if source != GAP:
+        pool.unshare(source)
+    elif rows.computed[seq.row]:
+        state = next(each for each in rows.states if each.index == group)
+        snapshot = state.snapshot(seq.node, seq.node.end)
+        if snapshot is None:
+            raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
+        source = snapshot
+        state.unguard(seq.node)
+    else:
+        return
+    kernel.copies.plan(BlockCopy(group, source, entry[0], num_tokens))

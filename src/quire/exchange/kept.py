@@ -1,0 +1,124 @@
+"""What of the tree is worth keeping elsewhere, and under which names it is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+
+import msgspec
+import numpy as np
+
+from quire.core.evictions import NamedBlock
+from quire.core.manager import CacheManager
+from quire.core.node import Node
+from quire.core.scope import MediaItem, Scope
+from quire.core.sequence import Sequence
+from quire.core.tokens import INT32, IntArray
+from quire.core.windows import WindowGroup
+from quire.exchange.restore import required
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """A cached text: what to open to find it, and the lengths in blocks at which hits can end.
+
+    Where what is cached ends inside a media item, the tokens go on to the item's end.
+    """
+
+    tokens: IntArray
+    scope: Scope
+    media: list[MediaItem]
+    ends: list[int]
+
+
+def blocks_of(manager: CacheManager, seq: Sequence) -> list[NamedBlock]:
+    """Return the published blocks of a sequence that a later hit may need, the head first.
+
+    Of a windowed group these are the windows at the ends of nodes (branch points, ends), at
+    the end of the prompt, and at multiples of the interval.
+    """
+    stop = min((seq.prompt_len - 1) // manager.block_size, seq.node.end)
+    found = _blocks(manager, seq.node.path(), (stop,))
+    return sorted(found, key=lambda each: (each.index, each.group))
+
+
+def all_blocks(manager: CacheManager) -> Iterator[NamedBlock]:
+    """Iterate over all such blocks of a manager, each once, parents before their children."""
+    return _blocks(manager, manager.kernel.tree.nodes(), ())
+
+
+def prefixes(manager: CacheManager) -> list[Prefix]:
+    """Return all cached texts, that of the leaf which would be evicted first at the front."""
+    tree = manager.kernel.tree
+    scopes = {id(root): scope for scope, root in tree.roots.items()}
+    order = [node for node in tree.evictor.order() if not node.children]
+    known = {id(node) for node in order}
+    order += [node for node in tree.nodes() if not node.children and id(node) not in known]
+    found: list[Prefix] = []
+    for leaf in order:
+        path = leaf.path()
+        top = path[0].parent
+        assert top is not None
+        ends = {node.end for node in path}
+        for node in path:
+            for group in tree.sparse:
+                if isinstance(group, WindowGroup):
+                    ends.update(group.kept_ends(node))
+                else:
+                    ends.update(end for end, _ in group.held(node))
+        tokens, media = _text(manager, b"".join(node.key for node in path))
+        found.append(Prefix(tokens, scopes[id(top)], media, sorted(ends)))
+    return found
+
+
+def _blocks(
+    manager: CacheManager, nodes: Iterable[Node], stops: Items[int]
+) -> Iterator[NamedBlock]:
+    seen: set[tuple[int, int]] = set()
+    for node in nodes:
+        digests, start = manager.kernel.digests.of(node), node.start
+        for group, _ in manager.kernel.tree.full:
+            for at, block in enumerate(node.blocks[group]):
+                yield NamedBlock(group, block, start + at, digests[at])
+        for sparse in manager.kernel.tree.sparse:
+            if isinstance(sparse, WindowGroup):
+                ends = [end for end in (*sparse.kept_ends(node), *stops) if start < end <= node.end]
+                places = {at for end in ends for at in required(sparse, end)}
+                for each in _in_window(manager, sparse, node, sorted(places)):
+                    if (each.group, each.block) not in seen:
+                        seen.add((each.group, each.block))
+                        yield each
+                continue
+            for end, block in sparse.held(node):
+                yield NamedBlock(sparse.index, block, end - 1, digests[end - 1 - start])
+
+
+def _in_window(
+    manager: CacheManager, window: WindowGroup, node: Node, places: Items[int]
+) -> Iterator[NamedBlock]:
+    """Yield the blocks at rising places of the path to a node that are there."""
+    for place in places:
+        holder = node
+        while place < holder.start:
+            assert holder.parent is not None
+            holder = holder.parent
+        at = place - holder.start
+        block = holder.blocks[window.index][at]
+        if block >= 0:
+            yield NamedBlock(window.index, block, place, manager.kernel.digests.of(holder)[at])
+
+
+def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]:
+    """Return the tokens of a key with placeholders in place of media, and the media."""
+    tokens: IntArray = np.frombuffer(key, INT32).copy()
+    media: list[MediaItem] = []
+    at = 0
+    marks = np.flatnonzero(tokens < 0)
+    for mark in marks.tolist():
+        if mark < at:
+            continue
+        digest, placeholders = manager.kernel.tree.media.content(int(tokens[mark]))
+        span = np.frombuffer(placeholders, INT32)
+        tokens = np.concatenate((tokens[:mark], span, tokens[mark + len(span) :]))
+        media.append(MediaItem(digest, mark, len(span)))
+        at = mark + len(span)
+    return tokens, media

@@ -1,0 +1,131 @@
+"""`benchmarks/tiers`: figures of tiers beside the raw thing, on little data."""
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.bench import tier_rows
+from quire.errors import TierError
+from quire.tiers.base import Outcome
+from quire.tiers.host import Host
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "tiers"
+KEYS = ("put_mb_s", "get_mb_s", "raw_put_mb_s", "raw_get_mb_s", "put_ratio", "lookups_s")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(tier_rows, "LOOKUP_SECONDS", 0.005)
+    gc.freeze()  # a collection before each round takes long with all that other tests have left
+    yield
+    gc.unfreeze()
+
+
+def rows(capsys, *options):
+    import beside_raw
+
+    beside_raw.main(
+        ["--block-bytes", "16KiB", "--bytes", "8MiB", "--rounds", "3", *options, "--json"]
+    )
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["host", "disk", pytest.param("redis", marks=pytest.mark.system("redis-server")), "objects"],
+)
+def test_a_tier_has_figures_beside_the_raw_thing(kind, tmp_path, capsys):
+    (row,) = rows(capsys, "--kinds", kind, "--path", str(tmp_path))
+    assert row["tier"] == kind
+    assert all(row[key] > 0 for key in KEYS)
+    assert not list(tmp_path.iterdir()), "nothing stays on the disk"
+
+
+def test_no_more_than_the_bytes_asked_for_are_on_the_disk(tmp_path, monkeypatch, capsys):
+    import measure
+
+    most = 0
+
+    def watched(pair, records, number, real=measure._round):
+        nonlocal most
+        taken = real(pair, records, number)
+        files = [path.stat() for path in tmp_path.rglob("*") if path.is_file()]
+        most = max(most, sum(512 * file.st_blocks for file in files))
+        return taken
+
+    monkeypatch.setattr(measure, "_round", watched)
+    rows(capsys, "--kinds", "disk,objects", "--path", str(tmp_path))
+    assert 1 << 20 < most <= 8 << 20
+
+
+class Forgetful(Host):
+    def _put(self, keys, records, timeout_s, done):
+        done[:] = [Outcome.STORED] * len(keys)
+
+
+def test_a_tier_that_does_not_keep_what_it_is_given_has_no_figures():
+    from measure import Pair, RawRecords, measure
+    from raw import RawMemory
+
+    with Forgetful("1MiB") as tier, pytest.raises(TierError, match="absent, not hit"):
+        measure(Pair(tier, RawMemory(1000, 4)), RawRecords(1000, 4), rounds=3, budget_s=1)
+
+
+def test_a_raw_way_that_moves_nothing_has_no_figures():
+    from measure import Pair, Raw, RawRecords, measure
+
+    class Liar(Raw):
+        def put(self, numbers, payloads):
+            pass
+
+        def get(self, numbers, buffers):
+            pass
+
+    with Host("1MiB") as tier, pytest.raises(TierError, match="raw way read other bytes"):
+        measure(Pair(tier, Liar()), RawRecords(1000, 4), rounds=3, budget_s=1)
+
+
+def test_a_tier_that_is_not_there_has_a_reason_instead_of_figures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", "")
+    (row,) = rows(capsys, "--kinds", "redis", "--path", str(tmp_path))
+    assert "redis-server" in row["reason"]
+
+
+def test_peers_stand_below_our_row_which_says_how_much_faster_it_is():
+    from lmcache import Figures, with_peers
+
+    row = {"tier": "disk", "block_bytes": 1 << 20, "put_mb_s": 300.0, "get_mb_s": 400.0}
+    row |= {"raw_put_mb_s": 300.0, "raw_get_mb_s": 400.0}
+    run = {"lmcache-file": Figures(100.0, 200.0, 10.0), "lmcache-direct": "no O_DIRECT here"}
+    ours, peer, failed = with_peers(row, [run, run])
+    assert ours["put_over_lmcache-file"] == 3
+    assert (peer["tier"], peer["get_mb_s"]) == ("lmcache-file", 200.0)
+    assert failed["reason"] == "no O_DIRECT here"
+
+
+def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(
+    tmp_path, monkeypatch, capsys
+):
+    torch = pytest.importorskip("torch")
+    import first_tokens
+
+    from quire.bench.hf_models import random_llama
+
+    monkeypatch.setattr(first_tokens, "quire_tiny", lambda: random_llama(64, 2))
+    for name, value in {"TOKENS": 32, "PROMPTS": 1, "NEW": 2, "POOL": "1MiB"}.items():
+        monkeypatch.setattr(first_tokens, f"COLD_{name}", value)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    words = ["--kinds", "host,far", "--prefixes", "32,64", "--rounds", "2", "--json"]
+    first_tokens.main([*words, "--path", str(tmp_path), "--report", str(tmp_path / "picture.svg")])
+    torch.set_num_threads(threads)
+    *found, cold = json.loads(capsys.readouterr().out)
+    places = [(row["tier"], row["prefix"]) for row in found]
+    assert places == [("host", 32), ("host", 64), ("far", 32), ("far", 64)]
+    assert {row["same_tokens"] for row in found} == {"yes"}
+    assert cold["name"] == "no_reuse"
+    assert 0 < cold["stored_share"] <= 1
+    assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
