@@ -4,7 +4,7 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 
-from quire.core import Hint, Scope, TokenRange
+from quire.core import Hint, Scope
 from quire.core.policies import POLICIES
 
 
@@ -115,14 +115,8 @@ class TestNever:
 
     def test_a_part_that_is_not_stored_needs_no_outlook(self, policy):
         manager = make(policy)
-        serve(manager, blocks(0, 4), hint=NEVER, ranges=[TokenRange(2 * BLOCK, store=False)])
+        serve(manager, blocks(0, 4), hint=NEVER, store_until=2 * BLOCK)
         assert foreseen(manager) == 2
-
-    def test_ranges_of_other_priority_go_first_as_well(self, policy):
-        manager = make(policy)
-        ranges = [TokenRange(0, BLOCK, priority=5), TokenRange(BLOCK, 2 * BLOCK, priority=2)]
-        serve(manager, blocks(0, 4), hint=NEVER, ranges=ranges)
-        assert foreseen(manager) == 4
 
     def test_the_hint_holds_in_its_scope_only(self, policy):
         manager = make(policy)

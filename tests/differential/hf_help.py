@@ -300,13 +300,13 @@ def left_padded(texts):
     return ids, mask
 
 
-def same(model, cache, ids, *, attention_mask=None, scope=None, ranges=(), **arguments):
+def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None, **arguments):
     """Generate with and without quire, demand the same tokens and logits, return the tokens."""
     arguments = {"max_new_tokens": 8, **arguments}
     both = []
     for generate, extra in (
         (model.generate, {}),
-        (cache.generate, {"scope": scope, "ranges": ranges}),
+        (cache.generate, {"scope": scope, "store_until": store_until}),
     ):
         torch.manual_seed(5)
         both.append(

@@ -88,7 +88,7 @@ class Raising(Tier):
 
     name = "raising"
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         raise KeyError("a bug")
 
     def _put(self, keys, records, timeout_s, done):

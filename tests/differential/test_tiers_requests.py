@@ -9,7 +9,7 @@ import torch
 from hf_help import left_padded, make_cache, random_ids, same, tiny_model
 from hf_media_help import equal, media_model, picture, request, words
 
-from quire.core import Scope, TokenRange
+from quire.core import Scope
 from quire.errors import ConfigError
 from quire.exchange import residency
 from quire.tiers.disk import Disk
@@ -95,7 +95,7 @@ def test_blocks_of_another_size_do_not_find_each_others_records(model, ids, host
 
 def test_what_is_not_to_be_stored_goes_down_nowhere(model, ids, host):
     first = make_cache(model, tiers=host)
-    same(model, first, ids, ranges=[TokenRange(40, store=False)])
+    same(model, first, ids, store_until=40)
     again = make_cache(model, tiers=host)
     same(model, again, ids)
     assert again.last.tier_tokens == {"host": 32}
@@ -196,9 +196,9 @@ def test_explanations_reports_and_the_cache_itself_name_the_tiers(model, ids, tm
     with TierStack([Host("8MiB"), Disk(tmp_path, "64MiB")], OPEN) as tiers:
         cache = make_cache(model, tiers=tiers)
         assert cache.explain(ids).in_tiers == [("disk", 80)]
-        (begun,) = cache.prefetch(ids, mode="complete") or [None]
+        (begun,) = cache.prefetch(ids) or [None]
         if begun is not None:
-            begun.finish()
+            begun.finish(30.0)
         same(model, cache, ids)
         assert sum(cache.last.tier_tokens.values()) == 80
         assert cache.prefetch(ids, scope=Scope(salt="x")) == []

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hf_help import check_stored, make_cache, same, tiny_model
 from late_lane import lend, prompt, settled, tier_tokens, warm_cache
-from quire.core.kept import all_blocks
 
 from quire.engines.hf.request import Request
 from quire.exchange import residency
+from quire.exchange.kept import all_blocks
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
 from quire.tensors.records import BlockCodec

@@ -1,7 +1,7 @@
 """The smallest tier: records in a dict, oldest first out."""
 
 from quire.errors import TierError
-from quire.tiers.base import Entry, Outcome, Tier
+from quire.tiers.base import ListedRecord, Outcome, Tier
 
 
 class DictTier(Tier):
@@ -16,17 +16,17 @@ class DictTier(Tier):
         self.leased = {}
         self.is_closed = False
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         self._must_be_open()
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             record = self.records.get(key)
             if record is None:
-                found[index] = Outcome.ABSENT
+                answers.settle(index, Outcome.ABSENT)
             elif len(record) != len(buffer):
-                found[index] = Outcome.FOREIGN
+                answers.settle(index, Outcome.FOREIGN)
             else:
                 buffer[:] = record
-                found[index] = Outcome.HIT
+                answers.settle(index, Outcome.HIT)
 
     def _put(self, keys, records, timeout_s, done):
         self._must_be_open()
@@ -70,7 +70,7 @@ class DictTier(Tier):
 
     def scan(self):
         for age, (key, record) in enumerate(reversed(self.records.items())):
-            yield Entry(key, len(record), age)
+            yield ListedRecord(key, len(record), age)
 
     def _size(self):
         return len(self.records), sum(map(len, self.records.values())), -1

@@ -25,9 +25,9 @@ class Counted(DictTier):
     def asked(self, method):
         return [keys for name, keys in self.calls if name == method]
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         self._call("get", keys, self.get_s)
-        super()._get(keys, buffers, timeout_s, found)
+        super()._get(keys, buffers, timeout_s, answers)
 
     def _put(self, keys, records, timeout_s, done):
         self._call("put", keys, self.put_s)

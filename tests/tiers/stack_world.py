@@ -59,17 +59,11 @@ def all_settings(random):
         gate=random.random() < 0.8,
         lookup_timeout_s=0.1,
         load_timeout_s=1.0,
-        store_timeout_s=2.0,
         queue_bytes=random.choice([1000, 4000, 1 << 20]),
         chunk_bytes=random.choice([300, 2000, 1 << 20]),
         threads=random.choice([1, 2]),
         failures=random.choice([1, 3]),
-        cool_down_s=0.5,
-        max_cool_down_s=4.0,
-        probe_s=0.5,
-        prefetch_min_tokens=1,
-        prefetch_complete_s=3.0,
-        remembered_keys=1 << 12,
+        cool_down_s=0.06,
     )
 
 
@@ -135,7 +129,7 @@ class World:
     # What clients do
 
     def step(self, random):
-        settings, stack = self.settings, self.stack
+        stack = self.stack
         if random.random() < self.jumping:
             self.num_jumps += 1
             self.lanes.jump(random.choice([-1e6, -3.0, -0.05, 0.05, 3.0, 1e6]))
@@ -152,11 +146,11 @@ class World:
             outcomes = self.timed("evicted", 0, lambda: stack.evicted(keys, fresh(keys)))
             self.note("evicted", [each.value for each in outcomes])
         elif action == "prefetch":
-            mode = random.choice(["best_effort", "complete", "timeout"])
-            began = self.timed("prefetch", 0, lambda: stack.prefetch(keys, sizes(keys), 500, mode))
+            began = self.timed("prefetch", 0, lambda: stack.prefetch(keys, sizes(keys)))
             self.lanes.sleep(random.choice([0.0, 0.1]))
             if random.random() < 0.8:
-                ready = self.timed("finish", settings.prefetch_complete_s, began.finish)
+                wait_s = random.choice([0.0, 0.3, 3.0])
+                ready = self.timed("finish", wait_s, lambda: began.finish(wait_s))
                 self.note("prefetched", ready)
         elif action == "read":
             self.read(keys, random)

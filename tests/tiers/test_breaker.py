@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.tiers.stack.breaker import Breaker, State
+from quire.tiers.stack.level import Breaker, BreakerState
 
 
 class Clock:
@@ -19,7 +19,7 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return Breaker(clock, failures=3, cool_down_s=1.0, max_cool_down_s=8.0)
+    return Breaker(clock, failures=3, cool_down_s=1.0)
 
 
 def fail(breaker, times, kind="load"):
@@ -62,7 +62,7 @@ def test_one_trial_is_due_after_the_cool_down(breaker, clock):
     assert not breaker.take_trial()
     assert pause_until_trial(breaker, clock) == 1.0
     assert not breaker.take_trial()
-    assert breaker.state is State.TRYING
+    assert breaker.state is BreakerState.TRYING
 
 
 def test_a_trial_that_succeeds_closes_it(breaker, clock):
@@ -75,10 +75,10 @@ def test_a_trial_that_succeeds_closes_it(breaker, clock):
 def test_the_cool_down_doubles_up_to_a_limit(breaker, clock):
     fail(breaker, 3)
     pauses = []
-    for _ in range(6):
+    for _ in range(8):
         pauses.append(pause_until_trial(breaker, clock))
         breaker.failed("load")
-    assert pauses == [1, 2, 4, 8, 8, 8]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 64]
 
 
 def test_the_first_failure_after_a_trial_opens_it_for_longer(breaker, clock):

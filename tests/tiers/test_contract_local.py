@@ -46,7 +46,7 @@ class TestHost(BoundedContract):
         return lambda capacity=None: Host(capacity or "64MiB")
 
     def tamper(self, tier, key, record):
-        shelf, slot = tier._arena.find(key)
+        shelf, place = tier._arena.find(key)
         if len(record) != shelf.size:
-            pytest.skip("a slot has the size of its record: nothing shorter or longer lies there")
-        shelf.view(slot)[:] = np.frombuffer(record, np.uint8)
+            pytest.skip("a place has the size of its record: nothing shorter or longer lies there")
+        shelf.view(place)[:] = np.frombuffer(record, np.uint8)

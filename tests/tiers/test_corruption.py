@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutations import MUTATIONS, damaged, make_record, make_victim, mutated, records_in
 
 from quire.errors import RecordError, TierError
-from quire.tiers.base import Entry, Outcome, Tier, checked
+from quire.tiers.base import ListedRecord, Outcome, Tier, checked
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.format import HEADER_BYTES, new_buffer, verify
@@ -88,11 +88,11 @@ class Liar(Tier):
         super().__init__()
         self.answers, self.deleted = answers, []
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             content = self.answers[key][: len(buffer)]
             buffer[: len(content)] = content
-            found[index] = HIT
+            answers.settle(index, HIT)
 
     def _put(self, keys, records, timeout_s, done):
         raise AssertionError
@@ -104,32 +104,29 @@ class Liar(Tier):
         self.deleted += keys
 
     def scan(self):
-        yield from (Entry(key, len(content)) for key, content in self.answers.items())
+        yield from (ListedRecord(key, len(content)) for key, content in self.answers.items())
 
     def _size(self):
         return len(self.answers), 0, -1
 
 
 class LiarAtOnce(Liar):
-    """Says so of all keys together, once before it fills buffers and once after."""
+    """Says so of each key, once before it fills buffers and once after."""
 
-    def _get(self, keys, buffers, timeout_s, found):
-        said = [HIT] * len(keys)
-        found[:] = said
-        super()._get(keys, buffers, timeout_s, said)
-        found[:] = said
+    def _get(self, keys, buffers, timeout_s, answers):
+        for index in range(len(keys)):
+            answers.settle(index, HIT)
+        super()._get(keys, buffers, timeout_s, answers)
 
 
 class LiarTwice(Liar):
-    """Says so of each key, and then of all together, with other bytes in the buffers."""
+    """Says so of each key, and then again, with other bytes in the buffers."""
 
-    def _get(self, keys, buffers, timeout_s, found):
+    def _get(self, keys, buffers, timeout_s, answers):
         for index, buffer in enumerate(buffers):
             buffer[:] = VICTIMS[index].record
-            found[index] = HIT
-        said = [HIT] * len(keys)
-        super()._get(keys, buffers, timeout_s, said)
-        found[:] = said
+            answers.settle(index, HIT)
+        super()._get(keys, buffers, timeout_s, answers)
 
 
 @pytest.mark.parametrize("kind", [Liar, LiarAtOnce, LiarTwice])

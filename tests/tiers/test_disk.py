@@ -35,8 +35,8 @@ class DiskContract(BoundedContract):
         size = place.slab.record_bytes
         path = tier.opened[0] / f"slab-{size}.quire"
         with path.open("r+b") as file:
-            file.seek(place.slot * size)
-            # A slot has one length: it holds the end of longer bytes, and the file ends in shorter ones.
+            file.seek(place.place * size)
+            # A place has one length: it holds the end of longer bytes, and the file ends in shorter ones.
             file.write(record[-size:])
             if len(record) < size:
                 file.truncate()

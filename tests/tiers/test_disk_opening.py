@@ -22,7 +22,7 @@ HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Out
 
 
 def filled(path, count=20, **options):
-    """Return a disk with so many records of 1,152 bytes, without slots ahead."""
+    """Return a disk with so many records of 1,152 bytes, without places ahead."""
     disk = Disk(path, "1MiB", ahead=1, **options)
     keys = names_of(range(count))
     assert disk.put(keys, records_of(keys), 10) == [STORED] * count
@@ -246,7 +246,7 @@ def test_a_reader_sees_what_was_there_while_another_process_writes(tmp_path):
         more = names_of(range(100, 105))
         disk.put(more, records_of(more), 10)
         outcomes = reader.get(keys, buffers_like(records_of(keys)), 10)
-        assert outcomes.count(ABSENT) == 5, "their slots have other records now"
+        assert outcomes.count(ABSENT) == 5, "their places have other records now"
         assert outcomes.count(HIT) == 15
         assert reader.put(keys[:1], records_of(keys[:1])) == [Outcome.SKIPPED]
         reader.delete(keys)

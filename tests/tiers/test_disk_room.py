@@ -74,12 +74,12 @@ def test_a_slab_is_written_ahead_again_when_half_is_used(tmp_path):
         disk.put([name_of(0)], [record_of(name_of(0), 1_000_000)], 10)
         assert disk.settle(10)
         slab = disk._records.slabs[record_bytes(1_000_000)]
-        num_slots, free = slab.index.num_slots, slab.index.num_free
+        num_places, free = slab.index.num_places, slab.index.num_free
         grown = []
         for number in range(1, free + 1):
             disk.put([name_of(number)], [record_of(name_of(number), 1_000_000)], 10)
             assert disk.settle(10)
-            grown.append(slab.index.num_slots > num_slots)
+            grown.append(slab.index.num_places > num_places)
         first = grown.index(True)
         assert 2 <= first < free - 1
         assert (
@@ -112,7 +112,7 @@ def moved(path):
     disk.delete(names_of(range(400)))
     large = name_of(1000)
     assert disk.put([large], [record_of(large, 200_000)], 10) == [STORED]
-    assert disk._records.slabs[1152].index.num_slots < 800
+    assert disk._records.slabs[1152].index.num_places < 800
     return disk
 
 
@@ -135,10 +135,10 @@ def test_a_record_may_move_while_it_is_read(tmp_path, files):
     assert files.reading.wait(10)
     disk.delete(names_of(range(600)))
     slab = disk._records.slabs[1152]
-    before = disk._records.find(name_of(799)).slot
+    before = disk._records.find(name_of(799)).place
     assert disk._room._shrinks(slab, 300)
-    assert slab.index.num_slots == 800, "the last of them is being read"
-    assert disk._records.find(name_of(799)).slot < before
+    assert slab.index.num_places == 800, "the last of them is being read"
+    assert disk._records.find(name_of(799)).place < before
     disk.check()
     assert before not in slab.index.reserve_within(0, 2000, 2000).tolist()
     files.go_on.set()

@@ -308,7 +308,7 @@ def test_a_hook_that_takes_too_long_costs_the_time_of_the_call():
 
 
 def test_a_record_that_goes_while_it_is_copied_is_not_given(monkeypatch):
-    """Between finding and copying, its slot is given to another record."""
+    """Between finding and copying, its place is given to another record."""
     with Host(20 * SIZE) as tier:
         fill(tier, range(20))
         copy = np.copyto

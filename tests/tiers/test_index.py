@@ -1,4 +1,4 @@
-"""SlotIndex against a dict."""
+"""PlaceIndex against a dict."""
 
 from hashlib import sha256
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
-from quire.tiers.slots.index import NOWHERE, SlotIndex
-from quire.tiers.slots.recency import Recency, oldest
+from quire.tiers.places.index import NOWHERE, PlaceIndex
+from quire.tiers.places.recency import Recency, oldest
 
 
 def key_of(number):
@@ -24,47 +24,47 @@ def crowded(number):
 
 
 def insert(index, key, generation=0):
-    slot = index.reserve()
+    place = index.reserve()
     try:
-        index.publish(slot, key, generation)
+        index.publish(place, key, generation)
     except SlotError:
-        index.release(slot)
+        index.release(place)
         raise
-    return slot
+    return place
 
 
-def filled(count, num_slots=None):
-    index = SlotIndex(num_slots or count)
+def filled(count, num_places=None):
+    index = PlaceIndex(num_places or count)
     for number in range(count):
         insert(index, key_of(number), generation=number)
     return index
 
 
 def test_a_key_is_found_in_its_slot_until_it_is_removed():
-    index = SlotIndex(4)
-    slot = insert(index, key_of(1), generation=7)
-    assert index.find(key_of(1)) == slot
-    assert index.generation_of(slot) == 7
-    assert index.key_of(slot) == key_of(1)
-    index.remove(slot)
+    index = PlaceIndex(4)
+    place = insert(index, key_of(1), generation=7)
+    assert index.find(key_of(1)) == place
+    assert index.generation_of(place) == 7
+    assert index.key_of(place) == key_of(1)
+    index.remove(place)
     assert index.find(key_of(1)) == NOWHERE
     index.check()
 
 
 def test_a_full_index_refuses_another_key_and_keeps_all():
     index = filled(3)
-    with pytest.raises(OutOfSlots, match="none of 3 slots"):
+    with pytest.raises(OutOfSlots, match="none of 3 places"):
         insert(index, key_of(9))
     assert [index.find(key_of(n)) for n in range(3)] == [0, 1, 2]
     index.check()
 
 
 def test_misuse_raises_and_changes_nothing():
-    index = filled(2, num_slots=4)
+    index = filled(2, num_places=4)
     before = index.stamps.tolist()
-    with pytest.raises(SlotError, match="has slot 0 already"):
+    with pytest.raises(SlotError, match="has place 0 already"):
         insert(index, key_of(0))
-    with pytest.raises(SlotError, match="slot 3 of 4 holds no record"):
+    with pytest.raises(SlotError, match="place 3 of 4 holds no record"):
         index.remove(3)
     with pytest.raises(SlotError, match="holds no record"):
         index.lease([3], until=1.0)
@@ -75,33 +75,33 @@ def test_misuse_raises_and_changes_nothing():
     with pytest.raises(ConfigError, match="32 bytes, got 3"):
         index.publish(index.reserve(), b"abc")
     with pytest.raises(ConfigError, match="0 to"):
-        SlotIndex(-1)
+        PlaceIndex(-1)
     assert index.stamps.tolist() == before
     index.check()
 
 
 def test_a_reserved_slot_is_found_only_after_it_is_published():
-    index = SlotIndex(2)
-    slot = index.reserve()
+    index = PlaceIndex(2)
+    place = index.reserve()
     assert index.find(key_of(1)) == NOWHERE
     assert (index.num_reserved, index.num_free, len(index)) == (1, 1, 0)
-    index.publish(slot, key_of(1))
-    assert index.find(key_of(1)) == slot
-    index.unpublish(slot)
+    index.publish(place, key_of(1))
+    assert index.find(key_of(1)) == place
+    index.unpublish(place)
     assert (index.num_reserved, index.num_free, len(index)) == (1, 1, 0)
-    index.release(slot)
+    index.release(place)
     assert index.num_free == 2
 
 
 def test_many_slots_are_reserved_published_and_freed_as_one_by_one():
-    index = SlotIndex(5)
-    slots = index.reserve_some(3)
-    assert slots == [0, 1, 2]
+    index = PlaceIndex(5)
+    places = index.reserve_some(3)
+    assert places == [0, 1, 2]
     keys = [key_of(number) for number in range(3)]
-    index.publish_all(slots, keys, [7, 8, 9], [3, 2, 1])
-    assert [index.find(key) for key in keys] == slots
-    assert [index.generation_of(slot) for slot in slots] == [7, 8, 9]
-    assert [index.stamp_of(slot) for slot in slots] == [3, 2, 1]
+    index.publish_all(places, keys, [7, 8, 9], [3, 2, 1])
+    assert [index.find(key) for key in keys] == places
+    assert [index.generation_of(place) for place in places] == [7, 8, 9]
+    assert [index.stamp_of(place) for place in places] == [3, 2, 1]
     assert index.reserve_some(9) == [3, 4]
     index.remove(2, 0)
     assert [index.find(key) for key in keys] == [NOWHERE, 1, NOWHERE]
@@ -110,15 +110,15 @@ def test_many_slots_are_reserved_published_and_freed_as_one_by_one():
 
 
 def test_the_first_of_many_that_does_not_fit_stops_them_and_those_before_stay():
-    index = SlotIndex(3)
-    slots = index.reserve_some(3)
+    index = PlaceIndex(3)
+    places = index.reserve_some(3)
     with pytest.raises(SlotError, match="already"):
-        index.publish_all(slots, [key_of(1), key_of(1), key_of(2)], [0] * 3, [3, 2, 1])
-    assert (len(index), index.num_reserved, index.find(key_of(1))) == (1, 2, slots[0])
+        index.publish_all(places, [key_of(1), key_of(1), key_of(2)], [0] * 3, [3, 2, 1])
+    assert (len(index), index.num_reserved, index.find(key_of(1))) == (1, 2, places[0])
     index.recency.take(3)
     index.check()
     with pytest.raises(SlotError, match="holds no record"):
-        index.unpublish(slots[0], slots[1])
+        index.unpublish(places[0], places[1])
     assert (len(index), index.num_reserved) == (0, 3)
     index.check()
 
@@ -139,7 +139,7 @@ def test_a_block_that_a_prompt_repeats_counts_where_it_comes_first():
 
 
 def test_touching_a_slot_that_holds_nothing_does_nothing():
-    index = filled(2, num_slots=4)
+    index = filled(2, num_places=4)
     index.touch([3, 0, 2])
     assert index.victims(4).tolist() == [1, 0]
     index.check()
@@ -161,7 +161,7 @@ def test_a_lease_can_be_ended():
 
 
 def test_a_record_moves_with_all_that_is_known_of_it():
-    index = filled(3, num_slots=5)
+    index = filled(3, num_places=5)
     index.lease([1], until=10.0)
     to = index.reserve()
     index.move(1, to)
@@ -174,7 +174,7 @@ def test_a_record_moves_with_all_that_is_known_of_it():
 
 def test_a_prompt_over_two_indexes_falls_in_one_line_of_stamps():
     recency = Recency()
-    first, second = SlotIndex(2, recency), SlotIndex(2, recency)
+    first, second = PlaceIndex(2, recency), PlaceIndex(2, recency)
     for number in range(2):
         insert(first, key_of(number))
         insert(second, key_of(number + 2))
@@ -212,7 +212,7 @@ def test_of_very_many_slots_the_victims_are_about_as_many_as_asked_and_the_oldes
 
 def test_indexes_that_share_a_recency_have_comparable_stamps():
     recency = Recency()
-    first, second = SlotIndex(2, recency), SlotIndex(2, recency)
+    first, second = PlaceIndex(2, recency), PlaceIndex(2, recency)
     insert(first, key_of(1))
     insert(second, key_of(2))
     insert(first, key_of(3))
@@ -223,22 +223,22 @@ def test_indexes_that_share_a_recency_have_comparable_stamps():
 def test_a_bulk_load_equals_single_inserts(name):
     count = 300
     rng = np.random.default_rng(1)
-    slots = rng.permutation(400)[:count]
-    index = SlotIndex(400)
+    places = rng.permutation(400)[:count]
+    index = PlaceIndex(400)
     keys = np.frombuffer(b"".join(map(name, range(count))), np.uint8).reshape(count, 32)
     stamps = rng.permutation(count) + 1
-    index.load(slots, keys, np.arange(count, dtype=np.uint64), stamps)
+    index.load(places, keys, np.arange(count, dtype=np.uint64), stamps)
     index.check()
-    assert [index.find(name(n)) for n in range(count)] == slots.tolist()
-    assert index.generations_of(slots).tolist() == list(range(count))
-    assert index.victims(5).tolist() == slots[np.argsort(stamps)[:5]].tolist()
-    assert insert(index, name(count)) == min(set(range(400)) - set(slots.tolist()))
+    assert [index.find(name(n)) for n in range(count)] == places.tolist()
+    assert index.generations_of(places).tolist() == list(range(count))
+    assert index.victims(5).tolist() == places[np.argsort(stamps)[:5]].tolist()
+    assert insert(index, name(count)) == min(set(range(400)) - set(places.tolist()))
 
 
 def test_a_bulk_load_refuses_a_key_or_a_slot_that_comes_twice():
     keys = np.frombuffer(key_of(1) + key_of(2) + key_of(1), np.uint8).reshape(3, 32)
     ones = np.ones(3, np.int64)
-    index = SlotIndex(4)
+    index = PlaceIndex(4)
     with pytest.raises(SlotError, match="comes twice"):
         index.load(np.arange(3), keys, ones.astype(np.uint64), ones)
     with pytest.raises(SlotError, match="comes twice"):
@@ -267,20 +267,20 @@ def test_growing_keeps_every_key_and_adds_free_slots():
 
 
 def test_shrinking_needs_free_slots_at_the_end():
-    index = filled(8, num_slots=10)
-    with pytest.raises(SlotError, match="only 2 of the last 4 slots are free"):
+    index = filled(8, num_places=10)
+    with pytest.raises(SlotError, match="only 2 of the last 4 places are free"):
         index.shrink(6)
     index.remove(6)
     index.remove(7)
     index.shrink(6)
     index.check()
-    assert (index.num_slots, index.num_free, len(index)) == (6, 0, 6)
+    assert (index.num_places, index.num_free, len(index)) == (6, 0, 6)
 
 
 def test_free_slots_of_a_range_can_be_asked_for():
     index = filled(8)
-    for slot in (2, 4, 6):
-        index.remove(slot)
+    for place in (2, 4, 6):
+        index.remove(place)
     assert index.reserve_within(3, 6, 5).tolist() == [4]
     assert index.reserve_within(0, 8, 1).tolist() in ([2], [6])
     assert (index.num_free, index.num_reserved) == (1, 2)
@@ -290,22 +290,22 @@ def test_free_slots_of_a_range_can_be_asked_for():
 def test_check_notices_a_lost_table_entry():
     index = filled(3)
     index._table[np.flatnonzero(index._table)[0]] = 0
-    with pytest.raises(InvariantError, match="one table entry per published slot"):
+    with pytest.raises(InvariantError, match="one table entry per published place"):
         index.check()
 
 
 def test_ten_million_slots_take_less_than_70_bytes_each():
-    assert SlotIndex(10_000_000).num_bytes / 10_000_000 < 70
+    assert PlaceIndex(10_000_000).num_bytes / 10_000_000 < 70
 
 
 class Machine(RuleBasedStateMachine):
-    """Every operation on an index and on a dict: key -> [slot, generation, stamp]."""
+    """Every operation on an index and on a dict: key -> [place, generation, stamp]."""
 
     names = staticmethod(key_of)
 
     def __init__(self):
         super().__init__()
-        self.index = SlotIndex(6)
+        self.index = PlaceIndex(6)
         self.records = {}
         self.stamp = 0
         self.reserved = []
@@ -314,7 +314,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40), generation=st.integers(0, 2**64 - 1))
     def insert(self, number, generation):
         key = self.names(number)
-        if len(self.records) + len(self.reserved) == self.index.num_slots:
+        if len(self.records) + len(self.reserved) == self.index.num_places:
             with pytest.raises(OutOfSlots):
                 insert(self.index, key, generation)
         elif key in self.records:
@@ -328,9 +328,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.records)
     def remove(self, data):
         key = data.draw(st.sampled_from(sorted(self.records)))
-        slot = self.records.pop(key)[0]
-        self.leases.pop(slot, None)
-        self.index.remove(slot)
+        place = self.records.pop(key)[0]
+        self.leases.pop(place, None)
+        self.index.remove(place)
 
     @rule(data=st.data())
     @precondition(lambda self: self.records)
@@ -344,13 +344,13 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), until=st.integers(1, 9))
     @precondition(lambda self: self.records)
     def lease(self, data, until):
-        slot = self.records[data.draw(st.sampled_from(sorted(self.records)))][0]
-        self.index.lease([slot], until)
-        self.leases[slot] = max(until, self.leases.get(slot, 0))
+        place = self.records[data.draw(st.sampled_from(sorted(self.records)))][0]
+        self.index.lease([place], until)
+        self.leases[place] = max(until, self.leases.get(place, 0))
 
     @rule(count=st.integers(0, 8), now=st.integers(0, 9))
     def evict(self, count, now):
-        self.leases = {slot: until for slot, until in self.leases.items() if until > now}
+        self.leases = {place: until for place, until in self.leases.items() if until > now}
         order = sorted(self.records, key=lambda key: self.records[key][2])
         oldest = [key for key in order if self.records[key][0] not in self.leases][:count]
         victims = self.index.victims(count, now).tolist()
@@ -369,9 +369,9 @@ class Machine(RuleBasedStateMachine):
         key = self.names(number)
         if key not in self.records:
             self.stamp += 1
-            slot = self.reserved.pop()
-            self.index.publish(slot, key, 5)
-            self.records[key] = [slot, 5, self.stamp]
+            place = self.reserved.pop()
+            self.index.publish(place, key, 5)
+            self.records[key] = [place, 5, self.stamp]
 
     @rule()
     @precondition(lambda self: self.reserved)
@@ -379,17 +379,17 @@ class Machine(RuleBasedStateMachine):
         self.index.release(self.reserved.pop())
 
     @rule(more=st.integers(0, 20))
-    @precondition(lambda self: self.index.num_slots < 60)
+    @precondition(lambda self: self.index.num_places < 60)
     def grow(self, more):
-        self.index.grow(self.index.num_slots + more)
+        self.index.grow(self.index.num_places + more)
 
     @rule(to=st.integers(0, 60))
     def shrink(self, to):
-        taken = [slot for slot, *_ in self.records.values()] + self.reserved
-        if to > self.index.num_slots:
+        taken = [place for place, *_ in self.records.values()] + self.reserved
+        if to > self.index.num_places:
             with pytest.raises(ConfigError):
                 self.index.shrink(to)
-        elif any(slot >= to for slot in taken):
+        elif any(place >= to for place in taken):
             with pytest.raises(SlotError):
                 self.index.shrink(to)
         else:
@@ -398,10 +398,10 @@ class Machine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not self.reserved)
     def save_and_load(self):
-        slots = self.index.published()
-        again = SlotIndex(self.index.num_slots)
-        arrays = self.index.keys_of(slots), self.index.generations_of(slots)
-        again.load(slots, *arrays, self.index.stamps[slots])
+        places = self.index.published()
+        again = PlaceIndex(self.index.num_places)
+        arrays = self.index.keys_of(places), self.index.generations_of(places)
+        again.load(places, *arrays, self.index.stamps[places])
         again.recency.now = self.stamp
         self.index, self.leases = again, {}
 
@@ -409,10 +409,10 @@ class Machine(RuleBasedStateMachine):
     def agrees(self):
         self.index.check()
         assert len(self.index) == len(self.records)
-        for key, (slot, generation, stamp) in self.records.items():
-            assert self.index.find(key) == slot
-            assert self.index.generation_of(slot) == generation
-            assert self.index.stamps[slot] == stamp
+        for key, (place, generation, stamp) in self.records.items():
+            assert self.index.find(key) == place
+            assert self.index.generation_of(place) == generation
+            assert self.index.stamps[place] == stamp
         for number in range(60):
             assert (self.index.find(self.names(number)) != NOWHERE) == (
                 self.names(number) in self.records

@@ -7,7 +7,7 @@ import pytest
 from simulated_lanes import SimulatedLanes
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Deadline, Job, Lane, ThreadLanes
+from quire.tiers.stack.lanes import Deadline, Job, ThreadLanes, TierLane
 
 
 def job(work, drop=lambda: None):
@@ -20,7 +20,7 @@ def lanes():
 
 
 def a_lane(lanes, num_threads=1, when_closed=lambda: None):
-    return Lane(lanes, "test", num_threads, when_closed)
+    return TierLane(lanes, "test", num_threads, when_closed)
 
 
 def test_jobs_of_one_owner_run_in_order(lanes):
@@ -92,7 +92,7 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
 def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
     before = threading.active_count()
     ended = threading.Event()
-    lane = Lane(ThreadLanes(), "test", 3, ended.set)
+    lane = TierLane(ThreadLanes(), "test", 3, ended.set)
     assert threading.active_count() == before
     done = threading.Semaphore(0)
     for _ in range(50):

@@ -6,7 +6,7 @@ from prefixes_help import FULL, hashes_of, sealed, store
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
-from quire.tiers.contents.readers import FilesReader, ReadOnly
+from quire.tiers.contents.readers import FilesReader, ReadOnlyView
 from quire.tiers.files import Files
 from quire.tiers.files.room import file_of
 from quire.tiers.format import new_buffer
@@ -84,7 +84,7 @@ def test_any_tier_is_read_without_being_changed():
     record = bytearray(tier.records[keys[1]])
     record[300] ^= 1
     tier.records[keys[1]] = bytes(record)
-    with ReadOnly(tier) as reader:
+    with ReadOnlyView(tier) as reader:
         assert read(reader, keys[:3]) == [Outcome.HIT, Outcome.CORRUPT, Outcome.HIT]
         assert reader.put([keys[0]], [memoryview(tier.records[keys[0]])]) == [Outcome.SKIPPED]
         assert reader.contains([keys[1], bytes(32)]) == [True, False]

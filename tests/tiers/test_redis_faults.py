@@ -9,7 +9,7 @@ from redis_help import get, opening
 from servers import running
 
 from quire.errors import TierError
-from quire.tiers.base import Entry, Outcome
+from quire.tiers.base import ListedRecord, Outcome
 from quire.tiers.contract.samples import name_of, names_of, record_of, records_of
 from quire.tiers.format import new_buffer
 from quire.tiers.redis import Redis
@@ -321,8 +321,8 @@ def test_prefixes_do_not_see_each_other(open_tier):
     first.put([name_of(1)], [record_of(name_of(1))])
     second.put([name_of(2)], [record_of(name_of(2), 5000)])
     assert get(first, names_of([1, 2])) == [HIT, ABSENT]
-    assert list(first.scan()) == [Entry(name_of(1), len(record_of(name_of(1))))]
-    assert list(second.scan()) == [Entry(name_of(2), len(record_of(name_of(2), 5000)))]
+    assert list(first.scan()) == [ListedRecord(name_of(1), len(record_of(name_of(1))))]
+    assert list(second.scan()) == [ListedRecord(name_of(2), len(record_of(name_of(2), 5000)))]
 
 
 def test_keys_of_others_are_not_listed(server, tier):

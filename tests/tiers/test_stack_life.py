@@ -20,13 +20,13 @@ from quire.tiers.stack.stack import TierStack
 TEN = list(range(10))
 
 
-def prefetch(stack, numbers, mode="complete", num_tokens=1000):
+def prefetch(stack, numbers):
     keys = [KEYS[i] for i in numbers]
-    return stack.prefetch(keys, [SIZE] * len(keys), num_tokens, mode)
+    return stack.prefetch(keys, [SIZE] * len(keys))
 
 
 def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
-    world = Stacked("host", "disk", lease_s=30.0)
+    world = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(host, [0])
@@ -34,7 +34,7 @@ def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
         disk.get_s = 0.5
         begun, took_s = world.timed(lambda: prefetch(stack, TEN))
         assert took_s == 0.0
-        assert world.timed(begun.finish) == (10, 0.5)
+        assert world.timed(lambda: begun.finish(30.0)) == (10, 0.5)
         assert set(host.leased) == set(KEYS[:10])
         disk.calls.clear()
         assert load(stack, TEN) == ["hit"] * 10
@@ -43,19 +43,17 @@ def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
     world.run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("mode", "waits_s", "num_ready"), [("best_effort", 0.0, 4), ("timeout", 0.75, 8)]
-)
-def test_a_request_whose_turn_has_come_takes_what_is_there(mode, waits_s, num_ready):
+@pytest.mark.parametrize(("waits_s", "num_ready"), [(0.0, 4), (0.7, 8)])
+def test_a_request_whose_turn_has_come_takes_what_is_there(waits_s, num_ready):
     """Four chunks of one record are read at a time, by one thread, in 0.125 s each."""
     world = Stacked("host", "disk", chunk_bytes=SIZE, threads=1)
 
     def scenario(stack, host, disk):
         put(disk, range(40))
         disk.get_s = 0.125
-        begun = prefetch(stack, range(40), mode, num_tokens=1000)
+        begun = prefetch(stack, range(40))
         world.lanes.sleep(0.55)
-        assert world.timed(begun.finish) == (num_ready, pytest.approx(waits_s - 0.05, abs=0.06))
+        assert world.timed(lambda: begun.finish(waits_s)) == (num_ready, waits_s)
         assert begun.done
         world.lanes.sleep(5)
         assert len(disk.asked("get")) <= 2 + (0.55 + waits_s) / 0.125
@@ -63,33 +61,23 @@ def test_a_request_whose_turn_has_come_takes_what_is_there(mode, waits_s, num_re
     world.run(scenario)
 
 
-def test_complete_waits_for_all_up_to_its_limit():
-    world = Stacked("host", "disk", prefetch_complete_s=2.0)
+def test_who_waits_for_a_prefetch_waits_no_longer_than_it_says():
+    world = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(disk, TEN)
         disk.get_s = 100.0
         begun = prefetch(stack, TEN)
-        assert world.timed(begun.finish) == (0, 2.0)
+        assert world.timed(lambda: begun.finish(2.0)) == (0, 2.0)
 
     world.run(scenario)
-
-
-def test_a_short_prompt_is_not_prefetched():
-    def scenario(stack, host, disk):
-        put(disk, TEN)
-        begun = prefetch(stack, TEN, num_tokens=255)
-        assert begun.done
-        assert disk.calls == []
-
-    Stacked("host", "disk").run(scenario)
 
 
 def test_a_prefetch_ends_at_the_first_key_that_no_tier_has():
     def scenario(stack, host, disk, remote):
         put(disk, range(5))
         put(remote, [5, 7])
-        assert prefetch(stack, TEN).finish() == 6
+        assert prefetch(stack, TEN).finish(30.0) == 6
 
     Stacked("host", "disk", "remote").run(scenario)
 
@@ -99,7 +87,7 @@ def test_a_prefetch_ends_where_the_fastest_tier_is_full_of_leased_records():
     disk.in_memory = False
     put(disk, range(1000))
     stack = TierStack([Host("64KiB"), disk], StackSettings(chunk_bytes=10 * SIZE))
-    ready = prefetch(stack, range(1000)).finish()
+    ready = prefetch(stack, range(1000)).finish(30.0)
     assert 100 < ready < 256
     assert all(stack.tiers[0].contains(KEYS[:ready]))
     stack.close()
@@ -122,14 +110,14 @@ def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
 
 
 def test_many_prefetches_take_turns():
-    world = Stacked("host", "disk", threads=1, prefetch_complete_s=1000.0)
+    world = Stacked("host", "disk", threads=1)
 
     def scenario(stack, host, disk):
         put(disk, range(300))
         disk.get_s = 1.0
         begun = [prefetch(stack, range(10 * i, 10 * i + 10)) for i in range(30)]
         assert stack._prefetching.num_active == 30
-        assert [each.finish() for each in begun] == [10] * 30
+        assert [each.finish(1000.0) for each in begun] == [10] * 30
         assert stack._prefetching.num_active == 0
 
     world.run(scenario)
@@ -283,7 +271,7 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
 
 
 def test_trials_of_a_tier_whose_calls_never_return_do_not_pile_up():
-    world = Stacked("disk", failures=1, cool_down_s=1.0, max_cool_down_s=2.0, threads=2)
+    world = Stacked("disk", failures=1, cool_down_s=0.03, threads=2)
 
     def scenario(stack, disk):
         put(disk, TEN)
@@ -301,7 +289,7 @@ def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
 
     def scenario(stack, host, disk):
         given = []
-        host._get = lambda keys, buffers, timeout_s, found: given.append(timeout_s)
+        host._get = lambda keys, buffers, timeout_s, answers: given.append(timeout_s)
         load(stack, [0], 3.0)
         assert given == [3.0]
 

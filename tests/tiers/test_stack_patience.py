@@ -46,7 +46,7 @@ def test_a_tier_that_is_fast_again_is_found_out_in_the_background():
         world.lanes.sleep(0.1)
         assert stack.find(KEYS[:1], patience_s=0.005) == [1]
 
-    world = Stacked("host", "disk", probe_s=10.0)
+    world = Stacked("host", "disk")
     world.run(scenario)
 
 
@@ -77,7 +77,7 @@ def test_who_cannot_gain_what_asking_takes_is_asked_now_and_then_only():
         assert stack.find(KEYS[:2], **gains) == [-1, -1]
         assert len(remote.asked("contains")) == num_asked + 2
 
-    world = Stacked("host", "remote", probe_s=10.0)
+    world = Stacked("host", "remote")
     world.run(scenario)
 
 

@@ -11,7 +11,7 @@ from trace_help import by_prefix, ids_in, row, rows_in, runs_of, violations, wri
 
 import traces
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace import Findings, addresses, chunks, files, numbering, open_trace
+from quire.sim.trace import Findings, chunks, numbering, open_trace
 from quire.sim.trace.rows import compress
 
 SIZES = {traces.CONVERSATION: 512, traces.AGENT: 16, traces.CODING_AGENT: 64}
@@ -243,20 +243,11 @@ def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(tmp_path_factory, pro
     report = Findings()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK_BYTES", chunk)
-        patch.setattr(files, "REFERENCES_AT_ONCE", 5)
-        patch.setattr(addresses, "DIRECT_IDS", 400)
+        patch.setattr(numbering, "PAGE", 4)
         found = [request.blocks.tolist() for request in trace.read(report)]
     expected = [prompt for prompt in by_prefix(prompts) if prompt]
     assert found == expected
     assert report.violations == violations(prompts)
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=8))
-def test_the_union_of_intervals_has_each_number_once(intervals):
-    first = np.array([begin for begin, _ in intervals], np.int64)
-    end = np.array([begin + length for begin, length in intervals], np.int64)
-    expected = {n for begin, length in intervals for n in range(begin, begin + length)}
-    assert numbering._union(first, end).tolist() == sorted(expected)
 
 
 # Block sizes.

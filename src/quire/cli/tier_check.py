@@ -52,7 +52,7 @@ def read_all(
 def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":
     """Return what became of a record and why it is damaged, if it is.
 
-    A slab's slot without the record that it should have reads as absent. If what it has is another
+    A slab's place without the record that it should have reads as absent. If what it has is another
     record, it was given to that one meanwhile; if it is none, it is damaged.
     """
     from quire.errors import RecordError

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.tiers.base import Entry, Tier
+    from quire.tiers.base import ListedRecord, Tier
     from quire.tiers.contents.names import NameBook
 
 
-def oldest(entries: "Sequence[Entry]", keep_bytes: int) -> "list[Entry]":
+def oldest(entries: "Sequence[ListedRecord]", keep_bytes: int) -> "list[ListedRecord]":
     """Return the records used longest ago, without which the others take at most `keep_bytes`."""
     if any(entry.age < 0 for entry in entries):
         raise ConfigError(

@@ -16,7 +16,7 @@ from quire.cli.tier_place import check_installed, kind_of, reading, shown
 from quire.config import format_bytes
 
 if TYPE_CHECKING:
-    from quire.tiers.contents.survey import NamespaceRow, Survey, Tally
+    from quire.tiers.contents.survey import NamespaceRow, RecordTally, Survey
     from quire.tiers.format import Namespace
 
 HASH_DIGITS = 10
@@ -189,12 +189,12 @@ def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
     return table
 
 
-def _counts(tally: "Tally", total: "Tally", *, utf8: bool) -> tuple[str, str, Text]:
+def _counts(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> tuple[str, str, Text]:
     strip = _strip(tally, total, utf8=utf8)
     return f"{tally.records:,}", format_bytes(tally.num_bytes), strip
 
 
-def _strip(tally: "Tally", total: "Tally", *, utf8: bool) -> Text:
+def _strip(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> Text:
     """Draw what share of the records of each age is counted here."""
     levels = LEVELS if utf8 else ASCII_LEVELS
     text = Text()

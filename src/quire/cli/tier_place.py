@@ -25,7 +25,7 @@ STORE = "quire-1"
 
 
 @dataclass(frozen=True)
-class Place:
+class OpenedTier:
     """An open tier, its directory if it has one, and the names beside its records."""
 
     tier: "Tier"
@@ -56,15 +56,15 @@ def check_installed() -> None:
 
 
 @contextmanager
-def reading(place: str) -> Generator[Place]:
+def reading(place: str) -> Generator[OpenedTier]:
     """Open a tier to look at it: nothing of it is changed."""
-    from quire.tiers.contents.readers import FilesReader, ReadOnly
+    from quire.tiers.contents.readers import FilesReader, ReadOnlyView
     from quire.tiers.disk.reader import DiskReader
 
     place = _addressed(place)
     path = path_of(place)
     if path is None:
-        tier = ReadOnly(_opened(place))
+        tier = ReadOnlyView(_opened(place))
     elif _checked_kind(place, path) == "files":
         tier = FilesReader(path)
     else:
@@ -73,7 +73,7 @@ def reading(place: str) -> Generator[Place]:
 
 
 @contextmanager
-def writing(place: str, capacity_bytes: int | None = None) -> Generator[Place]:
+def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTier]:
     """Open a tier to change it. A directory of slabs keeps its size, unless a capacity is given."""
     from quire.tiers.files import Files
 
@@ -120,11 +120,11 @@ def _addressed(place: str) -> str:
     return place
 
 
-def _placed(tier: "Tier", path: Path | None) -> Generator[Place]:
+def _placed(tier: "Tier", path: Path | None) -> Generator[OpenedTier]:
     from quire.tiers.contents.names import NameBook
 
     with tier:
-        yield Place(tier, path, NameBook() if path is None else NameBook.read(path))
+        yield OpenedTier(tier, path, NameBook() if path is None else NameBook.read(path))
 
 
 def _checked_kind(place: str, path: Path) -> str:

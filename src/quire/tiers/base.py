@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Self, SupportsIndex, TypeAlias, overload
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -68,7 +68,7 @@ class TierStats(msgspec.Struct, frozen=True):
     outcomes: dict[str, int]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ListedRecord(msgspec.Struct, frozen=True):
     """A record as a tier lists it. `age` counts records that were used later; -1 if unknown."""
 
     key: bytes
@@ -112,14 +112,13 @@ class Tier(ABC):
     def get(self, keys: Keys, buffers: Buffers, timeout_s: float = 1.0) -> list[Outcome]:
         """Fill a buffer for each key. A buffer whose outcome is not `HIT` holds nothing of use."""
         check_keys(keys, buffers)
-        found = _Found(keys, buffers)
-        outcomes = self._guarded(found, lambda _: self._get(keys, buffers, timeout_s, found))
-        for index, outcome in enumerate(outcomes):
-            if outcome is Outcome.HIT and index not in found.verified:
-                found.verified.add(index)
-                outcomes[index] = checked(keys[index], buffers[index])
-            if outcomes[index] is Outcome.CORRUPT and index in found.verified:
-                self._guarded([], lambda _, key=keys[index]: self._delete([key], timeout_s))
+        answers = Answers(keys, buffers)
+        outcomes = self._guarded(
+            answers.outcomes, lambda _: self._get(keys, buffers, timeout_s, answers)
+        )
+        if answers.damaged:
+            damaged = [keys[index] for index in sorted(answers.damaged)]
+            self._guarded([], lambda _: self._delete(damaged, timeout_s))
         self._outcomes.update(outcomes)
         return outcomes
 
@@ -173,7 +172,7 @@ class Tier(ABC):
         check_keys(keys)
         self._outcomes.update(self._guarded([], lambda _: self._delete(keys, timeout_s)))
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records, in any order. Raises `TierError` where the tier fails or cannot."""
         raise NotImplementedError
 
@@ -201,11 +200,8 @@ class Tier(ABC):
         return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes>"
 
     @abstractmethod
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
-        """Fill buffers and set `found[i]` for each key, `HIT` where all of a record was read.
-
-        A record is verified when its `found[i]` is set; its buffer is not written after that.
-        """
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
+        """Fill buffers and settle the answer of each key, as `HIT` where all of a record was read."""
 
     @abstractmethod
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
@@ -246,30 +242,29 @@ class Tier(ABC):
         return [failed if each is Outcome.SKIPPED else each for each in outcomes]
 
 
-class _Found(list[Outcome]):
-    """Outcomes of a `_get`. A `HIT` that is set for one key is verified there and then.
+class Answers:
+    """Outcomes of the keys of one `get`, `SKIPPED` until they are settled.
 
-    Its bytes are still in the processor's cache: four times as fast as behind the whole call.
+    `outcomes`  by index
+    `damaged`   indices whose record the tier took for good and which is not: nobody has dropped it yet
     """
 
     def __init__(self, keys: Keys, buffers: Buffers) -> None:
-        super().__init__([Outcome.SKIPPED] * len(keys))
-        self.verified: set[int] = set()
+        self.outcomes = [Outcome.SKIPPED] * len(keys)
+        self.damaged: set[int] = set()
         self._keys, self._buffers = keys, buffers
 
-    @overload
-    def __setitem__(self, place: SupportsIndex, outcome: Outcome) -> None: ...
-    @overload
-    def __setitem__(self, place: slice, outcome: Iterable[Outcome]) -> None: ...
-    def __setitem__(
-        self, place: SupportsIndex | slice, outcome: Outcome | Iterable[Outcome]
-    ) -> None:
-        if isinstance(place, slice):
-            self.verified.clear()
-        elif outcome is Outcome.HIT and (index := place.__index__()) >= 0:
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """Note what became of a key, and verify a `HIT`; its buffer is not written after that.
+
+        Its bytes are in the processor's cache now: four times as fast as behind the whole call.
+        """
+        self.damaged.discard(index)
+        if outcome is Outcome.HIT:
             outcome = checked(self._keys[index], self._buffers[index])
-            self.verified.add(index)
-        super().__setitem__(place, outcome)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            if outcome is Outcome.CORRUPT:
+                self.damaged.add(index)
+        self.outcomes[index] = outcome
 
 
 def checked(key: bytes, record: memoryview) -> Outcome:

@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,19 +96,23 @@ class Faulty(Tier):
         self.is_crashed = False
         self._num_written = 0
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         self._begin(timeout_s, sum(map(len, buffers)))
-        found[:] = self.tier.get(keys, buffers, timeout_s)
+        outcomes = self.tier.get(keys, buffers, timeout_s)
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-            if found[index] is not Outcome.HIT:
-                continue
-            if key in self._torn or self._draw("short_reads", self.plan.short_reads):
-                whole = self._random.randrange(len(buffer))
-                buffer[whole:] = bytes(len(buffer) - whole)
-            if self._draw("corruption", self.plan.corruption):
-                for _ in range(self._random.randrange(1, 9)):
-                    at = self._random.randrange(len(buffer))
-                    buffer[at] ^= 1 << self._random.randrange(8)
+            if outcomes[index] is Outcome.HIT:
+                self._spoil(key, buffer)
+            answers.settle(index, outcomes[index])
+
+    def _spoil(self, key: bytes, buffer: memoryview) -> None:
+        """Damage what was read, as it is drawn."""
+        if key in self._torn or self._draw("short_reads", self.plan.short_reads):
+            whole = self._random.randrange(len(buffer))
+            buffer[whole:] = bytes(len(buffer) - whole)
+        if self._draw("corruption", self.plan.corruption):
+            for _ in range(self._random.randrange(1, 9)):
+                at = self._random.randrange(len(buffer))
+                buffer[at] ^= 1 << self._random.randrange(8)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         self._begin(timeout_s, sum(map(len, records)))
@@ -152,7 +156,7 @@ class Faulty(Tier):
     def lease(self, keys: Keys, seconds: float) -> None:
         self.tier.lease(keys, seconds)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         return self.tier.scan()
 
     def flush(self) -> None:

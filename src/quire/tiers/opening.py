@@ -5,7 +5,6 @@
     files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB
     redis://user:password@host:6379/0          rediss:// redis+cluster:// rediss+cluster:// unix://
     s3://bucket/prefix?region=eu-central-1     gs:// az:// file:// memory://
-    mooncake://127.0.0.1:50051?memory=4GiB
 
 What follows `?` are options by name. The same as a table, where values may be of any type:
 
@@ -15,7 +14,8 @@ What follows `?` are options by name. The same as a table, where values may be o
     capacity = "200GiB"
 
 A package adds a kind by an entry point of that name in the group `quire.tiers`: a class or a function
-that is called with what stands behind the colon and the options by name, and returns a `Tier`.
+that is called with what stands behind the colon and the options by name, as its annotations say what they are,
+and returns a `Tier`. So does quire itself for `mooncake:127.0.0.1:50051?memory=4GiB`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -54,16 +55,24 @@ _IN_REDIS_URL = (
 _SECRET = re.compile(r"//[^/@]*@")
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    """A kind of tier: the option that stands behind the colon, all options by type, what opens it."""
+class _TierKind(msgspec.Struct, frozen=True):
+    """A kind of tier.
+
+    `where`    the option that stands behind the colon
+    `options`  all options, by type
+    `home`     module and class, loaded when it is asked for: most need packages of their own
+    `needed`   options without which it cannot be opened, beside `where`
+    `in_url`   options that become part of `where`
+    `other`    the option that takes what is not in `options`, as a mapping
+    """
 
     where: str
     options: dict[str, Any]
-    open: Callable[..., Tier]
+    home: str
     example: str
     needed: tuple[str, ...] = ()
+    in_url: tuple[str, ...] = ()
     other: str = ""
-    """The option that takes what is not in `options`, as a mapping."""
 
 
 def open_tier(spec: Spec) -> Tier:
@@ -141,7 +150,7 @@ def _parse_table(table: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
     return kind, options
 
 
-def _open_known(kind: str, known: _Kind, options: dict[str, Any]) -> Tier:
+def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
     arguments: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in options.items():
@@ -162,7 +171,13 @@ def _open_known(kind: str, known: _Kind, options: dict[str, Any]) -> Tier:
             raise ConfigError(f"{kind} needs {name}, for example {known.example!r}")
     if others:
         arguments[known.other] = arguments.get(known.other, {}) | others
-    return known.open(arguments.pop(known.where), **arguments)
+    where = arguments.pop(known.where)
+    in_url = {name: arguments.pop(name) for name in known.in_url if name in arguments}
+    if in_url:
+        where += ("&" if "?" in where else "?") + urlencode(in_url)
+    module, _, name = known.home.partition(":")
+    tier: Callable[..., Tier] = getattr(import_module(f"quire.tiers.{module}"), name)
+    return tier(Path(where).expanduser() if known.where == "path" else where, **arguments)
 
 
 def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
@@ -187,7 +202,7 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
         ) from error
     where = options.pop("where", "")
     try:
-        tier = factory(where, **options)
+        tier = factory(where, **_typed(kind, factory, options))
     except TypeError as error:
         raise ConfigError(f"the tier {kind!r} ({offers[0].value}): {error}") from error
     if not isinstance(tier, Tier):
@@ -195,6 +210,18 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
             f"{offers[0].value} gave {type(tier).__name__} for {kind!r}, which is no quire Tier"
         )
     return tier
+
+
+def _typed(kind: str, factory: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as what the annotations of a class or a function say, as far as they say it."""
+    hints = get_type_hints(factory.__init__ if isinstance(factory, type) else factory)
+    typed: dict[str, Any] = {}
+    for name, value in options.items():
+        try:
+            typed[name] = msgspec.convert(value, hints.get(name, Any), strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
+    return typed
 
 
 def _known_kinds() -> list[str]:
@@ -212,21 +239,21 @@ def _shown(line: str) -> str:
     return _SECRET.sub("//...@", line.partition("?")[0])
 
 
-def _kinds() -> dict[str, _Kind]:
+def _kinds() -> dict[str, _TierKind]:
     size = int | str
     return {
-        "host": _Kind("capacity", {"capacity": size}, _open_host, "host:8GiB"),
-        "disk": _Kind(
+        "host": _TierKind("capacity", {"capacity": size}, "host.tier:Host", "host:8GiB"),
+        "disk": _TierKind(
             "path",
             {"path": str, "capacity": size, "direct": bool, "ahead": size, "compact_lines": int},
-            _open_disk,
+            "disk.tier:Disk",
             "disk:/var/kv?capacity=200GiB",
             ("capacity",),
         ),
-        "files": _Kind(
-            "path", {"path": str, "capacity": size}, _open_files, "files:/mnt/shared/kv"
+        "files": _TierKind(
+            "path", {"path": str, "capacity": size}, "files.tier:Files", "files:/mnt/shared/kv"
         ),
-        "redis": _Kind(
+        "redis": _TierKind(
             "url",
             {
                 "url": str,
@@ -235,10 +262,11 @@ def _kinds() -> dict[str, _Kind]:
                 "connections": int,
                 **dict.fromkeys(_IN_REDIS_URL, str),
             },
-            _open_redis,
+            "redis.tier:Redis",
             "redis://localhost:6379",
+            in_url=_IN_REDIS_URL,
         ),
-        "objects": _Kind(
+        "objects": _TierKind(
             "url",
             {
                 "url": str,
@@ -248,69 +276,8 @@ def _kinds() -> dict[str, _Kind]:
                 "config": dict[str, str],
                 "client_options": dict[str, Any],
             },
-            _open_objects,
+            "objects.tier:Objects",
             "s3://bucket/prefix",
             other="config",
         ),
-        "mooncake": _Kind(
-            "master",
-            {
-                "master": str,
-                "host": str,
-                "memory": size,
-                "buffer": size,
-                "callers": int,
-                "prefix": str,
-                "replicas": int,
-                "metadata": str,
-                "protocol": str,
-                "devices": str,
-                "open_timeout_s": float,
-            },
-            _open_mooncake,
-            "mooncake://127.0.0.1:50051",
-        ),
     }
-
-
-# Each tier's module is loaded when it is asked for: most need packages of their own.
-# ruff: noqa: PLC0415
-
-
-def _open_host(capacity: int | str) -> Tier:
-    from quire.tiers.host.tier import Host
-
-    return Host(capacity)
-
-
-def _open_disk(path: str, **options: Any) -> Tier:
-    from quire.tiers.disk.tier import Disk
-
-    return Disk(Path(path).expanduser(), **options)
-
-
-def _open_files(path: str, **options: Any) -> Tier:
-    from quire.tiers.files.tier import Files
-
-    return Files(Path(path).expanduser(), **options)
-
-
-def _open_redis(url: str, **options: Any) -> Tier:
-    from quire.tiers.redis.tier import Redis
-
-    in_url = {name: options.pop(name) for name in _IN_REDIS_URL if name in options}
-    if in_url:
-        url += ("&" if "?" in url else "?") + urlencode(in_url)
-    return Redis(url, **options)
-
-
-def _open_objects(url: str, **options: Any) -> Tier:
-    from quire.tiers.objects.tier import Objects
-
-    return Objects(url, **options)
-
-
-def _open_mooncake(master: str, **options: Any) -> Tier:
-    from quire.tiers.mooncake.tier import Mooncake
-
-    return Mooncake(master, **options)

@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
-from quire.core import CacheManager, Explanation, Hint, Scope, Stats, TokenRange
+from quire.core import CacheManager, Explanation, Hint, Scope, Stats
 from quire.core.hints import NO_HINT
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
@@ -31,7 +31,7 @@ from quire.errors import ConfigError, TokensError
 if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
     from quire.tensors.quant import QuantError
-    from quire.tiers.stack.prefetch import Mode, Prefetch
+    from quire.tiers.stack.prefetch import Prefetch
 
 
 class PrefixCache(ModelFace):
@@ -113,7 +113,7 @@ class PrefixCache(ModelFace):
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
-        ranges: Sequence[TokenRange] = (),
+        store_until: int | None = None,
         hint: Hint = NO_HINT,
         **arguments: Any,
     ) -> Any:
@@ -130,9 +130,9 @@ class PrefixCache(ModelFace):
         media: the prompt's images, videos and audio by name, where hashing them takes too long:
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
-        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; ranges:
-        `quire.TokenRange`s of each row's tokens that are kept on other terms, or not at all:
-        TokenRange(0, store=False) keeps nothing, TokenRange(prompt_len, store=False) no answer.
+        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; store_until:
+        how many of each row's tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's
+        length no answer.
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
@@ -155,7 +155,7 @@ class PrefixCache(ModelFace):
             )
         if calls.first is not None:
             calls.first.admit(found)
-        terms = Terms(self.kept.identity.scope(scope), priority, retain_s, tuple(ranges), hint)
+        terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
         with calls.opened(prompts, found, terms) as request:
             making = calls.making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
@@ -189,7 +189,7 @@ class PrefixCache(ModelFace):
         scope: Scope | None = None,
         priority: int = 0,
         retain_s: float | None = None,
-        ranges: Sequence[TokenRange] = (),
+        store_until: int | None = None,
         hint: Hint = NO_HINT,
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
@@ -231,7 +231,7 @@ class PrefixCache(ModelFace):
             declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
             if calls.first is not None:
                 calls.first.admit(declared, is_session=True)
-            terms = Terms(self.kept.identity.scope(scope), priority, retain_s, tuple(ranges), hint)
+            terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
             with calls.opened(prompts, declared, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()
@@ -279,13 +279,12 @@ class PrefixCache(ModelFace):
         *,
         attention_mask: Any = None,
         media: Named | None = None,
-        mode: "Mode" = "best_effort",
         **content: Any,
     ) -> "list[Prefetch]":
         """Begin to bring what a prompt will need from slower tiers into the fastest one; returns at once.
 
-        One `Prefetch` for each row of which something is there. Its `finish` says what has come, by the rule
-        of `mode`: "best_effort" goes on without the rest, "complete" and "timeout" wait for it.
+        One `Prefetch` for each row of which something is there. Its `finish`, when the row's turn has come, ends
+        it, at once or after `wait_s`, and says how much has come.
         """
         prompts = self._calls.prompts(input_ids, attention_mask, content)
         found = self._calls.media.read(prompts, content, media)
@@ -293,7 +292,7 @@ class PrefixCache(ModelFace):
         if below is None:
             return []
         begun = (
-            below.prefetch(tokens, bound, spans, mode)
+            below.prefetch(tokens, bound, spans)
             for tokens, spans in zip(prompts.tokens, found.spans, strict=True)
         )
         return [each for each in begun if each is not None]

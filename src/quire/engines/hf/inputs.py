@@ -218,7 +218,7 @@ class _Settings:
 
 
 _DEFAULTS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "ranges", "hint")
+_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "store_until", "hint")
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from quire.core import (
     Scope,
     Sequence,
     SlidingWindow,
-    TokenRange,
 )
 from quire.core.groups import Kind
 from quire.core.hints import NO_HINT, Hint
@@ -40,13 +39,13 @@ ReadKV = Callable[[Items[int], int, int], list[KV]]
 class Terms:
     """Who may share a request's prefix, how long it is worth keeping, and which tokens of it.
 
-    `ranges` speak of each row's own tokens, padding not counted.
+    `store_until` speaks of each row's own tokens, padding not counted.
     """
 
     scope: Scope
     priority: int = 0
     retain_s: float | None = None
-    ranges: tuple[TokenRange, ...] = ()
+    store_until: int | None = None
     hint: Hint = NO_HINT
 
 
@@ -101,7 +100,7 @@ class HfStore:
             media=media,
             priority=terms.priority,
             retain_s=terms.retain_s,
-            ranges=terms.ranges,
+            store_until=terms.store_until,
             hint=terms.hint,
         )
         self._copy()
@@ -187,8 +186,7 @@ class HfStore:
         """
         start = seq.computed
         stop = tokens.size - tokens.size % self.manager.block_size
-        if seq.terms is not None:
-            stop = min(stop, seq.terms.limit * self.manager.block_size)
+        stop = min(stop, seq.store_until * self.manager.block_size)
         if self._states:
             stop = snapshot.length if snapshot and snapshot.length <= min(tokens.size, stop) else 0
         if seq.computed < stop:

@@ -43,7 +43,7 @@ class Origin(msgspec.Struct, frozen=True):
     splits: int = 1
 
 
-class Part:
+class BlockPart:
     """Some KV heads of the layers of one group, or its states: what one record holds of a block.
 
     `group`      index of the layer group
@@ -91,7 +91,7 @@ class Part:
         return partial(self.codec.decode, payloads, pool, block_ids)
 
 
-def make_parts(layout: ModelLayout, origin: Origin) -> list[list[Part]]:
+def make_parts(layout: ModelLayout, origin: Origin) -> list[list[BlockPart]]:
     """Return the parts of each layer group of a model. Raises `ConfigError` for an unknown dtype."""
     return [
         list(_parts_of(layout, index, origin, heads))
@@ -111,7 +111,7 @@ def _head_groups(layout: ModelLayout, splits: int) -> Iterable[list[tuple[int, i
 
 def _parts_of(
     layout: ModelLayout, index: int, origin: Origin, heads: list[tuple[int, int] | None]
-) -> Iterable[Part]:
+) -> Iterable[BlockPart]:
     group = layout.groups[index]
     for span in heads:
         codec = BlockCodec(group.memory, origin.dtype, span)
@@ -123,10 +123,10 @@ def _parts_of(
             layers=group.layers,
             heads=codec.heads,
         )
-        yield Part(index, codec, namespace)
+        yield BlockPart(index, codec, namespace)
 
 
-Piece: TypeAlias = tuple[NamedBlock, Part]
+Piece: TypeAlias = tuple[NamedBlock, BlockPart]
 """What one record holds."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core import CacheManager, FullAttention, Recurrent
-from quire.engines.tiered.parts import Part
+from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
 from quire.tiers.stack.stack import TierStack
 
@@ -32,7 +32,7 @@ class Search:
         self,
         manager: CacheManager,
         stack: TierStack,
-        parts: Sequence[Sequence[Part]],
+        parts: Sequence[Sequence[BlockPart]],
         here: Residency,
         limit: int,
         *,

@@ -27,7 +27,7 @@ from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
-from quire.tiers.stack.prefetch import Mode, Prefetch
+from quire.tiers.stack.prefetch import Prefetch
 from quire.tiers.stack.stack import TierStack
 
 ASKING_SHARE = 0.05
@@ -104,19 +104,14 @@ class TieredStore:
         return self._load(search, end, (tokens, scope, media))
 
     def prefetch(
-        self,
-        tokens: IntArray,
-        scope: Scope | None = None,
-        media: Sequence[MediaItem] = (),
-        mode: Mode = "best_effort",
+        self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> Prefetch | None:
         """Begin to bring what a waiting prompt will need into the fastest tier; None for nothing."""
         search = self._search(tokens, scope, media)
         if search is None or search.end <= search.here.accepted:
             return None
         keys, _, sizes = search.lacking(search.end)
-        num_tokens = (search.end - search.here.accepted) * self.manager.block_size
-        return self.stack.prefetch(keys, sizes, num_tokens, mode)
+        return self.stack.prefetch(keys, sizes)
 
     def held(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()

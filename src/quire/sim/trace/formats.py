@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import msgspec
 
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace.batches import possible_block_sizes, sizes_of
 from quire.sim.trace.chunks import line_chunks
 from quire.sim.trace.schemas import (
     MAX_BLOCK_SIZE,
@@ -23,6 +22,7 @@ from quire.sim.trace.schemas import (
     decode_lines,
     excerpt,
     no_row,
+    num_ids_of,
     why,
 )
 
@@ -137,7 +137,7 @@ def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
     rows, reason = decode_lines(msgspec.json.Decoder(row_type), head)
     if not rows:
         raise no_row(str(path), 1, reason or "no row")
-    sizes = possible_block_sizes(sizes_of(rows, 0.0, 1.0))
+    sizes = _possible_block_sizes(rows)
     if row_type not in RUN_ROWS and MOONCAKE_BLOCK in sizes:
         return MOONCAKE_BLOCK
     powers = [
@@ -151,3 +151,25 @@ def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
         f"{path} does not say how many tokens a block has, and its first rows leave it open "
         f"({found}): say it with block_size (quire trace convert --trace-block-size)"
     )
+
+
+def _possible_block_sizes(rows: list[Any]) -> range:
+    """Return the block sizes for which every row has an id for each block.
+
+    A last, partial block may have an id or none, but the same in all rows. Rows of under two
+    ids say too little and are not asked.
+    """
+    asked = [(row.input_length, n) for row in rows if (n := num_ids_of(row)) >= 2]
+    if not asked:
+        return range(0)
+    with_partial = range(
+        max(-(-tokens // n) for tokens, n in asked),
+        min(-(-tokens // (n - 1)) for tokens, n in asked),
+    )
+    without = range(
+        max(tokens // (n + 1) for tokens, n in asked) + 1,
+        min(tokens // n for tokens, n in asked) + 1,
+    )
+    if with_partial and without:
+        return range(min(with_partial[0], without[0]), max(with_partial[-1], without[-1]) + 1)
+    return with_partial or without

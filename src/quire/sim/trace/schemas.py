@@ -16,6 +16,9 @@ MAX_TOKENS = 1 << 27
 MAX_BLOCK_SIZE = 1 << 20
 """No block has more tokens."""
 
+MAX_SECONDS = 1e10
+"""No trace spans more, in seconds: 300 years."""
+
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Session: TypeAlias = str | int | None
@@ -114,6 +117,38 @@ def decode_lines(decoder: msgspec.json.Decoder[Any], chunk: bytes) -> tuple[list
             except NO_ROW as error:
                 return rows, why(error, line)
         return rows, None
+
+
+def num_ids_of(row: Any) -> int:
+    """Return how many block ids a row has."""
+    if isinstance(row, RUN_ROWS):
+        return sum(length for _, length in row.hash_runs)
+    return len(row.hash_ids)
+
+
+def why_impossible(row: Any, block_size: int, time_s: float, last_s: float) -> str | None:
+    """Return why a row cannot be that comes after one at `last_s`; None where it can."""
+    tokens, num_ids = row.input_length, num_ids_of(row)
+    full, most = tokens // block_size, -(-tokens // block_size)
+    if time_s < last_s:
+        ahead = f"{last_s - time_s:.9g} s"
+        return f"time goes backwards: it came {ahead} before the row above; sort the rows by their time"
+    if abs(time_s) > MAX_SECONDS:
+        return (
+            f"it came {time_s:.3g} s after the first request, over the limit of "
+            f"{MAX_SECONDS:.0e} s; is the time given in the right unit?"
+        )
+    if num_ids < full:
+        return (
+            f"{num_ids:,} block ids are fewer than the {full:,} full blocks of "
+            f"{block_size} tokens in a prompt of {tokens:,}; is the block size right?"
+        )
+    if num_ids > most:
+        return (
+            f"{num_ids:,} block ids are more than a prompt of {tokens:,} tokens has "
+            f"blocks of {block_size} ({most:,}); is the block size right?"
+        )
+    return None
 
 
 def why(error: Exception, line: bytes) -> str:

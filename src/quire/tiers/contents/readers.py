@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.files.room import file_of, walk
 
 
-class Reader(Tier):
+class ReadOnlyTier(Tier):
     """A tier without `put` and `delete`. `path` is its directory; None where it has none."""
 
     path: Path | None = None
@@ -24,7 +24,7 @@ class Reader(Tier):
         """Leave what is damaged where it is: `get` would have it dropped."""
 
 
-class FilesReader(Reader):
+class FilesReader(ReadOnlyTier):
     """The directory of a `Files` tier, which others may be writing to.
 
     Raises `TierError` where it cannot be listed.
@@ -44,19 +44,19 @@ class FilesReader(Reader):
         except OSError as error:
             raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
         self._listed = [
-            Entry(key, num_bytes, age) for age, (_, num_bytes, key) in enumerate(listed)
+            ListedRecord(key, num_bytes, age) for age, (_, num_bytes, key) in enumerate(listed)
         ]
         self.modified_s = {key: modified / 1e9 for modified, _, key in listed}
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         return iter(self._listed)
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             if index and time.monotonic() > deadline:
                 raise TimeoutError
-            found[index] = self._read(key, buffer)
+            answers.settle(index, self._read(key, buffer))
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         try:
@@ -79,7 +79,7 @@ class FilesReader(Reader):
         return len(self._listed), sum(entry.num_bytes for entry in self._listed), -1
 
 
-class ReadOnly(Reader):
+class ReadOnlyView(ReadOnlyTier):
     """Any other tier, which it owns. What is damaged stays as far as that tier's own reading lets it."""
 
     def __init__(self, tier: Tier) -> None:
@@ -87,14 +87,14 @@ class ReadOnly(Reader):
         self.tier = tier
         self.name, self.is_local = tier.name, tier.is_local
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         return self.tier.scan()
 
     def close(self) -> None:
         self.tier.close()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
-        self.tier._get(keys, buffers, timeout_s, found)  # noqa: SLF001 - `get` would drop
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
+        self.tier._get(keys, buffers, timeout_s, answers)  # noqa: SLF001 - `get` would drop
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return self.tier.contains(keys, timeout_s)

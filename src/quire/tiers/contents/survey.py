@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from quire.tiers.base import Entry, Outcome, Tier
+from quire.tiers.base import ListedRecord, Outcome, Tier
 from quire.tiers.contents.batches import carved
 from quire.tiers.contents.names import NameBook
 from quire.tiers.format import DType, Namespace, read_header
@@ -19,7 +19,7 @@ _BATCH = 16
 _UNREAD = b""
 
 
-class Tally(msgspec.Struct):
+class RecordTally(msgspec.Struct):
     """Records counted. `recency`: their bytes by when they were used, newest first.
 
     A bucket is a fortieth of the tier's records. Empty where the tier does not know.
@@ -38,7 +38,7 @@ class Tally(msgspec.Struct):
                 self.recency = [0] * BUCKETS
             self.recency[bucket] += num_bytes
 
-    def add_all(self, other: Tally) -> None:
+    def add_all(self, other: RecordTally) -> None:
         """Count what another one has counted."""
         self.records += other.records
         self.num_bytes += other.num_bytes
@@ -51,7 +51,7 @@ class NamespaceRow(msgspec.Struct):
     """Records of one namespace. `fingerprint` in hex; "" for records that were not read."""
 
     fingerprint: str
-    tally: Tally
+    tally: RecordTally
     namespace: Namespace | None = None
     dtype: str = ""
     tokens_per_block: int = 0
@@ -67,8 +67,8 @@ class Run(msgspec.Struct):
     depth: int
     start_token: int
     stop_token: int
-    own: Tally
-    below: Tally
+    own: RecordTally
+    below: RecordTally
 
 
 class ScopeRow(msgspec.Struct):
@@ -79,18 +79,18 @@ class ScopeRow(msgspec.Struct):
 
     root: str
     label: str
-    tally: Tally
+    tally: RecordTally
     runs: list[Run]
 
 
 class Survey(msgspec.Struct):
     """All that was found. `unnamed`: records of blocks that no name leads to."""
 
-    total: Tally
+    total: RecordTally
     record_sizes: dict[int, int]
     namespaces: list[NamespaceRow]
     scopes: list[ScopeRow]
-    unnamed: Tally
+    unnamed: RecordTally
     bad_lines: int
 
 
@@ -103,11 +103,11 @@ def survey(
     entries = list(tier.scan())
     known = names.keys()
     scale = max(len(entries), 1)
-    named: dict[bytes, Tally] = {}
+    named: dict[bytes, RecordTally] = {}
     spaces: dict[bytes, NamespaceRow] = {}
-    total, unnamed = Tally(), Tally()
+    total, unnamed = RecordTally(), RecordTally()
     sizes: dict[int, int] = {}
-    unread: list[Entry] = []
+    unread: list[ListedRecord] = []
     for entry in entries:
         bucket = min(entry.age * BUCKETS // scale, BUCKETS - 1)
         total.add(entry.num_bytes, bucket)
@@ -119,7 +119,7 @@ def survey(
             continue
         digest, block = name
         _row(spaces, digest, names).tally.add(entry.num_bytes, bucket)
-        named.setdefault(block, Tally()).add(entry.num_bytes, bucket)
+        named.setdefault(block, RecordTally()).add(entry.num_bytes, bucket)
     for entry, digest, dtype in _looked_at(tier, unread, progress):
         row = _row(spaces, digest, names)
         row.tally.add(entry.num_bytes, min(entry.age * BUCKETS // scale, BUCKETS - 1))
@@ -143,15 +143,15 @@ def _row(spaces: dict[bytes, NamespaceRow], digest: bytes, names: NameBook) -> N
     row = spaces.get(digest)
     if row is None:
         space = names.namespaces.get(digest)
-        row = spaces[digest] = NamespaceRow(digest.hex(), Tally(), space)
+        row = spaces[digest] = NamespaceRow(digest.hex(), RecordTally(), space)
         if space is not None:
             row.dtype, row.tokens_per_block = space.dtype, space.block_size
     return row
 
 
 def _looked_at(
-    tier: Tier, entries: Sequence[Entry], progress: Callable[[int, int], None]
-) -> Iterator[tuple[Entry, bytes, str]]:
+    tier: Tier, entries: Sequence[ListedRecord], progress: Callable[[int, int], None]
+) -> Iterator[tuple[ListedRecord, bytes, str]]:
     """Yield what the headers of records say: fingerprint and dtype; nothing of those not read."""
     read = entries[:READ_RECORDS]
     for start in range(0, len(read), _BATCH):
@@ -169,7 +169,9 @@ def _looked_at(
         yield entry, _UNREAD, ""
 
 
-def _scopes(names: NameBook, named: dict[bytes, Tally], block_size: int) -> Iterator[ScopeRow]:
+def _scopes(
+    names: NameBook, named: dict[bytes, RecordTally], block_size: int
+) -> Iterator[ScopeRow]:
     """Yield prefixes by root, and take what they hold out of `named`.
 
     Blocks whose parents lead in a circle have no root.
@@ -179,7 +181,7 @@ def _scopes(names: NameBook, named: dict[bytes, Tally], block_size: int) -> Iter
         children.setdefault(parent, []).append(block)
     for root in [parent for parent in children if parent not in names.parents]:
         runs = _runs(root, children, named, block_size)
-        tally = Tally()
+        tally = RecordTally()
         for run in runs:
             tally.add_all(run.own)
         if tally.records:
@@ -187,7 +189,10 @@ def _scopes(names: NameBook, named: dict[bytes, Tally], block_size: int) -> Iter
 
 
 def _runs(
-    root: bytes, children: dict[bytes, list[bytes]], named: dict[bytes, Tally], block_size: int
+    root: bytes,
+    children: dict[bytes, list[bytes]],
+    named: dict[bytes, RecordTally],
+    block_size: int,
 ) -> list[Run]:
     """Return the runs behind a root in the order of a tree. Chains may be deep: nothing recurses."""
     made: list[Run] = []
@@ -195,7 +200,7 @@ def _runs(
     waiting = [(block, 0, 0, 0) for block in children.get(root, ())]
     while waiting:
         block, blocks, depth, above = waiting.pop()
-        run = Run(block.hex(), depth, blocks * block_size, 0, Tally(), Tally())
+        run = Run(block.hex(), depth, blocks * block_size, 0, RecordTally(), RecordTally())
         while True:
             blocks += 1
             if block in named:

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.base import Entry, Outcome, Tier
+from quire.tiers.base import ListedRecord, Outcome, Tier
 from quire.tiers.contract.samples import (
     PAYLOADS,
     buffers_like,
@@ -384,7 +384,7 @@ class TierContract:
         tier.delete([key])
         assert tier.name in repr(tier)
 
-    def _scan(self, tier: Tier) -> list[Entry]:
+    def _scan(self, tier: Tier) -> list[ListedRecord]:
         try:
             return list(tier.scan())
         except (TierError, NotImplementedError) as error:

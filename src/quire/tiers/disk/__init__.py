@@ -1,4 +1,4 @@
-"""Records on a local disk: slabs of recycled slots and a log."""
+"""Records on a local disk: slabs of recycled places and a log."""
 
 from quire.tiers.disk.reader import DiskReader
 from quire.tiers.disk.tier import Disk

@@ -1,4 +1,4 @@
-"""What a call writes at once: slots that it has reserved, and runs of them that lie behind each other."""
+"""What a call writes at once: places that it has reserved, and runs of them that lie behind each other."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from quire.tiers.disk.records import Written
 from quire.tiers.disk.slab import Slab
 
 RUN_BYTES = 1 << 20
-"""Neighbouring slots are written by one call of the system, about so many bytes at once."""
+"""Neighbouring places are written by one call of the system, about so many bytes at once."""
 
 _RUN_RECORDS = 256
 
 
 class Group:
-    """Slots that a call has reserved for its records, by their index in the call."""
+    """Places that a call has reserved for its records, by their index in the call."""
 
     def __init__(self) -> None:
         self.keys: set[bytes] = set()
         self.indices: list[int] = []
-        self.slots: list[Written] = []
+        self.places: list[Written] = []
         self.num_bytes = 0
 
     def add(self, index: int, written: Written) -> None:
-        """Take a slot for the record with this index."""
+        """Take a place for the record with this index."""
         self.keys.add(written.key)
         self.indices.append(index)
-        self.slots.append(written)
+        self.places.append(written)
         self.num_bytes += written.slab.record_bytes
 
     def runs(self) -> list[range]:
-        """Return which slots lie behind each other in a slab, up to `RUN_BYTES`, as ranges in `slots`."""
-        starts = [0] if self.slots else []
-        for at, (last, each) in enumerate(pairwise(self.slots), 1):
+        """Return which places lie behind each other in a slab, up to `RUN_BYTES`, as ranges in `places`."""
+        starts = [0] if self.places else []
+        for at, (last, each) in enumerate(pairwise(self.places), 1):
             count = at - starts[-1]
-            is_next = each.slab is last.slab and each.slot == last.slot + 1
+            is_next = each.slab is last.slab and each.place == last.place + 1
             if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= RUN_BYTES:
                 starts.append(at)
-        return [range(*pair) for pair in pairwise([*starts, len(self.slots)])]
+        return [range(*pair) for pair in pairwise([*starts, len(self.places)])]
 
 
 class Spare:
-    """Slots of one size that a call has reserved and given to no record yet; the last goes first."""
+    """Places of one size that a call has reserved and given to no record yet; the last goes first."""
 
     slab: Slab
 
     def __init__(self) -> None:
-        self.slots: list[int] = []
+        self.places: list[int] = []
 
     def has(self, record_bytes: int) -> bool:
         """Return whether there is one for a record of this size."""
-        return bool(self.slots) and self.slab.record_bytes == record_bytes
+        return bool(self.places) and self.slab.record_bytes == record_bytes

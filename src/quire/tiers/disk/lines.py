@@ -1,4 +1,4 @@
-"""The disk tier's log, byte by byte: which record lies in which slot.
+"""The disk tier's log, byte by byte: which record lies in which place.
 
 A log file is a sequence of lines of 64 bytes; all numbers are little-endian. The first is its head:
 
@@ -11,19 +11,19 @@ A log file is a sequence of lines of 64 bytes; all numbers are little-endian. Th
         24     32  reserved   0
         56      8  checksum   xxh3-64 of bytes 0 to 55
 
-Every other line is about one slot:
+Every other line is about one place:
 
          0      8  checksum   xxh3-64 of bytes 8 to 63, with the log's number as its seed; 0 in a frame
-         8      8  stamp      when the record was used last, by a counter; 0: the slot holds nothing
+         8      8  stamp      when the record was used last, by a counter; 0: the place holds nothing
         16      8  tag        the record's own header checksum, which covers key, generation and payload checksum
-        24      4  slot       index of the slot in its slab
+        24      4  place      index of the place in its slab
         28      4  size       of the slab's records, in units of 64 bytes; 0: the head of a frame
         32     32  key
 
-or the head of a frame, whose lines have one checksum together: `tag` is the xxh3-64 of the lines, `slot` their count.
+or the head of a frame, whose lines have one checksum together: `tag` is the xxh3-64 of the lines, `place` their count.
 
-The last line about a slot counts, and of slots with one key the last line. Lines that do not hold are left out:
-a line that is lost costs a record, or names a slot that now holds another record, which the tag tells when it is read.
+The last line about a place counts, and of places with one key the last line. Lines that do not hold are left out:
+a line that is lost costs a record, or names a place that now holds another record, which the tag tells when it is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from quire.errors import RecordError
 from quire.tiers.format import KEY_BYTES
-from quire.tiers.slots.key_table import byte_view
+from quire.tiers.places.key_table import byte_view
 
 LINE_BYTES = 64
 FRAME_LINES = 4096
@@ -51,7 +51,7 @@ LINE = np.dtype(
         ("checksum", "<u8"),
         ("stamp", "<i8"),
         ("tag", "<u8"),
-        ("slot", "<u4"),
+        ("place", "<u4"),
         ("size", "<u4"),
         ("key", "u1", KEY_BYTES),
     ]
@@ -72,10 +72,10 @@ class LogHead(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a slot holds from here on; with stamp 0: nothing."""
+    """What a place holds from here on; with stamp 0: nothing."""
 
     record_bytes: int
-    slot: int
+    place: int
     stamp: int = 0
     tag: int = 0
     key: bytes = bytes(KEY_BYTES)
@@ -107,7 +107,9 @@ def encode_lines(lines: Sequence[Line], number: int) -> bytes:
     """Return lines for the log of that number, each with its checksum."""
     parts: list[bytes] = []
     for line in lines:
-        body = _BODY.pack(line.stamp, line.tag, line.slot, line.record_bytes // SIZE_UNIT, line.key)
+        body = _BODY.pack(
+            line.stamp, line.tag, line.place, line.record_bytes // SIZE_UNIT, line.key
+        )
         parts += _U64.pack(xxhash.xxh3_64_intdigest(body, number)), body
     return b"".join(parts)
 
@@ -120,7 +122,7 @@ def encode_frame(lines: NDArray[Any], number: int) -> bytes:
 
 
 def mark_lines(lines: NDArray[Any], number: int) -> int:
-    """Set the size of all that is no line about a slot, or does not hold, to 0; return how many do not.
+    """Set the size of all that is no line about a place, or does not hold, to 0; return how many do not.
 
     `lines` is an array of `LINE`: what follows the head in the log of that number.
     """
@@ -133,15 +135,15 @@ def mark_lines(lines: NDArray[Any], number: int) -> int:
         if digest(view[start + 8 : start + LINE_BYTES], number) != _U64.unpack_from(view, start)[0]:
             lost += 1
             continue
-        _, tag, slot, size, _ = _BODY.unpack_from(view, start + 8)
+        _, tag, place, size, _ = _BODY.unpack_from(view, start + 8)
         if size:
             holds[at - 1] = True
             continue
-        end = at + slot
+        end = at + place
         if end <= len(lines) and digest(view[at * LINE_BYTES : end * LINE_BYTES]) == tag:
             holds[at:end] = True
         else:
-            lost += min(slot, len(lines) - at)
+            lost += min(place, len(lines) - at)
         at = end
     lines["size"][~holds] = 0
     return lost

@@ -31,7 +31,7 @@ from quire.tiers.disk.lines import (
     encode_lines,
     mark_lines,
 )
-from quire.tiers.slots.key_table import Slots, byte_view, later_duplicates
+from quire.tiers.places.key_table import Places, byte_view, later_duplicates
 
 _NAME = re.compile(r"log-(\d{8,})\.quire")
 _ATTEMPTS = 20
@@ -127,26 +127,26 @@ def _all_lines(logs: Sequence[tuple[LogHead, FileIO]]) -> tuple[NDArray[Any], in
     return lines, lost
 
 
-def records_in(lines: NDArray[Any], num_slots: Mapping[int, int]) -> tuple[dict[int, Slots], int]:
+def records_in(lines: NDArray[Any], num_places: Mapping[int, int]) -> tuple[dict[int, Places], int]:
     """Return which lines name records, by record size, and how many more are named in vain.
 
-    Indices of lines, int64. `num_slots` holds the slots that each slab really has: what lies
-    beyond is in vain, and of slots with one key all but the last that was written.
+    Indices of lines, int64. `num_places` holds the places that each slab really has: what lies
+    beyond is in vain, and of places with one key all but the last that was written.
     """
-    left: list[Slots] = []
+    left: list[Places] = []
     is_inside = lines["size"] == 0
-    for record_bytes, count in num_slots.items():
-        is_about = (lines["size"] == record_bytes // SIZE_UNIT) & (lines["slot"] < count)
+    for record_bytes, count in num_places.items():
+        is_about = (lines["size"] == record_bytes // SIZE_UNIT) & (lines["place"] < count)
         is_inside |= is_about
         about = np.flatnonzero(is_about)
         last = np.full(count, -1, np.int64)
-        last[lines["slot"][about]] = about  # of equal indices, the last is kept
+        last[lines["place"][about]] = about  # of equal indices, the last is kept
         last = last[last >= 0]
         left.append(last[lines["stamp"][last] > 0])
     rows = np.sort(np.concatenate(left)) if left else np.zeros(0, np.int64)
     outside = lines[~is_inside][::-1]
-    places = (outside["size"].astype(np.uint64) << np.uint64(32)) | outside["slot"]
-    _, last = np.unique(places, return_index=True)
+    codes = (outside["size"].astype(np.uint64) << np.uint64(32)) | outside["place"]
+    _, last = np.unique(codes, return_index=True)
     in_vain = int(np.count_nonzero(outside["stamp"][last] > 0))
     newest_first = rows[::-1]
     words = lines.view(np.uint64).reshape(-1, LINE_BYTES // 8)[newest_first, KEY_AT // 8 :]
@@ -154,7 +154,7 @@ def records_in(lines: NDArray[Any], num_slots: Mapping[int, int]) -> tuple[dict[
     rows = np.delete(newest_first, repeated)
     sizes = lines["size"][rows]
     return (
-        {each: rows[sizes == each // SIZE_UNIT] for each in num_slots},
+        {each: rows[sizes == each // SIZE_UNIT] for each in num_places},
         in_vain + len(repeated),
     )
 

@@ -13,7 +13,7 @@ from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.lines import SIZE_UNIT
 from quire.tiers.disk.log import LogContents, records_in
 from quire.tiers.disk.slab import Slab
-from quire.tiers.slots.recency import Recency
+from quire.tiers.places.recency import Recency
 
 _NAME = re.compile(r"slab-(\d+)\.quire")
 
@@ -56,12 +56,12 @@ def open_slabs(directory: Path, files: DiskFiles, recency: Recency, flags: int) 
 
 def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
     """Publish the records that logs name in the slabs that were opened."""
-    num_slots = {size: slab.index.num_slots for size, slab in slabs.items()}
-    found, in_vain = records_in(contents.lines, num_slots)
+    num_places = {size: slab.index.num_places for size, slab in slabs.items()}
+    found, in_vain = records_in(contents.lines, num_places)
     lines = contents.lines
     for size, rows in found.items():
         slabs[size].index.load(
-            lines["slot"][rows].astype(np.int64),
+            lines["place"][rows].astype(np.int64),
             lines["key"][rows],
             lines["tag"][rows],
             lines["stamp"][rows],
@@ -71,8 +71,8 @@ def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
 
 
 def remove_empty(slabs: dict[int, Slab], files: DiskFiles) -> None:
-    """Remove the slabs without slots, from the directory too."""
-    for size in [size for size, slab in slabs.items() if not slab.index.num_slots]:
+    """Remove the slabs without places, from the directory too."""
+    for size in [size for size, slab in slabs.items() if not slab.index.num_places]:
         slab = slabs.pop(size)
         slab.close()
         files.unlink(slab.path)

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome
-from quire.tiers.contents.readers import Reader
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
+from quire.tiers.contents.readers import ReadOnlyTier
 from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.log import read_logs
 from quire.tiers.disk.opening import Recovered, fill_indexes, open_slabs
-from quire.tiers.disk.records import Place, entries_of, place_in, tag_of
-from quire.tiers.slots.recency import Recency
+from quire.tiers.disk.records import Spot, entries_of, spot_in, tag_of
+from quire.tiers.places.recency import Recency
 
 
-class DiskReader(Reader):
+class DiskReader(ReadOnlyTier):
     """The records that were in a directory when it was opened.
 
-    It takes no lock. A record whose slot was given to another since reads as `ABSENT`, one
-    whose slot is being written just then as `CORRUPT`; what is stored later is not seen.
+    It takes no lock. A record whose place was given to another since reads as `ABSENT`, one
+    whose place is being written just then as `CORRUPT`; what is stored later is not seen.
     Raises `TierError` where the directory cannot be read, or a later version wrote it.
     """
 
@@ -41,7 +41,7 @@ class DiskReader(Reader):
         self.recovered: Recovered = fill_indexes(self._slabs, contents)
         self._is_closed = False
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         return entries_of(list(self._slabs.values()))
 
     def check(self) -> None:
@@ -54,18 +54,18 @@ class DiskReader(Reader):
             for slab in self._slabs.values():
                 slab.close()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         if self._is_closed:
             raise TierError(f"the reader of {self.path} was closed")
         until = time.monotonic() + timeout_s
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             if time.monotonic() > until:
                 raise TimeoutError
-            place = place_in(self._slabs.values(), key)
-            found[index] = Outcome.ABSENT if place is None else _read(place, buffer)
+            spot = spot_in(self._slabs.values(), key)
+            answers.settle(index, Outcome.ABSENT if spot is None else _read(spot, buffer))
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
-        return [place_in(self._slabs.values(), key) is not None for key in keys]
+        return [spot_in(self._slabs.values(), key) is not None for key in keys]
 
     def _size(self) -> tuple[int, int, int]:
         slabs = self._slabs.values()
@@ -73,12 +73,12 @@ class DiskReader(Reader):
         return sum(len(slab.index) for slab in slabs), held, -1
 
 
-def _read(place: Place, buffer: memoryview) -> Outcome:
-    if place.slab.record_bytes != len(buffer):
+def _read(spot: Spot, buffer: memoryview) -> Outcome:
+    if spot.slab.record_bytes != len(buffer):
         return Outcome.FOREIGN
     try:
-        is_whole = place.slab.read(place.slot, buffer)
+        is_whole = spot.slab.read(spot.place, buffer)
     except OSError:
         return Outcome.ERROR
-    # Another tag: another record has the slot by now. The same: the caller verifies the rest.
-    return Outcome.HIT if is_whole and tag_of(buffer) == place.tag else Outcome.ABSENT
+    # Another tag: another record has the place by now. The same: the caller verifies the rest.
+    return Outcome.HIT if is_whole and tag_of(buffer) == spot.tag else Outcome.ABSENT

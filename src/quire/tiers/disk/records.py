@@ -1,4 +1,4 @@
-"""Which record lies in which slot of which slab: the indexes and the log, changed together."""
+"""Which record lies in which place of which slab: the indexes and the log, changed together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import InvariantError
-from quire.tiers.base import Entry
+from quire.tiers.base import ListedRecord
 from quire.tiers.disk.lines import FRAME_LINES, LINE, SIZE_UNIT, Line
 from quire.tiers.disk.log import DiskLog
 from quire.tiers.disk.slab import Slab
-from quire.tiers.slots.index import NOWHERE
-from quire.tiers.slots.recency import Recency
+from quire.tiers.places.index import NOWHERE
+from quire.tiers.places.recency import Recency
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -31,23 +31,23 @@ _FEW = 128
 """Keys from which on a look at all of them at once is faster than one by one, after a model has had the caches."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Spot(msgspec.Struct, frozen=True):
     """Where a record lies, and the tag that it must carry there.
 
     With a stamp, it is meant only as long as it was not used again.
     """
 
     slab: Slab
-    slot: int
+    place: int
     tag: int
     stamp: int = 0
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A reserved slot that was filled and is not found yet."""
+    """A reserved place that was filled and is not found yet."""
 
     slab: Slab
-    slot: int
+    place: int
     key: bytes
     tag: int
     stamp: int
@@ -60,8 +60,8 @@ class DiskRecords:
     so that the log's order is that of the indexes; `lock` guards the indexes and is held for
     microseconds, never while a file is written. Whoever takes both takes `_changes` first.
 
-    A line is written before a record is found and before its slot is free again. So at any
-    moment the log names no slot that holds, or may soon hold, another record.
+    A line is written before a record is found and before its place is free again. So at any
+    moment the log names no place that holds, or may soon hold, another record.
     """
 
     def __init__(self, slabs: dict[int, Slab], log: DiskLog, recency: Recency) -> None:
@@ -81,39 +81,37 @@ class DiskRecords:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the slots that hold a record."""
+        """Bytes of the places that hold a record."""
         return sum(len(slab.index) * slab.record_bytes for slab in self._all())
 
-    def find(self, key: bytes) -> Place | None:
+    def find(self, key: bytes) -> Spot | None:
         """Return where a key's record lies. The caller holds `lock`."""
-        return place_in(self.slabs.values(), key)
+        return spot_in(self.slabs.values(), key)
 
-    def pinned(self, key: bytes) -> Place | None:
+    def pinned(self, key: bytes) -> Spot | None:
         """Return where a key's record lies; its bytes stay until `unpin`."""
         with self.lock:
-            place = self.find(key)
-            if place is not None:
-                place.slab.pin(place.slot)
-            return place
+            spot = self.find(key)
+            if spot is not None:
+                spot.slab.pin(spot.place)
+            return spot
 
-    def pins(self, place: Place) -> bool:
+    def pins(self, spot: Spot) -> bool:
         """Return whether the record that was meant still lies there; then its bytes stay until `unpin`."""
         with self.lock:
-            if still := is_there(place):
-                place.slab.pin(place.slot)
+            if still := is_there(spot):
+                spot.slab.pin(spot.place)
             return still
 
-    def keys_at(self, places: Sequence[Place]) -> list[tuple[Place, bytes]]:
-        """Return those places where the record that was meant still lies, and its key."""
+    def keys_at(self, spots: Sequence[Spot]) -> list[tuple[Spot, bytes]]:
+        """Return those spots where the record that was meant still lies, and its key."""
         with self.lock:
-            return [
-                (place, place.slab.index.key_of(place.slot)) for place in places if is_there(place)
-            ]
+            return [(spot, spot.slab.index.key_of(spot.place)) for spot in spots if is_there(spot)]
 
-    def unpin(self, place: Place) -> None:
-        """Let a slot go that `pinned` returned."""
+    def unpin(self, spot: Spot) -> None:
+        """Let a place go that `pinned` returned."""
         with self.lock:
-            place.slab.unpin(place.slot)
+            spot.slab.unpin(spot.place)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return which keys have a record."""
@@ -133,33 +131,33 @@ class DiskRecords:
                 there = np.zeros(len(keys), np.bool_)
                 stamps = np.arange(newest, newest - len(keys), -1)
                 for slab in self._all():
-                    slots = slab.index.find_many(keys)
-                    found = slots != NOWHERE
-                    slab.index.touch(slots[found], stamps[found])
+                    places = slab.index.find_many(keys)
+                    found = places != NOWHERE
+                    slab.index.touch(places[found], stamps[found])
                     there |= found
                 return newest, there.tolist()
             known = [False] * len(keys)
             for slab in self._all():
-                for at, slot in enumerate(map(slab.index.find, keys)):
-                    if slot != NOWHERE:
-                        slab.index.restamp(slot, newest - at)
+                for at, place in enumerate(map(slab.index.find, keys)):
+                    if place != NOWHERE:
+                        slab.index.restamp(place, newest - at)
                         known[at] = True
         return newest, known
 
     def lease(self, keys: Sequence[bytes], until: float) -> None:
         """Keep records from making room until then."""
         with self.lock:
-            for place in filter(None, map(self.find, keys)):
-                place.slab.index.lease([place.slot], until)
+            for spot in filter(None, map(self.find, keys)):
+                spot.slab.index.lease([spot.place], until)
 
     def end_leases(self, keys: Sequence[bytes]) -> None:
         """Let records make room again."""
         with self.lock:
-            for place in filter(None, map(self.find, keys)):
-                place.slab.index.end_leases([place.slot])
+            for spot in filter(None, map(self.find, keys)):
+                spot.slab.index.end_leases([spot.place])
 
     def commit(self, batch: Sequence[Written]) -> list[bool]:
-        """Let filled slots be found; return for which of them another thread was faster.
+        """Let filled places be found; return for which of them another thread was faster.
 
         Raises `OSError` where the log cannot be written; then none of them is found.
         """
@@ -167,78 +165,78 @@ class DiskRecords:
             with self.lock:
                 late = self._are_there([each.key for each in batch])
                 for each in compress(batch, late):
-                    each.slab.index.release(each.slot)
+                    each.slab.index.release(each.place)
             fresh = [each for each, is_late in zip(batch, late, strict=True) if not is_late]
             try:
                 self._append([_line_of(each) for each in fresh])
             except OSError:
                 with self.lock:
                     for each in fresh:
-                        each.slab.index.release(each.slot)
+                        each.slab.index.release(each.place)
                 raise
             with self.lock:
                 for slab in {each.slab.record_bytes: each.slab for each in fresh}.values():
                     own = [each for each in fresh if each.slab is slab]
                     slab.index.publish_all(
-                        [each.slot for each in own],
+                        [each.place for each in own],
                         [each.key for each in own],
                         [each.tag for each in own],
                         [each.stamp for each in own],
                     )
         return late
 
-    def drop(self, places: Sequence[Place]) -> int:
+    def drop(self, spots: Sequence[Spot]) -> int:
         """Forget records, as far as they still lie there; return how many did.
 
         Where the log cannot be written they are forgotten all the same: a record that
         reappears after a restart is either what it says or carries another tag.
         """
-        # The lowest slot is given out first again, so that a prompt's records lie in their order.
-        places = sorted(places, key=lambda place: (place.slab.record_bytes, -place.slot))
+        # The lowest place is given out first again, so that a prompt's records lie in their order.
+        spots = sorted(spots, key=lambda spot: (spot.slab.record_bytes, -spot.place))
         dropped = 0
-        for start in range(0, len(places), _AT_ONCE):
+        for start in range(0, len(spots), _AT_ONCE):
             with self._changes:
                 with self.lock:
-                    some = [place for place in places[start : start + _AT_ONCE] if is_there(place)]
+                    some = [spot for spot in spots[start : start + _AT_ONCE] if is_there(spot)]
                 try:
-                    self._append([Line(each.slab.record_bytes, each.slot) for each in some])
+                    self._append([Line(each.slab.record_bytes, each.place) for each in some])
                 except OSError:
                     self.failed_appends += 1
                 with self.lock:
-                    for place in some:
-                        place.slab.retire(place.slot)
+                    for spot in some:
+                        spot.slab.retire(spot.place)
             dropped += len(some)
         return dropped
 
     def drop_keys(self, keys: Sequence[bytes]) -> None:
         """Forget the records of keys."""
         with self.lock:
-            places = list(filter(None, map(self.find, keys)))
-        self.drop(places)
+            spots = list(filter(None, map(self.find, keys)))
+        self.drop(spots)
 
-    def move(self, place: Place, to: int) -> bool:
-        """Let a copy in a reserved slot of the slab be the record; return whether it still was one.
+    def move(self, spot: Spot, to: int) -> bool:
+        """Let a copy in a reserved place of the slab be the record; return whether it still was one.
 
-        The slot that it leaves stays reserved. Raises `OSError` where the log cannot be
+        The place that it leaves stays reserved. Raises `OSError` where the log cannot be
         written; then the record stays where it is.
         """
         with self._changes:
             with self.lock:
-                if not is_there(place):
+                if not is_there(spot):
                     return False
-                index = place.slab.index
-                key, stamp = index.key_of(place.slot), index.stamp_of(place.slot)
+                index = spot.slab.index
+                key, stamp = index.key_of(spot.place), index.stamp_of(spot.place)
             # In this order: a crash between the lines leaves the record twice, and the later counts.
-            copied = _line_of(Written(place.slab, to, key, place.tag, stamp))
-            self._append([copied, Line(place.slab.record_bytes, place.slot)])
+            copied = _line_of(Written(spot.slab, to, key, spot.tag, stamp))
+            self._append([copied, Line(spot.slab.record_bytes, spot.place)])
             with self.lock:
-                index.move(place.slot, to)
+                index.move(spot.place, to)
         return True
 
     def write_whole(self) -> None:
         """Write all records as one log and drop the older ones. Raises `OSError`.
 
-        Meanwhile records come and go: a slot's lines in the log that goes on come after what
+        Meanwhile records come and go: a place's lines in the log that goes on come after what
         the whole one says of it, and the last line counts.
         """
         with self._changes:
@@ -251,7 +249,7 @@ class DiskRecords:
             self.num_lines += before
             raise
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ListedRecord]:
         """List the records there are now; of one that goes meanwhile, too."""
         with self.lock:
             return entries_of(self._all())
@@ -298,40 +296,40 @@ class DiskRecords:
     def _chunks(self) -> Iterator[NDArray[Any]]:
         for slab in self._all():
             start = 0
-            while start < slab.index.num_slots:
+            while start < slab.index.num_places:
                 with self.lock:
                     stamps = slab.index.stamps[start : start + FRAME_LINES]
-                    slots = start + np.flatnonzero(stamps)
-                    lines = np.zeros(len(slots), LINE)
-                    lines["stamp"] = slab.index.stamps[slots]
-                    lines["tag"] = slab.index.generations_of(slots)
-                    lines["key"] = slab.index.keys_of(slots)
-                lines["slot"] = slots
+                    places = start + np.flatnonzero(stamps)
+                    lines = np.zeros(len(places), LINE)
+                    lines["stamp"] = slab.index.stamps[places]
+                    lines["tag"] = slab.index.generations_of(places)
+                    lines["key"] = slab.index.keys_of(places)
+                lines["place"] = places
                 lines["size"] = slab.record_bytes // SIZE_UNIT
                 start += FRAME_LINES
                 if len(lines):
                     yield lines
 
 
-def place_in(slabs: Iterable[Slab], key: bytes) -> Place | None:
+def spot_in(slabs: Iterable[Slab], key: bytes) -> Spot | None:
     """Return where a key's record lies."""
     for slab in slabs:
-        slot = slab.index.find(key)
-        if slot != NOWHERE:
-            return Place(slab, slot, slab.index.generation_of(slot))
+        place = slab.index.find(key)
+        if place != NOWHERE:
+            return Spot(slab, place, slab.index.generation_of(place))
     return None
 
 
-def entries_of(slabs: Sequence[Slab]) -> Iterator[Entry]:
+def entries_of(slabs: Sequence[Slab]) -> Iterator[ListedRecord]:
     """List the records of slabs as they are when this is called."""
     held = [(slab.record_bytes, *_arrays(slab)) for slab in slabs]
     stamps = np.sort(np.concatenate([own for _, _, own in held] or [np.zeros(0)]))
 
-    def each() -> Iterator[Entry]:
+    def each() -> Iterator[ListedRecord]:
         for record_bytes, keys, own in held:
             ages = len(stamps) - 1 - np.searchsorted(stamps, own)
             for key, age in zip(keys, ages.tolist(), strict=True):
-                yield Entry(key.tobytes(), record_bytes, age)
+                yield ListedRecord(key.tobytes(), record_bytes, age)
 
     return each()
 
@@ -342,19 +340,19 @@ def tag_of(record: memoryview) -> int:
 
 
 def _line_of(each: Written) -> Line:
-    return Line(each.slab.record_bytes, each.slot, each.stamp, each.tag, each.key)
+    return Line(each.slab.record_bytes, each.place, each.stamp, each.tag, each.key)
 
 
-def is_there(place: Place) -> bool:
+def is_there(spot: Spot) -> bool:
     """Return whether the record that was meant still lies there. The caller holds the lock."""
-    index, slot = place.slab.index, place.slot
-    if slot >= index.num_slots:
+    index, place = spot.slab.index, spot.place
+    if place >= index.num_places:
         return False
-    stamp = index.stamp_of(slot)
-    return stamp > 0 and index.generation_of(slot) == place.tag and place.stamp in (0, stamp)
+    stamp = index.stamp_of(place)
+    return stamp > 0 and index.generation_of(place) == spot.tag and spot.stamp in (0, stamp)
 
 
 def _arrays(slab: Slab) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return copies of a slab's keys and their stamps."""
-    slots = slab.index.published()
-    return slab.index.keys_of(slots), slab.index.stamps[slots]
+    places = slab.index.published()
+    return slab.index.keys_of(places), slab.index.stamps[places]

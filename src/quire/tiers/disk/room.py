@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire.tiers.base import Evicting, Outcome, Tier, checked
 from quire.tiers.disk.files import AlignedBuffers, is_full
-from quire.tiers.disk.records import DiskRecords, Place, is_there
+from quire.tiers.disk.records import DiskRecords, Spot, is_there
 from quire.tiers.disk.slab import Slab
 from quire.tiers.format import new_buffer
 
@@ -31,13 +31,13 @@ IDLE_SHARE = 10
 """One in so many bytes may be free in slabs of other sizes before they are taken from there."""
 
 
-_CHOSEN = np.dtype([("slab", "i8"), ("slot", "i8"), ("tag", "u8"), ("stamp", "i8")])
+_CHOSEN = np.dtype([("slab", "i8"), ("place", "i8"), ("tag", "u8"), ("stamp", "i8")])
 
 
 class DiskRoom:
-    """Gives out slots. All slabs together never have more bytes than `capacity`.
+    """Gives out places. All slabs together never have more bytes than `capacity`.
 
-    `lock` is held while room is made; whoever finds a free slot does not need it.
+    `lock` is held while room is made; whoever finds a free place does not need it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DiskRoom:
         return list(self._records.slabs.values())
 
     def reserve(self, slab: Slab, count: int, before: int, until: float) -> list[int]:
-        """Take up to `count` slots, at least one, making room if there is none.
+        """Take up to `count` places, at least one, making room if there is none.
 
         Records with stamps from `before` on make none.
 
@@ -73,16 +73,16 @@ class DiskRoom:
         longer than `until` to make it.
         """
         with self._records.lock:
-            if slots := slab.index.reserve_some(count):
-                return slots
+            if places := slab.index.reserve_some(count):
+                return places
         if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
             raise TimeoutError
         try:
             has_evicted = has_taken = False
             while True:
                 with self._records.lock:
-                    if slots := slab.index.reserve_some(count):
-                        return slots
+                    if places := slab.index.reserve_some(count):
+                        return places
                 if self._grows(slab):
                     continue
                 is_disk_full = self.capacity - self.used >= slab.record_bytes
@@ -129,7 +129,7 @@ class DiskRoom:
                 break
 
     def _grows(self, slab: Slab) -> bool:
-        """Add slots to a slab, as far as the capacity and the disk let it."""
+        """Add places to a slab, as far as the capacity and the disk let it."""
         try:
             return self._adds(slab, slab.allocate)
         except OSError as error:
@@ -144,7 +144,7 @@ class DiskRoom:
             return False
         prepare(count)
         with self._records.lock:
-            slab.index.grow(slab.index.num_slots + count)
+            slab.index.grow(slab.index.num_places + count)
         return True
 
     def _takes_over(self, slab: Slab, *, at_once: bool) -> bool:
@@ -166,35 +166,35 @@ class DiskRoom:
 
         A share of all is chosen at once, and goes in pieces, as room is needed.
         """
-        places = self._next_victims(before, slabs)
-        if not places:
+        spots = self._next_victims(before, slabs)
+        if not spots:
             self._chosen, self._chosen_from = self._oldest(before, slabs), slabs
-            places = self._next_victims(before, slabs)
+            spots = self._next_victims(before, slabs)
         if self._tier.evicting is not None:
-            self._tell(places, self._tier.evicting)
-        self._records.drop(places)
-        return bool(places)
+            self._tell(spots, self._tier.evicting)
+        self._records.drop(spots)
+        return bool(spots)
 
-    def _next_victims(self, before: int, slabs: list[Slab]) -> list[Place]:
+    def _next_victims(self, before: int, slabs: list[Slab]) -> list[Spot]:
         """Take the next piece of those that were chosen, as far as they still may go."""
-        places: list[Place] = []
+        spots: list[Spot] = []
         num_bytes = 0
-        while len(self._chosen) and not places:
+        while len(self._chosen) and not spots:
             piece = self._chosen[:AT_ONCE].tolist()
             taken = 0
             with self._records.lock:
                 now = self._clock()
-                for number, slot, tag, stamp in piece:
+                for number, place, tag, stamp in piece:
                     if num_bytes >= AT_ONCE_BYTES:
                         break
                     taken += 1
-                    place = Place(self._chosen_from[int(number)], slot, tag, stamp)
-                    may_go = stamp < before and not place.slab.index.is_leased(slot, now)
-                    if may_go and place.slab in slabs and is_there(place):
-                        places.append(place)
-                        num_bytes += place.slab.record_bytes
+                    spot = Spot(self._chosen_from[int(number)], place, tag, stamp)
+                    may_go = stamp < before and not spot.slab.index.is_leased(place, now)
+                    if may_go and spot.slab in slabs and is_there(spot):
+                        spots.append(spot)
+                        num_bytes += spot.slab.record_bytes
             self._chosen = self._chosen[taken:]
-        return places
+        return spots
 
     def _oldest(self, before: int, slabs: list[Slab]) -> NDArray[Any]:
         """Return a share of the records of slabs, an array of `_CHOSEN`, used longest ago first."""
@@ -204,30 +204,30 @@ class DiskRoom:
             found = [slab.index.victims(count, now, before) for slab in slabs]
             chosen = np.zeros(sum(map(len, found)), _CHOSEN)
             at = 0
-            for number, (slab, slots) in enumerate(zip(slabs, found, strict=True)):
-                own = chosen[at : at + len(slots)]
-                own["slab"], own["slot"] = number, slots
-                own["stamp"] = slab.index.stamps[slots]
-                own["tag"] = slab.index.generations_of(slots)
-                at += len(slots)
+            for number, (slab, places) in enumerate(zip(slabs, found, strict=True)):
+                own = chosen[at : at + len(places)]
+                own["slab"], own["place"] = number, places
+                own["stamp"] = slab.index.stamps[places]
+                own["tag"] = slab.index.generations_of(places)
+                at += len(places)
         return chosen[np.argsort(chosen["stamp"])[:count]]
 
-    def _tell(self, places: list[Place], evicting: Evicting) -> None:
+    def _tell(self, spots: list[Spot], evicting: Evicting) -> None:
         """Read records that are about to go, as far as that is worth it, and hand them over."""
         keys: list[bytes] = []
         told: list[memoryview] = []
-        known = self._records.keys_at(places)
+        known = self._records.keys_at(spots)
         for at in self._tier.worth_telling([key for _, key in known]):
-            place, key = known[at]
-            if not self._records.pins(place):
+            spot, key = known[at]
+            if not self._records.pins(spot):
                 continue
-            buffer = new_buffer(place.slab.record_bytes)
+            buffer = new_buffer(spot.slab.record_bytes)
             try:
-                is_whole = place.slab.read(place.slot, buffer)
+                is_whole = spot.slab.read(spot.place, buffer)
             except OSError:
                 continue
             finally:
-                self._records.unpin(place)
+                self._records.unpin(spot)
             if is_whole and checked(key, buffer) is Outcome.HIT:
                 keys.append(key)
                 told.append(buffer)
@@ -235,47 +235,47 @@ class DiskRoom:
             evicting(keys, told)
 
     def _shrinks(self, slab: Slab, count: int) -> bool:
-        """Give back up to `count` slots of a slab, moving what lies at its end; return if any.
+        """Give back up to `count` places of a slab, moving what lies at its end; return if any.
 
-        Slots at the end that are being filled or read stay, and all before them.
+        Places at the end that are being filled or read stay, and all before them.
         """
         index = slab.index
         with self._records.lock:
-            first = max(index.num_slots - min(count, index.num_free), _end(index.reserved()))
-            held = index.reserve_within(first, index.num_slots, index.num_slots).tolist()
+            first = max(index.num_places - min(count, index.num_free), _end(index.reserved()))
+            held = index.reserve_within(first, index.num_places, index.num_places).tolist()
             moving = index.published()
             moving = moving[moving >= first]
             spare = index.reserve_within(0, first, len(moving)).tolist()
-            places = [
-                Place(slab, slot, index.generation_of(slot)) for slot in moving[::-1].tolist()
+            spots = [
+                Spot(slab, place, index.generation_of(place)) for place in moving[::-1].tolist()
             ]
         try:
-            for place in places:
-                if not spare or not self._copies(place, spare[-1]):
+            for spot in spots:
+                if not spare or not self._copies(spot, spare[-1]):
                     break
                 spare.pop()
-                held.append(place.slot)
+                held.append(spot.place)
         finally:
             with self._records.lock:
-                for slot in (*held, *spare):
-                    slab.release(slot)
+                for place in (*held, *spare):
+                    slab.release(place)
                 taken = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
                 left = max(first, _end(taken))
-                has_shrunk = left < index.num_slots
+                has_shrunk = left < index.num_places
                 index.shrink(left)
         if has_shrunk:
             slab.cut()
         return has_shrunk
 
-    def _copies(self, place: Place, to: int) -> bool:
-        """Copy a record into a reserved slot of its slab and let it be found there."""
-        buffer = self._buffer.take(place.slab.record_bytes)
-        if place.slab.read(place.slot, buffer):
-            place.slab.write(to, buffer)
-            return self._records.move(place, to)
+    def _copies(self, spot: Spot, to: int) -> bool:
+        """Copy a record into a reserved place of its slab and let it be found there."""
+        buffer = self._buffer.take(spot.slab.record_bytes)
+        if spot.slab.read(spot.place, buffer):
+            spot.slab.write(to, buffer)
+            return self._records.move(spot, to)
         return False
 
 
-def _end(slots: Any) -> int:
-    """Return the index behind the highest slot."""
-    return int(np.max(slots, initial=-1)) + 1
+def _end(places: Any) -> int:
+    """Return the index behind the highest place."""
+    return int(np.max(places, initial=-1)) + 1

@@ -1,10 +1,10 @@
-"""The disk tier: records in slabs of recycled slots, found again after a restart.
+"""The disk tier: records in slabs of recycled places, found again after a restart.
 
 A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it.
 
     lock                  locked by the process that writes, which leaves its number there
-    slab-<bytes>.quire    slots of that many bytes, one behind the other (`slab.py`)
-    log-<number>.quire    which record lies in which slot (`lines.py`)
+    slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
+    log-<number>.quire    which record lies in which place (`lines.py`)
 
 Nothing is synced for a record: after the end of a process, however sudden, all that was `STORED`
 is there; after a loss of power most of it, and all of it that was there at the last `flush`.
@@ -21,7 +21,7 @@ from pathlib import Path
 from quire.config import parse_bytes
 from quire.errors import InvariantError, OutOfSlots, TierError
 from quire.tiers.background import Background
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier, checked
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     DirectoryLock,
@@ -43,7 +43,7 @@ from quire.tiers.disk.opening import (
 from quire.tiers.disk.records import DiskRecords, Written, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
-from quire.tiers.slots.recency import Recency
+from quire.tiers.places.recency import Recency
 
 _GROUP_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
@@ -152,7 +152,7 @@ class Disk(Tier):
             else:
                 self._records.end_leases(keys)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         with self._call():
             return self._records.entries()
 
@@ -193,14 +193,14 @@ class Disk(Tier):
         self._records.close()
         self._lock.release()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
 
         def read(index: int) -> None:
             if self._clock() > until:
-                found[index] = Outcome.TIMEOUT
+                answers.settle(index, Outcome.TIMEOUT)
             else:
-                found[index] = self._read(keys[index], buffers[index])
+                answers.settle(index, self._read(keys[index], buffers[index]))
 
         with self._call():
             self._each(min(map(len, buffers), default=0), len(keys), read)
@@ -214,22 +214,22 @@ class Disk(Tier):
                 work(index)
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
-        place = self._records.pinned(key)
-        if place is None:
+        spot = self._records.pinned(key)
+        if spot is None:
             return Outcome.ABSENT
         try:
-            if place.slab.record_bytes != len(buffer):
+            if spot.slab.record_bytes != len(buffer):
                 return Outcome.FOREIGN
-            is_whole = place.slab.read(place.slot, buffer)
+            is_whole = spot.slab.read(spot.place, buffer)
         except OSError:
             return Outcome.ERROR
         finally:
-            self._records.unpin(place)
-        if is_whole and tag_of(buffer) == place.tag:
+            self._records.unpin(spot)
+        if is_whole and tag_of(buffer) == spot.tag:
             return Outcome.HIT
         if is_whole and checked(key, buffer) is Outcome.FOREIGN:
             return Outcome.FOREIGN
-        self._records.drop([place])
+        self._records.drop([spot])
         return Outcome.CORRUPT
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
@@ -251,8 +251,8 @@ class Disk(Tier):
                     if refused is None and not spare.has(len(record)):
                         self._reserve(spare, len(record), len(keys) - index, oldest, until)
                     if refused is None and spare.has(len(record)):
-                        slot = spare.slots.pop()
-                        written = Written(spare.slab, slot, key, tag_of(record), newest - index)
+                        place = spare.places.pop()
+                        written = Written(spare.slab, place, key, tag_of(record), newest - index)
                         group.add(index, written)
                     else:
                         # What follows is behind it in the prompt: of no use without it.
@@ -266,7 +266,7 @@ class Disk(Tier):
     def _reserve(
         self, spare: Spare, record_bytes: int, count: int, oldest: int, until: float
     ) -> None:
-        """Reserve some slots of a size, up to `count`; none where there is no room.
+        """Reserve some places of a size, up to `count`; none where there is no room.
 
         `oldest` is the first stamp of the call that they are for.
         """
@@ -276,20 +276,20 @@ class Disk(Tier):
         slab = self._slab(record_bytes)
         most = min(count, max(1, _GROUP_BYTES // record_bytes))
         with suppress(OutOfSlots):
-            spare.slots = self._room.reserve(slab, most, oldest, until)[::-1]
+            spare.places = self._room.reserve(slab, most, oldest, until)[::-1]
             spare.slab = slab
 
     def _give_up(self, spare: Spare) -> None:
         """Release what is spare."""
-        if spare.slots:
+        if spare.places:
             with self._records.lock:
-                spare.slab.index.release(*spare.slots)
-            spare.slots = []
+                spare.slab.index.release(*spare.places)
+            spare.places = []
 
     def _store(
         self, group: Group, records: Buffers, until: float, done: list[Outcome]
     ) -> Outcome | None:
-        """Fill the slots of a group and let them be found, up to the first that fails: return how."""
+        """Fill the places of a group and let them be found, up to the first that fails: return how."""
         failed: dict[int, Outcome] = {}
         runs = group.runs()
 
@@ -301,32 +301,32 @@ class Disk(Tier):
             if self._clock() > until:
                 failed[run.start] = Outcome.TIMEOUT
                 return
-            slab, slot = group.slots[run.start].slab, group.slots[run.start].slot
+            slab, place = group.places[run.start].slab, group.places[run.start].place
             data = [records[group.indices[at]] for at in run]
             if len(run) > 1:
                 with suppress(OSError):  # one by one it is seen which fails
-                    slab.write_run(slot, data)
+                    slab.write_run(place, data)
                     return
             for at, record in zip(run, data, strict=True):
                 try:
-                    slab.write(slot + at - run.start, record)
+                    slab.write(place + at - run.start, record)
                 except OSError as error:
                     failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
                     return
 
-        smallest = min((written.slab.record_bytes for written in group.slots), default=0)
+        smallest = min((written.slab.record_bytes for written in group.places), default=0)
         # A run keeps the device busy; more threads would only be in a model's way.
         self._each(smallest if smallest >= RUN_BYTES else 0, len(runs), write)
-        first = min(failed, default=len(group.slots))
+        first = min(failed, default=len(group.places))
         outcome = failed.get(first)
         try:
-            late = self._records.commit(group.slots[:first])
+            late = self._records.commit(group.places[:first])
         except OSError as error:
             outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
             late = []
         with self._records.lock:
-            for written in group.slots[first:]:
-                written.slab.index.release(written.slot)
+            for written in group.places[first:]:
+                written.slab.index.release(written.place)
         stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
         for at, index in enumerate(group.indices):
             done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR

@@ -39,7 +39,7 @@ def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
                         yield status.st_mtime_ns, status.st_size, key
 
 
-class Room:
+class FilesRoom:
     """Counts the files of a directory against a capacity, and deletes the oldest in time.
 
     What this process writes and deletes is counted as it happens; what others do is learned by

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
-from quire.tiers.files.room import Room, entries, file_of, walk
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.files.room import FilesRoom, entries, file_of, walk
 from quire.tiers.format import HEADER_BYTES, read_header
 
 STALE_S = 3600.0
@@ -67,7 +67,7 @@ class Files(Tier):
         self._lock = threading.Lock()
         self._stamp_ns = 0
         self._open()
-        self._room = None if num_bytes is None else Room(self._root, num_bytes, clock)
+        self._room = None if num_bytes is None else FilesRoom(self._root, num_bytes, clock)
 
     def touch(self, keys: Keys) -> None:
         if self._room is None or self._closed:
@@ -82,23 +82,23 @@ class Files(Tier):
         if self._room is not None:
             self._room.lease([bytes(key) for key in keys], seconds)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the files, those used last first. Raises `TierError` where that fails."""
         try:
             listed = sorted(walk(self._root), reverse=True)
         except OSError as error:
             raise TierError(f"cannot list {self._root}: {error}") from error
         for age, (_, num_bytes, key) in enumerate(listed):
-            yield Entry(key, num_bytes, age)
+            yield ListedRecord(key, num_bytes, age)
 
     def close(self) -> None:
         self._closed = True
         if self._room is not None:
             self._room.wait()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            found[index] = self._read(keys[index], buffers[index])
+            answers.settle(index, self._read(keys[index], buffers[index]))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = time.monotonic() + timeout_s

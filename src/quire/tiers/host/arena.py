@@ -1,4 +1,4 @@
-"""One piece of memory for records of several sizes: chunks that are cut into slots of one size each."""
+"""One piece of memory for records of several sizes: chunks that are cut into places of one size each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quire.errors import InvariantError
 from quire.tiers.format import PAGE_BYTES
 from quire.tiers.host.pages import PagesAhead
-from quire.tiers.slots.index import NOWHERE, Recency, SlotIndex, Slots
+from quire.tiers.places.index import NOWHERE, PlaceIndex, Places, Recency
 
 CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
@@ -22,34 +22,34 @@ CHUNK_BYTES = 64 << 20
 FEWEST_CHUNKS = 16
 
 LOOKED_FOR = 256
-"""So many of the oldest slots are looked for at a time: what makes room usually needs a few."""
+"""So many of the oldest places are looked for at a time: what makes room usually needs a few."""
 
 FEW_KEYS = 128
 """So many keys are found faster one by one, after a model has had the processor's caches."""
 
 
 class Shelf:
-    """The slots of one size: their index, and the chunks that they lie in.
+    """The places of one size: their index, and the chunks that they lie in.
 
-    Slot s lies in chunk `chunks[s // per_chunk]`.
+    Place s lies in chunk `chunks[s // per_chunk]`.
     """
 
     def __init__(self, arena: Arena, size: int) -> None:
         self.size = size
-        self.index = SlotIndex(0, arena.recency)
+        self.index = PlaceIndex(0, arena.recency)
         self.chunks: list[int] = []
         self.per_chunk = arena.chunk_bytes // size
         self._arena = arena
         self._oldest: deque[tuple[int, int]] = deque()
 
-    def view(self, slot: int) -> NDArray[np.uint8]:
-        """View the bytes of a slot."""
-        chunk, place = divmod(slot, self.per_chunk)
-        start = self.chunks[chunk] * self._arena.chunk_bytes + place * self.size
+    def view(self, place: int) -> NDArray[np.uint8]:
+        """View the bytes of a place."""
+        chunk, inside = divmod(place, self.per_chunk)
+        start = self.chunks[chunk] * self._arena.chunk_bytes + inside * self.size
         return self._arena.memory[start : start + self.size]
 
     def victims(self, count: int, now: float) -> list[int]:
-        """Return up to `count` slots without a lease, used longest ago first.
+        """Return up to `count` places without a lease, used longest ago first.
 
         More are looked for at a time: those that were not used since are still the oldest. A lease
         that has ended since counts from the next time on.
@@ -59,23 +59,23 @@ class Shelf:
             oldest.popleft()
         found = self._first(count, now)
         if len(found) < count:
-            slots = self.index.victims(max(LOOKED_FOR, count), now)
+            places = self.index.victims(max(LOOKED_FOR, count), now)
             self._oldest = deque(
-                zip(slots.tolist(), self.index.stamps[slots].tolist(), strict=True)
+                zip(places.tolist(), self.index.stamps[places].tolist(), strict=True)
             )
             found = self._first(count, now)
         return found
 
     def moved(self) -> None:
-        """Forget who is oldest: a record lies in another slot."""
+        """Forget who is oldest: a record lies in another place."""
         self._oldest.clear()
 
     def _first(self, count: int, now: float) -> list[int]:
         index = self.index
         still = (
-            slot
-            for slot, stamp in self._oldest
-            if index.stamp_of(slot) == stamp and not index.is_leased(slot, now)
+            place
+            for place, stamp in self._oldest
+            if index.stamp_of(place) == stamp and not index.is_leased(place, now)
         )
         return list(islice(still, count))
 
@@ -86,7 +86,7 @@ class Arena:
         chunks of all shelves + free chunks == all chunks, each once
 
     It is cut for one record size, which then wastes next to nothing; others waste what is left
-    of a chunk behind their last whole slot. Not thread-safe: its owner locks.
+    of a chunk behind their last whole place. Not thread-safe: its owner locks.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -103,15 +103,15 @@ class Arena:
         self.writings = 0
 
     def cut(self, size: int) -> bool:
-        """Cut chunks for a record size; return whether that was possible: no slot may be taken."""
+        """Cut chunks for a record size; return whether that was possible: no place may be taken."""
         shelves = self.shelves.values()
-        if any(shelf.index.num_free != shelf.index.num_slots for shelf in shelves):
+        if any(shelf.index.num_free != shelf.index.num_places for shelf in shelves):
             return False
-        slots = self.capacity // size
-        fewest = min(slots, max(FEWEST_CHUNKS, -(-self.capacity // CHUNK_BYTES)))
+        places = self.capacity // size
+        fewest = min(places, max(FEWEST_CHUNKS, -(-self.capacity // CHUNK_BYTES)))
         # Among a few numbers of chunks there is one that leaves next to nothing over.
-        count = min(range(fewest, min(4 * fewest, slots) + 1), key=lambda n: (slots % n, n))
-        self.chunk_bytes = slots // count * size
+        count = min(range(fewest, min(4 * fewest, places) + 1), key=lambda n: (places % n, n))
+        self.chunk_bytes = places // count * size
         if self.chunk_bytes >= 1 << 20:
             self.chunk_bytes -= self.chunk_bytes % PAGE_BYTES
         self.shelves = {}
@@ -121,37 +121,37 @@ class Arena:
     def publish(
         self,
         shelf: Shelf,
-        slots: Sequence[int],
+        places: Sequence[int],
         keys: Sequence[bytes],
         stamps: Sequence[int],
     ) -> None:
-        """Let filled slots be found, each under a generation that no other writing has."""
+        """Let filled places be found, each under a generation that no other writing has."""
         first = self.writings + 1
-        self.writings += len(slots)
-        shelf.index.publish_all(slots, keys, range(first, first + len(slots)), stamps)
+        self.writings += len(places)
+        shelf.index.publish_all(places, keys, range(first, first + len(places)), stamps)
 
     def find(self, key: bytes) -> tuple[Shelf, int] | None:
         """Return where a key's record lies."""
         for shelf in self.shelves.values():
-            slot = shelf.index.find(key)
-            if slot != NOWHERE:
-                return shelf, slot
+            place = shelf.index.find(key)
+            if place != NOWHERE:
+                return shelf, place
         return None
 
     def contains(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
-        """Return which keys have a slot: bool [keys]."""
+        """Return which keys have a place: bool [keys]."""
         found = np.zeros(len(keys), np.bool_)
         for shelf in self.shelves.values():
-            found |= _slots_of(shelf, keys) != NOWHERE
+            found |= _places_of(shelf, keys) != NOWHERE
         return found
 
     def use(self, keys: Sequence[bytes]) -> None:
         """Mark records as just used, the first newest of all."""
         stamps = self.recency.falling(len(keys))
         for shelf in self.shelves.values():
-            slots = _slots_of(shelf, keys)
-            found = slots != NOWHERE
-            shelf.index.touch(slots[found], stamps[found])
+            places = _places_of(shelf, keys)
+            found = places != NOWHERE
+            shelf.index.touch(places[found], stamps[found])
 
     def shelf(self, size: int) -> Shelf | None:
         """Return the shelf of a size, made if need be; None where a chunk is too small for it."""
@@ -175,9 +175,9 @@ class Arena:
         return True
 
     def give_up_chunk(self, shelf: Shelf) -> bool:
-        """Move what lies in a shelf's last chunk into its other slots and free the chunk.
+        """Move what lies in a shelf's last chunk into its other places and free the chunk.
 
-        Returns whether that was possible: there must be a chunk's worth of free slots, and
+        Returns whether that was possible: there must be a chunk's worth of free places, and
         none that is being filled there.
         """
         index, end = shelf.index, (len(shelf.chunks) - 1) * shelf.per_chunk
@@ -186,12 +186,12 @@ class Arena:
         moving = index.published()
         moving = moving[moving >= end].tolist()
         taken = index.reserve_some(index.num_free)
-        below = [slot for slot in taken if slot < end]
-        for slot, place in zip(moving, below, strict=False):
-            shelf.view(place)[:] = shelf.view(slot)
-            index.move(slot, place)
+        below = [place for place in taken if place < end]
+        for place, to in zip(moving, below, strict=False):
+            shelf.view(to)[:] = shelf.view(place)
+            index.move(place, to)
         shelf.moved()
-        left = [slot for slot in taken if slot >= end]
+        left = [place for place in taken if place >= end]
         index.release(*below[len(moving) :], *left, *moving)
         index.shrink(end)
         self.free_chunks.append(shelf.chunks.pop())
@@ -210,12 +210,12 @@ class Arena:
             raise InvariantError(f"chunks {chunks} and free {self.free_chunks} of {total}")
         for shelf in self.shelves.values():
             shelf.index.check()
-            if shelf.index.num_slots != len(shelf.chunks) * shelf.per_chunk:
-                raise InvariantError(f"{shelf.index.num_slots} slots in {shelf.chunks}")
+            if shelf.index.num_places != len(shelf.chunks) * shelf.per_chunk:
+                raise InvariantError(f"{shelf.index.num_places} places in {shelf.chunks}")
 
 
-def _slots_of(shelf: Shelf, keys: Sequence[bytes]) -> Slots:
-    """Return the slot of each key, `NOWHERE` where there is none: int64 [keys]."""
+def _places_of(shelf: Shelf, keys: Sequence[bytes]) -> Places:
+    """Return the place of each key, `NOWHERE` where there is none: int64 [keys]."""
     if len(keys) < FEW_KEYS:
         return np.array([shelf.index.find(key) for key in keys], np.int64)
     return shelf.index.find_many(keys)

@@ -1,4 +1,4 @@
-"""Slots of an arena that others write their records into, so that storing them needs no copy."""
+"""Places of an arena that others write their records into, so that storing them needs no copy."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from quire.tiers.host.arena import Arena, Shelf
 
 @dataclass(slots=True)
 class _Loan:
-    """A slot that was given out, and the view that it was given as; published, or still reserved."""
+    """A place that was given out, and the view that it was given as; published, or still reserved."""
 
     view: object
     shelf: Shelf
-    slot: int
+    place: int
     is_published: bool = False
 
 
 class Lending:
-    """Slots that are lent, at most `limit_bytes` of them. Not thread-safe: its owner locks.
+    """Places that are lent, at most `limit_bytes` of them. Not thread-safe: its owner locks.
 
-    reserved   from `lend` on: nobody finds the slot
+    reserved   from `lend` on: nobody finds the place
     published  from `publish` on: found, and leased, so that it does not make room while others read it
-    free       after `take_back`, where it was not published; else a slot like all others
+    free       after `take_back`, where it was not published; else a place like all others
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
         self._loans: dict[int, _Loan] = {}
-        self._by_slot: dict[tuple[int, int], _Loan] = {}
+        self._by_place: dict[tuple[int, int], _Loan] = {}
 
     def room(self, size: int) -> int:
-        """Return how many more slots of this size may be lent."""
+        """Return how many more places of this size may be lent."""
         return (self.limit_bytes - self.num_bytes) // size
 
-    def lend(self, shelf: Shelf, slots: Sequence[int]) -> list[memoryview]:
-        """Lend reserved slots. Their memory is known again by the arrays that these are views of."""
+    def lend(self, shelf: Shelf, places: Sequence[int]) -> list[memoryview]:
+        """Lend reserved places. Their memory is known again by the arrays that these are views of."""
         lent: list[memoryview] = []
-        for slot in slots:
-            view = shelf.view(slot)
-            loan = _Loan(view, shelf, slot)
-            self._loans[id(view)] = self._by_slot[shelf.size, slot] = loan
+        for place in places:
+            view = shelf.view(place)
+            loan = _Loan(view, shelf, place)
+            self._loans[id(view)] = self._by_place[shelf.size, place] = loan
             lent.append(view.data)
-        self.num_bytes += len(slots) * shelf.size
+        self.num_bytes += len(places) * shelf.size
         return lent
 
     def is_free(self, record: memoryview) -> bool:
-        """Return whether a record lies in a lent slot that holds no other one yet."""
+        """Return whether a record lies in a lent place that holds no other one yet."""
         loan = self._loan(record)
         return loan is not None and not loan.is_published and len(record) == loan.shelf.size
 
@@ -64,18 +64,18 @@ class Lending:
         loans = [self._loans[id(record.obj)] for record in records]
         for shelf in {loan.shelf.size: loan.shelf for loan in loans}.values():
             own = [at for at, loan in enumerate(loans) if loan.shelf is shelf]
-            slots = [loans[at].slot for at in own]
-            arena.publish(shelf, slots, [keys[at] for at in own], [stamps[at] for at in own])
-            shelf.index.lease(slots, math.inf)
+            places = [loans[at].place for at in own]
+            arena.publish(shelf, places, [keys[at] for at in own], [stamps[at] for at in own])
+            shelf.index.lease(places, math.inf)
         for loan in loans:
             loan.is_published = True
 
-    def withdraw(self, shelf: Shelf, slot: int) -> bool:
-        """Forget the record of a slot if it is lent, and return whether it is; its bytes stay."""
-        loan = self._by_slot.get((shelf.size, slot))
+    def withdraw(self, shelf: Shelf, place: int) -> bool:
+        """Forget the record of a place if it is lent, and return whether it is; its bytes stay."""
+        loan = self._by_place.get((shelf.size, place))
         if loan is None:
             return False
-        shelf.index.unpublish(slot)
+        shelf.index.unpublish(place)
         loan.is_published = False
         return True
 
@@ -85,12 +85,12 @@ class Lending:
         if loan is None:
             return
         index = loan.shelf.index
-        del self._loans[id(loan.view)], self._by_slot[loan.shelf.size, loan.slot]
+        del self._loans[id(loan.view)], self._by_place[loan.shelf.size, loan.place]
         self.num_bytes -= loan.shelf.size
         if loan.is_published:
-            index.end_leases([loan.slot])
+            index.end_leases([loan.place])
         else:
-            index.release(loan.slot)
+            index.release(loan.place)
 
     def _loan(self, record: memoryview) -> _Loan | None:
         return self._loans.get(id(record.obj))

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.config import parse_bytes
 from quire.errors import TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
 from quire.tiers.host.pages import PagesAhead
@@ -22,11 +22,11 @@ Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
 """Registers memory with a device and returns what undoes that."""
 
 WATERMARK = 20
-"""One part in so many of a size's slots makes room in one go."""
+"""One part in so many of a size's places makes room in one go."""
 
 
 class Host(Tier):
-    """Records in one piece of memory, taken once and cut into slots of exactly their sizes.
+    """Records in one piece of memory, taken once and cut into places of exactly their sizes.
 
     Where all is taken, the records go that were used longest ago, 5 % of their size's in one go, and
     `evicting` sees them first. A size that finds its own records younger than those of another size takes
@@ -35,7 +35,7 @@ class Host(Tier):
     A record larger than any before may need larger chunks: then everything goes once.
 
     The lock is held to find and to publish, not to copy: a reader looks again afterwards whether
-    its record was still there. Around 70 bytes a slot for the index are not part of `capacity`.
+    its record was still there. Around 70 bytes a place for the index are not part of `capacity`.
 
     `capacity`  "8GiB" or a number of bytes. It is taken from the system in the background, 256 MiB ahead
     `pin`       is given all of the memory at once, for instance to register it with a GPU
@@ -78,12 +78,12 @@ class Host(Tier):
     def lease(self, keys: Keys, seconds: float) -> None:
         until = self._clock() + seconds
         with self._lock:
-            for place in map(self._arena.find, keys):
-                if place is not None:
-                    place[0].index.lease([place[1]], until)
+            for found in map(self._arena.find, keys):
+                if found is not None:
+                    found[0].index.lease([found[1]], until)
 
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return slots as `Tier.lend` says: of one size, at most half of the capacity at a time."""
+        """Return places as `Tier.lend` says: of one size, at most half of the capacity at a time."""
         lent: list[memoryview] = []
         with self._lock:
             for size, run in groupby(sizes):
@@ -96,12 +96,12 @@ class Host(Tier):
         return lent
 
     def _lending_shelf(self, size: int) -> Shelf | None:
-        """Return the shelf of a size, with a free slot; None where none is to be lent. The lock is held."""
+        """Return the shelf of a size, with a free place; None where none is to be lent. The lock is held."""
         shelf = None if self._closed else self._arena.shelves.get(size)
         if shelf is None or len(self._arena.shelves) > 1 or not self._lending.room(size):
             return None
         if not (shelf.index.num_free or self._arena.extend(shelf)):
-            self._evict(shelf, max(1, shelf.index.num_slots // WATERMARK))
+            self._evict(shelf, max(1, shelf.index.num_places // WATERMARK))
             if self._closed or not shelf.index.num_free:
                 return None
         return shelf
@@ -111,17 +111,17 @@ class Host(Tier):
             for record in records:
                 self._lending.take_back(record)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records as they are now, those used last first."""
         listed: list[tuple[int, bytes, int]] = []
         with self._lock:
             for size, shelf in self._arena.shelves.items():
-                slots = shelf.index.published()
-                keys, stamps = shelf.index.keys_of(slots), shelf.index.stamps[slots].tolist()
+                places = shelf.index.published()
+                keys, stamps = shelf.index.keys_of(places), shelf.index.stamps[places].tolist()
                 listed += [(stamp, keys[i].tobytes(), size) for i, stamp in enumerate(stamps)]
         listed.sort(reverse=True)
         for age, (_, key, size) in enumerate(listed):
-            yield Entry(key, size, age)
+            yield ListedRecord(key, size, age)
 
     def check(self) -> None:
         with self._lock:
@@ -140,9 +140,9 @@ class Host(Tier):
         if self._unpin is not None:
             self._unpin()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            found[index] = self._read(keys[index], buffers[index])
+            answers.settle(index, self._read(keys[index], buffers[index]))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = self._clock() + timeout_s
@@ -159,7 +159,7 @@ class Host(Tier):
                 done[at] = self._write(keys[at], records[at], deadline)
 
     def _publish_lent(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[int]:
-        """Let new records in lent slots be found, and return which are none. The lock is held."""
+        """Let new records in lent places be found, and return which are none. The lock is held."""
         is_there = self._arena.contains(keys).tolist()
         first: dict[bytes, int] = {}
         others: list[int] = []
@@ -183,9 +183,9 @@ class Host(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - takes no time
         with self._lock:
-            for place in map(self._arena.find, keys):
-                if place is not None:
-                    self._remove(*place)
+            for found in map(self._arena.find, keys):
+                if found is not None:
+                    self._remove(*found)
 
     def _size(self) -> tuple[int, int, int]:
         with self._lock:
@@ -209,19 +209,19 @@ class Host(Tier):
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         while True:
             with self._lock:
-                place = self._arena.find(key)
-                if place is None:
+                found = self._arena.find(key)
+                if found is None:
                     return Outcome.ABSENT
-                shelf, slot = place
+                shelf, place = found
                 if shelf.size != len(buffer):
                     return Outcome.FOREIGN
-                generation = shelf.index.generation_of(slot)
-                source = shelf.view(slot)
+                generation = shelf.index.generation_of(place)
+                source = shelf.view(place)
             # Unlike a memoryview, NumPy lets other threads run while it copies.
             np.copyto(np.frombuffer(buffer, np.uint8), source)
             with self._lock:
-                same = shelf.index.find(key) == slot
-                if same and shelf.index.generation_of(slot) == generation:
+                same = shelf.index.find(key) == place
+                if same and shelf.index.generation_of(place) == generation:
                     return Outcome.HIT
 
     def _write(self, key: bytes, record: memoryview, deadline: float) -> Outcome:
@@ -246,21 +246,21 @@ class Host(Tier):
             if shelf is None:
                 self._filling.remove(key)
                 return Outcome.FULL
-            slot = shelf.index.reserve()
-            target = shelf.view(slot)
+            place = shelf.index.reserve()
+            target = shelf.view(place)
         np.copyto(target, np.frombuffer(record, np.uint8))
         with self._lock:
             self._filling.remove(key)
             before = self._arena.find(key)
             if before is not None:
                 self._remove(*before)
-            self._arena.publish(shelf, [slot], [key], [self._arena.recency.take(1)])
+            self._arena.publish(shelf, [place], [key], [self._arena.recency.take(1)])
         return Outcome.STORED
 
-    def _remove(self, shelf: Shelf, slot: int) -> None:
-        """Forget what a slot holds. The lock is held."""
-        if not self._lending.withdraw(shelf, slot):
-            shelf.index.remove(slot)
+    def _remove(self, shelf: Shelf, place: int) -> None:
+        """Forget what a place holds. The lock is held."""
+        if not self._lending.withdraw(shelf, place):
+            shelf.index.remove(place)
 
     @contextlib.contextmanager
     def _sparing(self, keys: Keys) -> Generator[None]:
@@ -278,7 +278,7 @@ class Host(Tier):
     # making room; the lock is held, and given up while `evicting` is told
 
     def _make_room(self, size: int, deadline: float) -> Shelf | None:
-        """Return the shelf of a size, with a free slot; None where there is no room."""
+        """Return the shelf of a size, with a free place; None where there is no room."""
         while True:
             self._check_open()
             shelf = self._arena.shelf(size)
@@ -295,7 +295,7 @@ class Host(Tier):
                 raise TimeoutError
 
     def _others(self, shelf: Shelf) -> list[Shelf]:
-        """Return the shelves that a shelf may take chunks from: none while slots are lent, which stay."""
+        """Return the shelves that a shelf may take chunks from: none while places are lent, which stay."""
         if self._lending.num_bytes:
             return []
         return [each for each in self._arena.shelves.values() if each is not shelf]
@@ -303,46 +303,46 @@ class Host(Tier):
     def _evict_for(self, shelf: Shelf) -> bool:
         """Evict from the shelf whose oldest record is the oldest of all; return whether any went."""
         aged: list[tuple[int, int]] = []
-        # Another one with a free chunk's worth of slots could not give it up: it is being filled.
+        # Another one with a free chunk's worth of places could not give it up: it is being filled.
         others = [each for each in self._others(shelf) if each.index.num_free < each.per_chunk]
         for each in (shelf, *others):
-            aged += [(int(each.index.stamps[slot]), each.size) for slot in self._victims(each, 1)]
+            aged += [(int(each.index.stamps[place]), each.size) for place in self._victims(each, 1)]
         if not aged:
             return False
         donor = self._arena.shelves[min(aged)[1]]
         fewest = 1 if donor is shelf else donor.per_chunk - donor.index.num_free
-        return self._evict(donor, max(fewest, donor.index.num_slots // WATERMARK)) > 0
+        return self._evict(donor, max(fewest, donor.index.num_places // WATERMARK)) > 0
 
     def _victims(self, shelf: Shelf, count: int) -> list[int]:
-        """Return up to `count` slots, used longest ago first, without what calls in progress store."""
+        """Return up to `count` places, used longest ago first, without what calls in progress store."""
         if not self._calls:
             return shelf.victims(count, self._clock())
         spared = sum(map(len, self._calls))
-        slots = shelf.victims(count + spared, self._clock())
-        keys = map(shelf.index.key_of, slots)
-        pairs = zip(slots, keys, strict=True)
-        free = (slot for slot, key in pairs if not any(key in call for call in self._calls))
+        places = shelf.victims(count + spared, self._clock())
+        keys = map(shelf.index.key_of, places)
+        pairs = zip(places, keys, strict=True)
+        free = (place for place, key in pairs if not any(key in call for call in self._calls))
         return list(islice(free, count))
 
     def _evict(self, shelf: Shelf, count: int) -> int:
         """Let the oldest records of a shelf go; return how many went."""
         index = shelf.index
-        slots = self._victims(shelf, count)
+        places = self._victims(shelf, count)
         if self.evicting is None:
-            index.remove(*slots)
-            return len(slots)
-        keys = [key.tobytes() for key in index.keys_of(np.array(slots, np.int64))]
-        index.unpublish(*slots)
+            index.remove(*places)
+            return len(places)
+        keys = [key.tobytes() for key in index.keys_of(np.array(places, np.int64))]
+        index.unpublish(*places)
         try:
             with self._unlocked():
                 told = self.worth_telling(keys)
             if told and self.evicting is not None and not self._closed:
-                records = [shelf.view(slots[at]).data.toreadonly() for at in told]
+                records = [shelf.view(places[at]).data.toreadonly() for at in told]
                 with self._unlocked():
                     self.evicting([keys[at] for at in told], records)
         finally:
-            index.release(*slots)
-        return len(slots)
+            index.release(*places)
+        return len(places)
 
     @contextlib.contextmanager
     def _unlocked(self) -> Generator[None]:
@@ -362,6 +362,6 @@ class Host(Tier):
         if all(len(self._victims(each, len(each.index))) == len(each.index) for each in shelves):
             for each in shelves:
                 self._evict(each, len(each.index))
-            # Where another call still fills a slot, this record finds no room and the next may.
+            # Where another call still fills a place, this record finds no room and the next may.
             if size > arena.chunk_bytes:
                 arena.cut(size)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
@@ -142,7 +142,7 @@ class Mooncake(Tier):
                 "where that is meant, give this machine's address as `host`"
             ) from error
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """Raise `TierError`: the store cannot list its keys."""
         raise TierError("a Mooncake Store cannot list its keys")
 
@@ -182,21 +182,21 @@ class Mooncake(Tier):
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, -1
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
         caller = self._callers.take(deadline)
         try:
             torn: Sequence[int] = range(len(keys))
             for _ in range(4):
                 ended = self._deletions_ended
-                self._fetch(caller, keys, buffers, torn, found, deadline=deadline)
+                self._fetch(caller, keys, buffers, torn, answers, deadline=deadline)
                 if self._deletions_begun == ended:
                     break
                 # Room of a record that was deleted meanwhile may have been written again while it was read.
-                torn = [index for index in torn if found[index] is Outcome.CORRUPT]
+                torn = [index for index in torn if answers.outcomes[index] is Outcome.CORRUPT]
             else:  # deletions go on: what was torn each time is not there for long
                 for index in torn:
-                    found[index] = Outcome.ABSENT
+                    answers.settle(index, Outcome.ABSENT)
         finally:
             self._callers.give(caller)
 
@@ -206,7 +206,7 @@ class Mooncake(Tier):
         keys: Keys,
         buffers: Buffers,
         indices: Sequence[int],
-        found: list[Outcome],
+        answers: Answers,
         *,
         deadline: float,
     ) -> None:
@@ -217,9 +217,9 @@ class Mooncake(Tier):
             for index, start, code in zip(batch, starts, codes, strict=True):
                 if code == sizes[index]:
                     buffers[index][:] = caller.memory[start : start + code]
-                    found[index] = Outcome.HIT
+                    answers.settle(index, Outcome.HIT)
                 else:
-                    found[index] = _outcome_of(code, Outcome.FOREIGN)
+                    answers.settle(index, _outcome_of(code, Outcome.FOREIGN))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = time.monotonic() + timeout_s

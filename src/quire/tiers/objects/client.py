@@ -83,7 +83,7 @@ class Client:
     def __init__(self, store: ObjectStore, concurrency: int) -> None:
         self._store = store
         self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(concurrency)
+        self._permits = asyncio.Semaphore(concurrency)
         self._is_closed = False
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-objects", daemon=True
@@ -101,7 +101,7 @@ class Client:
 
         async def one(index: int) -> None:
             try:
-                async with self._slots:
+                async with self._permits:
                     answer = await calls[index]()
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
                 answers.put((index, error))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.objects.client import Client, open_store, reason_of
 from quire.tiers.objects.index import Bundle, BundleIndex
 from quire.tiers.objects.listing import Listing
@@ -98,7 +98,7 @@ class Objects(Tier):
         self._listing = Listing(self._client, self._index, secrets.token_hex(4), clock)
         self._refresh_s = refresh_s
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records: one request per bundle, for its footer. Raises `TierError`."""
         deadline = time.monotonic() + _SCAN_TIMEOUT_S
         try:
@@ -124,17 +124,17 @@ class Objects(Tier):
 
     # reading
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         self._client.check_open()
         deadline = time.monotonic() + timeout_s
-        self._read(keys, buffers, range(len(keys)), deadline, found)
-        unknown = [i for i, outcome in enumerate(found) if outcome is Outcome.SKIPPED]
+        self._read(keys, buffers, range(len(keys)), deadline, answers)
+        unknown = [i for i, outcome in enumerate(answers.outcomes) if outcome is Outcome.SKIPPED]
         if unknown:
             self._refresh(self._refresh_s, deadline)
-            self._read(keys, buffers, unknown, deadline, found)
+            self._read(keys, buffers, unknown, deadline, answers)
             for index in unknown:
-                if found[index] is Outcome.SKIPPED:
-                    found[index] = Outcome.ABSENT
+                if answers.outcomes[index] is Outcome.SKIPPED:
+                    answers.settle(index, Outcome.ABSENT)
 
     def _read(
         self,
@@ -142,7 +142,7 @@ class Objects(Tier):
         buffers: Buffers,
         asked: range | list[int],
         deadline: float,
-        found: list[Outcome],
+        answers: Answers,
     ) -> None:
         """Fill the buffers of keys that are known."""
         wanted: dict[Bundle, dict[int, list[int]]] = {}
@@ -151,7 +151,7 @@ class Objects(Tier):
             if place is None:
                 continue
             if place[0].record_bytes != len(buffers[index]):
-                found[index] = Outcome.FOREIGN
+                answers.settle(index, Outcome.FOREIGN)
                 continue
             wanted.setdefault(place[0], {}).setdefault(place[1], []).append(index)
         runs = [
@@ -170,11 +170,11 @@ class Objects(Tier):
                     start = (position - run[0]) * bundle.record_bytes
                     for index in some:
                         buffers[index][:] = answer[start : start + bundle.record_bytes]
-                        found[index] = Outcome.HIT
+                        answers.settle(index, Outcome.HIT)
                 continue
             outcome = self._outcome_of(answer)
             for index in (i for some in indices for i in some):
-                found[index] = outcome
+                answers.settle(index, outcome)
             if outcome is Outcome.CORRUPT:
                 bad.append((bundle, _mask(run)))
             elif outcome is Outcome.ABSENT:
@@ -328,7 +328,7 @@ class Objects(Tier):
         self.last_error = reason_of(error)
         return Outcome.ABSENT
 
-    def _entries(self, bundles: list[Bundle]) -> Iterator[Entry]:
+    def _entries(self, bundles: list[Bundle]) -> Iterator[ListedRecord]:
         calls: list[Callable[[], Awaitable[tuple[int, memoryview]]]] = [
             partial(
                 self._client.read,
@@ -348,7 +348,7 @@ class Objects(Tier):
                     raise TierError(f"{bundle.path}: {reason_of(answer)}") from answer
                 for position, key in enumerate(parse_footer(bytes(answer[1])) or ()):
                     if self._index.find(key) == (bundle, position):
-                        yield Entry(key, bundle.record_bytes)
+                        yield ListedRecord(key, bundle.record_bytes)
         except TimeoutError as error:
             raise TierError(str(error)) from error
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
-from quire.tiers.redis.node import Answer, Lost, Node
-from quire.tiers.redis.resp import Failure, Reply, Request, command
-from quire.tiers.redis.url import Endpoint, Server
+from quire.tiers.redis.resp import Failure, RedisRequest, Reply, command
+from quire.tiers.redis.server import Answer, NoAnswer, Server
+from quire.tiers.redis.url import Endpoint, ServerAddress
 
 NUM_SLOTS = 1 << 14
 MAX_HOPS = 5
@@ -19,8 +19,8 @@ MAX_NODES = 1024
 REFRESH_S = 1.0
 """The least time between two questions for the whole map of slots."""
 
-_ASKING = Request((command(b"ASKING"),), (str,))
-_SLOTS = Request((command(b"CLUSTER", b"SLOTS"),), (list,))
+_ASKING = RedisRequest((command(b"ASKING"),), (str,))
+_SLOTS = RedisRequest((command(b"CLUSTER", b"SLOTS"),), (list,))
 
 
 class Routes(Protocol):
@@ -31,7 +31,7 @@ class Routes(Protocol):
         ...
 
     def ask(
-        self, keys: Sequence[bytes], requests: Sequence[Request], deadline: float
+        self, keys: Sequence[bytes], requests: Sequence[RedisRequest], deadline: float
     ) -> list[Answer]:
         """Return an answer for each request from the server that has its key."""
         ...
@@ -40,7 +40,7 @@ class Routes(Protocol):
         """Return the servers that hold keys."""
         ...
 
-    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+    def ask_at(self, endpoint: Endpoint, request: RedisRequest, deadline: float) -> Answer:
         """Return the answer of one of these servers."""
         ...
 
@@ -56,15 +56,15 @@ class Routes(Protocol):
 class Single:
     """One server."""
 
-    def __init__(self, server: Server, connections: int) -> None:
+    def __init__(self, server: ServerAddress, connections: int) -> None:
         self._endpoint = server.endpoint
-        self._node = Node(lambda until: server.connect(server.endpoint, until), connections)
+        self._node = Server(lambda until: server.connect(server.endpoint, until), connections)
 
     def open(self, deadline: float) -> None:
         self._node.open(deadline)
 
     def ask(
-        self, keys: Sequence[bytes], requests: Sequence[Request], deadline: float
+        self, keys: Sequence[bytes], requests: Sequence[RedisRequest], deadline: float
     ) -> list[Answer]:
         del keys
         return self._node.ask(requests, deadline)
@@ -72,7 +72,7 @@ class Single:
     def endpoints(self) -> list[Endpoint]:
         return [self._endpoint]
 
-    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+    def ask_at(self, endpoint: Endpoint, request: RedisRequest, deadline: float) -> Answer:
         del endpoint
         return self._node.ask([request], deadline)[0]
 
@@ -83,20 +83,22 @@ class Single:
         self._node.close()
 
 
-class Cluster:
+class RedisCluster:
     """A Redis Cluster: a map from slots to nodes, corrected by each `MOVED` and read anew after it.
 
     The nodes of a call are asked one after the other, each within its share of what is left of the
     deadline, so one that hangs costs only its own keys.
     """
 
-    def __init__(self, server: Server, connections: int, slot_of: Callable[[bytes], int]) -> None:
+    def __init__(
+        self, server: ServerAddress, connections: int, slot_of: Callable[[bytes], int]
+    ) -> None:
         self._server = server
         self._connections = connections
         self._slot_of = slot_of
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
-        self._nodes: dict[Endpoint, Node] = {}
+        self._nodes: dict[Endpoint, Server] = {}
         self._owners: list[Endpoint] = [server.endpoint] * NUM_SLOTS
         self._is_stale = True
         self._refreshed = float("-inf")
@@ -104,18 +106,18 @@ class Cluster:
     def open(self, deadline: float) -> None:
         self._node(self._server.endpoint).open(deadline)
         answer = self.ask_at(self._server.endpoint, _SLOTS, deadline)
-        if isinstance(answer, Lost):
+        if isinstance(answer, NoAnswer):
             raise TierError(f"no map of slots from {self._server.endpoint}: {answer.reason}")
         if isinstance(answer, Failure):
             raise TierError(f"no map of slots from {self._server.endpoint}: {answer.text}")
         self._learn(answer, self._server.endpoint)
 
     def ask(
-        self, keys: Sequence[bytes], requests: Sequence[Request], deadline: float
+        self, keys: Sequence[bytes], requests: Sequence[RedisRequest], deadline: float
     ) -> list[Answer]:
         if self._is_stale:
             self._refresh(deadline)
-        answers: list[Answer] = [Lost(Outcome.ERROR, "moved too often")] * len(requests)
+        answers: list[Answer] = [NoAnswer(Outcome.ERROR, "moved too often")] * len(requests)
         slots = [self._slot_of(key) for key in keys]
         targets = [self._owners[slot] for slot in slots]
         asking: set[int] = set()
@@ -136,7 +138,7 @@ class Cluster:
                     redirect = _redirect(reply, endpoint)
                     if redirect is None:
                         answers[index] = reply
-                        self._is_stale |= isinstance(reply, Lost)
+                        self._is_stale |= isinstance(reply, NoAnswer)
                         continue
                     targets[index], is_moved = redirect
                     again.append(index)
@@ -153,7 +155,7 @@ class Cluster:
     def endpoints(self) -> list[Endpoint]:
         return list(dict.fromkeys(self._owners))
 
-    def ask_at(self, endpoint: Endpoint, request: Request, deadline: float) -> Answer:
+    def ask_at(self, endpoint: Endpoint, request: RedisRequest, deadline: float) -> Answer:
         return self._ask_node(endpoint, [0], [request], set(), deadline)[0]
 
     def check(self) -> None:
@@ -168,11 +170,11 @@ class Cluster:
         self,
         endpoint: Endpoint,
         indices: Sequence[int],
-        requests: Sequence[Request],
+        requests: Sequence[RedisRequest],
         asking: set[int],
         deadline: float,
     ) -> list[Answer]:
-        batch: list[Request] = []
+        batch: list[RedisRequest] = []
         for index in indices:
             if index in asking:
                 batch.append(_ASKING)
@@ -180,18 +182,20 @@ class Cluster:
         try:
             answers = self._node(endpoint).ask(batch, deadline)
         except TierError as error:
-            return [Lost(Outcome.ERROR, str(error))] * len(indices)
+            return [NoAnswer(Outcome.ERROR, str(error))] * len(indices)
         return [
             answer for request, answer in zip(batch, answers, strict=True) if request is not _ASKING
         ]
 
-    def _node(self, endpoint: Endpoint) -> Node:
+    def _node(self, endpoint: Endpoint) -> Server:
         with self._lock:
             node = self._nodes.get(endpoint)
             if node is None:
                 if len(self._nodes) >= MAX_NODES:
                     raise TierError(f"more than {MAX_NODES} nodes; {endpoint} is one too many")
-                node = Node(lambda until: self._server.connect(endpoint, until), self._connections)
+                node = Server(
+                    lambda until: self._server.connect(endpoint, until), self._connections
+                )
                 self._nodes[endpoint] = node
             return node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 
-from quire.tiers.redis.resp import Failure, Link, Reply, Request, Rubbish, Value
+from quire.tiers.redis.resp import Failure, Link, RedisRequest, Reply, Rubbish, Value
 
 WINDOW_BYTES = 1 << 20
 """Bytes asked for and not answered yet, over all connections of a call; one command on each may exceed them.
@@ -19,7 +19,7 @@ WINDOW_COMMANDS = 256
 
 
 def exchange(
-    links: Sequence[Link], requests: Sequence[Request], deadline: float, replies: list[Reply]
+    links: Sequence[Link], requests: Sequence[RedisRequest], deadline: float, replies: list[Reply]
 ) -> None:
     """Send commands ahead of their replies, each over the next link in turn; append the replies, in order.
 

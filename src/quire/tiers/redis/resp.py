@@ -49,7 +49,7 @@ Reply: TypeAlias = "int | str | bytes | Failure | Value | list[Reply] | None"
 """An integer, a status, a short value, an error, a value in a buffer, an array, nothing."""
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class RedisRequest(msgspec.Struct, frozen=True, gc=False):
     """A command and what its answer may be.
 
     `pieces`   its bytes, in parts; not copied
@@ -100,7 +100,7 @@ class Link:
         """Whether nothing waits to be read: no late answer, no end of the connection."""
         return not self.has_unread and self._wire.is_quiet
 
-    def send(self, requests: Sequence[Request], deadline: float) -> None:
+    def send(self, requests: Sequence[RedisRequest], deadline: float) -> None:
         """Send commands; their replies are to be read in the same order."""
         self._num_owed += len(requests)
         self._wire.send([piece for each in requests for piece in each.pieces], deadline)

@@ -10,11 +10,11 @@ from functools import partial
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.base import Buffers, Entry, Keys, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
-from quire.tiers.redis.cluster import Cluster, Routes, Single
-from quire.tiers.redis.node import Answer, Lost
-from quire.tiers.redis.resp import Failure, Request, Value, command
+from quire.tiers.redis.cluster import RedisCluster, Routes, Single
+from quire.tiers.redis.resp import Failure, RedisRequest, Value, command
+from quire.tiers.redis.server import Answer, NoAnswer
 from quire.tiers.redis.url import Endpoint, parse_server
 
 ASK_FIRST_BYTES = 128 << 10
@@ -96,13 +96,13 @@ class Redis(Tier):
         names = [self._prefix + key.hex().encode() for key in reversed(keys)]
         deadline = time.monotonic() + TOUCH_TIMEOUT_S
         if self._ttl_ms is None:
-            requests = [Request((command(b"TOUCH", name),), (int,)) for name in names]
+            requests = [RedisRequest((command(b"TOUCH", name),), (int,)) for name in names]
         else:
             requests = [self._renewal(name) for name in names]
         for answer in self._routes.ask(names, requests, deadline):
             self._failed(answer)
 
-    def scan(self) -> Iterator[Entry]:
+    def scan(self) -> Iterator[ListedRecord]:
         seen: set[bytes] = set()
         for endpoint in self._routes.endpoints():
             for keys in self._scan_one(endpoint):
@@ -110,7 +110,7 @@ class Redis(Tier):
                 seen.update(fresh)
                 for key, size in zip(fresh, self._sizes(fresh), strict=True):
                     if size:
-                        yield Entry(key, size)
+                        yield ListedRecord(key, size)
 
     def servers(self) -> list[ServerInfo]:
         """Return what each server that holds keys says of itself. Raises `TierError`."""
@@ -127,7 +127,7 @@ class Redis(Tier):
             return Single(self._server, connections)
         from redis.crc import key_slot  # noqa: PLC0415 - an extra
 
-        return Cluster(self._server, connections, key_slot)
+        return RedisCluster(self._server, connections, key_slot)
 
     def _open(self) -> None:
         deadline = time.monotonic() + OPEN_TIMEOUT_S
@@ -140,7 +140,7 @@ class Redis(Tier):
             raise TierError(f"{where} cannot be reached: {error}") from None
         name = self._prefix + b"0" * (2 * KEY_BYTES)
         (answer,) = self._routes.ask([name], [_exists(name)], deadline)
-        if isinstance(answer, (Failure, Lost)) and not _is_moved(answer):
+        if isinstance(answer, (Failure, NoAnswer)) and not _is_moved(answer):
             reason = answer.text if isinstance(answer, Failure) else answer.reason
             raise TierError(f"{where} refuses to look for a key: {reason}")
         try:
@@ -158,27 +158,29 @@ class Redis(Tier):
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, found: list[Outcome]) -> None:
+    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
 
         def arrived(index: int, value: Value) -> None:
             if value.num_bytes == len(buffers[index]):
-                found[index] = Outcome.HIT
+                answers.settle(index, Outcome.HIT)
 
         requests = [
-            Request((_GET % (len(name), name),), _FOUND_OR_NOT, buffer, partial(arrived, index))
+            RedisRequest(
+                (_GET % (len(name), name),), _FOUND_OR_NOT, buffer, partial(arrived, index)
+            )
             for index, (name, buffer) in enumerate(zip(names, buffers, strict=True))
         ]
         dropped: list[bytes] = []
         for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
-            if found[index] is not Outcome.SKIPPED:
+            if answers.outcomes[index] is not Outcome.SKIPPED:
                 continue
             if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
-                found[index] = Outcome.HIT
+                answers.settle(index, Outcome.HIT)
                 continue
-            found[index] = self._why_not(answer, keys[index], buffers[index])
-            if found[index] is Outcome.CORRUPT:
+            answers.settle(index, self._why_not(answer, keys[index], buffers[index]))
+            if answers.outcomes[index] is Outcome.CORRUPT:
                 dropped.append(names[index])
         if dropped:
             self._routes.ask(dropped, [_unlink(name) for name in dropped], deadline)
@@ -250,7 +252,7 @@ class Redis(Tier):
     def _names(self, keys: Keys) -> list[bytes]:
         return [self._prefix + key.hex().encode() for key in keys]
 
-    def _setting(self, name: bytes, record: memoryview) -> Request:
+    def _setting(self, name: bytes, record: memoryview) -> RedisRequest:
         num_words = 4 if self._ttl_ms is None else 6
         head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
             num_words,
@@ -261,7 +263,7 @@ class Redis(Tier):
         tail = b"\r\n$2\r\nNX\r\n"
         if self._ttl_ms is not None:
             tail += b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._ttl_ms), self._ttl_ms)
-        return Request(
+        return RedisRequest(
             (
                 head,
                 record,
@@ -270,8 +272,8 @@ class Redis(Tier):
             (str, type(None)),
         )
 
-    def _renewal(self, name: bytes) -> Request:
-        return Request((command(b"PEXPIRE", name, self._ttl_ms or b"0"),), (int,))
+    def _renewal(self, name: bytes) -> RedisRequest:
+        return RedisRequest((command(b"PEXPIRE", name, self._ttl_ms or b"0"),), (int,))
 
     def _scan_one(self, endpoint: Endpoint) -> Iterator[list[bytes]]:
         """Yield the keys that one server has, in parts; some may come twice."""
@@ -280,23 +282,25 @@ class Redis(Tier):
         cursor = b""
         while cursor != b"0":
             words = command(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", SCAN_COUNT)
-            match self._ask_at(endpoint, Request((words,), (list,))):
+            match self._ask_at(endpoint, RedisRequest((words,), (list,))):
                 case [bytes(cursor), [*names]] if cursor:
                     matches = [shape.fullmatch(name) for name in names if isinstance(name, bytes)]
                     yield [bytes.fromhex(match[1].decode()) for match in matches if match]
+                case NoAnswer(reason=reason):
+                    raise TierError(f"{endpoint} cannot be listed: {reason}")
                 case answer:
                     raise TierError(f"{endpoint} cannot be listed: it answered {answer!r:.80}")
 
-    def _ask_at(self, endpoint: Endpoint, request: Request) -> Answer:
+    def _ask_at(self, endpoint: Endpoint, request: RedisRequest) -> Answer:
         return self._routes.ask_at(endpoint, request, time.monotonic() + OPEN_TIMEOUT_S)
 
     def _sizes(self, keys: Keys) -> list[int]:
         """Return the bytes of each record; 0 for what is none."""
         names = self._names(keys)
-        requests = [Request((command(b"STRLEN", name),), (int,)) for name in names]
+        requests = [RedisRequest((command(b"STRLEN", name),), (int,)) for name in names]
         answers = self._routes.ask(names, requests, time.monotonic() + OPEN_TIMEOUT_S)
         for answer in answers:
-            if isinstance(answer, Lost):
+            if isinstance(answer, NoAnswer):
                 raise TierError(f"listing failed: {answer.reason}")
         return [answer if isinstance(answer, int) else 0 for answer in answers]
 
@@ -325,7 +329,7 @@ class Redis(Tier):
 
     def _failed(self, answer: Answer) -> Outcome | None:
         """Note a failure and return its outcome; None for an answer that is none."""
-        if isinstance(answer, Lost):
+        if isinstance(answer, NoAnswer):
             self.last_failure = answer.reason
             return answer.outcome
         if isinstance(answer, Failure):
@@ -342,13 +346,13 @@ class Redis(Tier):
                 raise TierError(self.last_failure)
 
 
-_INFO = Request((command(b"INFO"),), (bytes,))
+_INFO = RedisRequest((command(b"INFO"),), (bytes,))
 _FOUND_OR_NOT = (Value, type(None))
 _GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
 
 
-def _exists(name: bytes) -> Request:
-    return Request((b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name),), (int,))
+def _exists(name: bytes) -> RedisRequest:
+    return RedisRequest((b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name),), (int,))
 
 
 def _number(words: dict[str, str], name: str) -> int:
@@ -357,8 +361,8 @@ def _number(words: dict[str, str], name: str) -> int:
     return int(word) if word.isdecimal() and len(word) < 20 else -1
 
 
-def _unlink(name: bytes) -> Request:
-    return Request((command(b"UNLINK", name),), (int,))
+def _unlink(name: bytes) -> RedisRequest:
+    return RedisRequest((command(b"UNLINK", name),), (int,))
 
 
 def _is_moved(answer: Answer) -> bool:

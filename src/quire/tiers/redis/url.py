@@ -14,7 +14,7 @@ import msgspec
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.redis.exchange import exchange
-from quire.tiers.redis.resp import Failure, Link, Reply, Request, command
+from quire.tiers.redis.resp import Failure, Link, RedisRequest, Reply, command
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
@@ -36,7 +36,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.path or f"{self.host}:{self.port}"
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerAddress(msgspec.Struct, frozen=True):
     """A server or a cluster, as a URL says it.
 
     `endpoint`    of the server, or of any node of a cluster
@@ -81,12 +81,12 @@ class Server(msgspec.Struct, frozen=True):
             steps.append((f"database {self.db}", (b"SELECT", b"%d" % self.db)))
         for what, words in steps:
             replies: list[Reply] = []
-            exchange([link], [Request((command(*words),), (str,))], deadline, replies)
+            exchange([link], [RedisRequest((command(*words),), (str,))], deadline, replies)
             if isinstance(replies[0], Failure):
                 raise TierError(f"{endpoint} refuses {what}: {replies[0].text}")
 
 
-def parse_server(url: str) -> Server:
+def parse_server(url: str) -> ServerAddress:
     """Return what a URL says.
 
     `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `redis+cluster://` and
@@ -132,7 +132,7 @@ def parse_server(url: str) -> Server:
                 f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
             )
     tls = _tls(words) if scheme.startswith("rediss") else None
-    return Server(endpoint, is_cluster, username, password, db, tls)
+    return ServerAddress(endpoint, is_cluster, username, password, db, tls)
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext:

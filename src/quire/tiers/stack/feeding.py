@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Keys
-from quire.tiers.stack.lanes import Deadline, Job, Lane, Lanes, Signal, Work
+from quire.tiers.stack.lanes import Deadline, Job, Lanes, Signal, TierLane, Work
 from quire.tiers.stack.level import Shared
 from quire.tiers.stack.placing import Placing
 
@@ -90,7 +90,7 @@ class Feeding:
         self.lanes: Lanes = shared.lanes
         self._placing = placing
         self._shared = shared
-        self._lane = Lane(shared.lanes, "feeding", 1, lambda: None)
+        self._lane = TierLane(shared.lanes, "feeding", 1, lambda: None)
         self._wake = shared.lanes.signal()
         self._under_way: dict[Fed, None] = {}
         self._keys: set[bytes] = set()

@@ -22,7 +22,7 @@ from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared
 
 
-class State(Enum):
+class ChunkState(Enum):
     """How far a chunk is."""
 
     WAITING = auto()
@@ -66,7 +66,7 @@ class Chunk:
         self.keys = [owner.keys[index] for index in indices]
         self.buffers = [owner.buffers[index] for index in indices]
         self.deadline = deadline
-        self.state = State.WAITING
+        self.state = ChunkState.WAITING
         self.allowed_s = 0.0
         self.tickets: list[Ticket] = []
 
@@ -87,7 +87,8 @@ class Fetch:
 
     `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
 
-    With `when_done` it runs in the background: nobody waits, so each tier has all the time that there is.
+    `when_done`  called once, when nothing is pending any more, of a fetch in the background: nobody waits, so each
+                 tier has all the time that there is; set before it begins
     """
 
     def __init__(
@@ -96,7 +97,6 @@ class Fetch:
         keys: Keys,
         buffers: list[memoryview],
         deadline: Deadline,
-        when_done: Callable[[Fetch], None] | None = None,
     ) -> None:
         self.keys = keys
         self.buffers = buffers
@@ -108,9 +108,9 @@ class Fetch:
         self.spans: dict[int, Span] = {}
         self.signal = shared.lanes.signal()
         self.is_over = False
+        self._is_told = False
         self._lock = shared.lock
-        self.is_background = when_done is not None
-        self._when_done = when_done
+        self.when_done: Callable[[Fetch], None] | None = None
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Keep a hit, or the first cause that is more than absence. The lock is held."""
@@ -129,9 +129,8 @@ class Fetch:
     def wake(self) -> None:
         """Tell whoever waits that something changed. The lock is not held."""
         with self._lock:
-            when_done = None if self.pending else self._when_done
-            if when_done is not None:
-                self._when_done = None
+            when_done = None if self.pending or self._is_told else self.when_done
+            self._is_told |= when_done is not None
         self.signal.set()
         if when_done is not None:
             when_done(self)

@@ -116,7 +116,7 @@ class Estimate:
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """How many leading keys to load of those found, and from which tiers none is, though they have some."""
+    """The number of leading keys to load, of so many found; `refused`: tiers that have some and load none."""
 
     num_keys: int
     num_found: int
@@ -160,43 +160,14 @@ class CostGate:
         step: int = 1,
     ) -> Choice:
         """Return how many of the keys to load; see `TierStack.choose`."""
-        if len(found) <= FEW_KEYS:
-            return self._choose_few(found, sizes, recompute_s, step)
-        where = np.asarray(found, np.int64)
-        holes = np.flatnonzero(where < 0)
-        whole = int(holes[0]) if len(holes) else len(where)
-        whole -= whole % step
-        if not whole:
-            return Choice(0, 0, ())
-        points = _points(where[:whole], step)
-        size = np.asarray(sizes, np.float64)[:whole]
-        levels = [int(level) for level in np.unique(where[:whole])]
-        load_s = np.zeros(len(points))
-        for level in levels:
-            behind = np.concatenate(([0.0], np.cumsum(np.where(where[:whole] == level, size, 0.0))))
-            careful = self.estimates[level].careful_seconds
-            with self._lock:
-                load_s += [careful(float(num_bytes)) for num_bytes in behind[points]]
-        load_s[load_s > self.limit_s] = np.inf
-        total_s = load_s + [recompute_s(int(point)) for point in points]
-        best = int(np.argmin(total_s))
-        num_keys = int(points[best])
-        used = np.unique(where[:num_keys])
-        return Choice(num_keys, whole, tuple(level for level in levels if level not in used))
-
-    def _choose_few(
-        self,
-        found: Sequence[int],
-        sizes: Sequence[int],
-        recompute_s: Callable[[int], float],
-        step: int,
-    ) -> Choice:
-        """Do the same without arrays, which take longer than few keys do: every length is compared."""
         whole = next((at for at, level in enumerate(found) if level < 0), len(found))
         whole -= whole % step
         behind = dict.fromkeys(sorted(set(found[:whole])), 0)
-        best, num_keys = math.inf, 0
-        for point in range(0, whole + 1, step):
+        best, num_keys, at = math.inf, 0, 0
+        for point in _points(found[:whole], step):
+            while at < point:
+                behind[found[at]] += sizes[at]
+                at += 1
             with self._lock:
                 load_s = sum(
                     self.estimates[level].careful_seconds(num_bytes)
@@ -205,22 +176,20 @@ class CostGate:
             total_s = recompute_s(point) + (load_s if load_s <= self.limit_s else math.inf)
             if total_s < best:
                 best, num_keys = total_s, point
-            for at in range(point, min(point + step, whole)):
-                behind[found[at]] += sizes[at]
         used = set(found[:num_keys])
         return Choice(num_keys, whole, tuple(level for level in behind if level not in used))
 
 
-def _points(where: np.ndarray[tuple[int], np.dtype[np.int64]], step: int) -> list[int]:
-    """Return the lengths to compare: where tiers change, and some between, multiples of `step`.
+def _points(found: Sequence[int], step: int) -> list[int]:
+    """Return the lengths to compare, multiples of `step`: all, or where tiers change and some between.
 
     Within a run of one tier the load is linear and recomputing, whose cost per token grows with the
     prefix, is concave; so the least lies at an end, and the points between are for engines whose cost is not.
     """
-    whole = len(where)
-    ends = np.concatenate(([0], np.flatnonzero(np.diff(where)) + 1, [whole]))
-    between = np.linspace(0, whole, 17)
-    points = np.unique(np.concatenate((ends, between)).astype(np.int64) // step * step)
-    if len(points) > MOST_POINTS:
-        points = points[np.linspace(0, len(points) - 1, MOST_POINTS).astype(np.int64)]
-    return [int(point) for point in points]
+    whole = len(found)
+    if whole <= FEW_KEYS:
+        return list(range(0, whole + 1, step))
+    ends = [at for at in range(1, whole) if found[at] != found[at - 1]]
+    between = [whole * part // 16 for part in range(17)]
+    points = sorted({at - at % step for at in (*ends, *between)})
+    return points[:: -(-len(points) // MOST_POINTS)] + points[-1:]

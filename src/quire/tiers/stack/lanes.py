@@ -135,7 +135,7 @@ class Job:
         """Called instead of `run` where the lane closes first."""
 
 
-class Lane:
+class TierLane:
     """Jobs of one tier and the threads that run them, at most `num_threads`.
 
     Each owner's jobs run in order, and owners take turns: one with a thousand jobs does not

@@ -1,17 +1,19 @@
-"""One tier as part of a stack: its lanes, breakers, counts and estimate."""
+"""One tier as part of a stack: its lanes, counts and estimate, and the breakers that leave it alone for a while."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier
-from quire.tiers.stack.breaker import Breaker, Kind
 from quire.tiers.stack.buffers import BufferPool
 from quire.tiers.stack.gate import Estimate
-from quire.tiers.stack.lanes import Lane, Lanes
+from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import Meter, TierReport, counted
 from quire.tiers.stack.uses import KeyTable
@@ -19,7 +21,99 @@ from quire.tiers.stack.uses import KeyTable
 PATIENCE_S = 0.02
 """A call that was given up sooner says more about its caller than about the tier."""
 
+REMEMBERED_KEYS = 1 << 19
+"""Keys whose whereabouts and uses are remembered: 9 bytes each."""
+
 _FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
+
+
+LONGEST_PAUSES = 64
+"""A tier that goes on failing is left alone for so many times its first cool-down."""
+
+Kind: TypeAlias = Literal["lookup", "load", "store"]
+
+
+class BreakerState(StrEnum):
+    """Whether a tier is called."""
+
+    CLOSED = "closed"
+    """It is."""
+    TRYING = "trying"
+    """It was not, and one call finds out whether it answers again."""
+    OPEN = "open"
+    """It is not."""
+
+
+class Breaker:
+    """Opens after `failures` calls of one kind failed in a row, for `cool_down_s`.
+
+    Then one trial is due. If it fails, the breaker opens again for twice as long, up to
+    `LONGEST_PAUSES` times as long; if it succeeds, the breaker closes, but the first failure of the following
+    `failures` calls opens it for longer again: a tier that answers lookups and hangs on loads is not
+    trusted for each lookup anew.
+
+    Not thread-safe; its owner locks.
+    """
+
+    def __init__(self, lanes: Lanes, failures: int, cool_down_s: float) -> None:
+        self.num_opened = 0
+        self._lanes = lanes
+        self._failures = failures
+        self._first_s = cool_down_s
+        self._longest_s = LONGEST_PAUSES * cool_down_s
+        self._pause_s = cool_down_s
+        self._next_s = cool_down_s
+        self._in_a_row: Counter[Kind] = Counter()
+        self._since = 0.0
+        self._proved = 0
+        self.state = BreakerState.CLOSED
+
+    @property
+    def allows(self) -> bool:
+        """Whether calls may go on."""
+        return self.state is BreakerState.CLOSED
+
+    def take_trial(self) -> bool:
+        """Return whether a trial is due; then it is the caller's to make and to record."""
+        if self.state is BreakerState.CLOSED:
+            return False
+        passed = self._lanes.now() - self._since
+        if passed < 0:  # the clock was set back
+            self._since += passed
+        if passed < self._pause_s:
+            return False
+        self.state = BreakerState.TRYING
+        self._since = self._lanes.now()
+        return True
+
+    def succeeded(self, kind: Kind) -> None:
+        """Record a call that was answered."""
+        self._in_a_row[kind] = 0
+        if self.state is BreakerState.TRYING:
+            self.state = BreakerState.CLOSED
+        elif self.state is BreakerState.CLOSED and self._is_watched and kind != "lookup":
+            self._proved += 1
+            if self._proved >= self._failures:
+                self._next_s = self._first_s
+
+    def failed(self, kind: Kind) -> None:
+        """Record a call that timed out or failed."""
+        self._in_a_row[kind] += 1
+        if self.state is BreakerState.OPEN:
+            return
+        enough = self._is_watched or self._in_a_row[kind] >= self._failures
+        if self.state is BreakerState.TRYING or enough:
+            self.num_opened += 1
+            self.state = BreakerState.OPEN
+            self._since = self._lanes.now()
+            self._in_a_row.clear()
+            self._proved = 0
+            self._pause_s = self._next_s
+            self._next_s = min(2 * self._next_s, self._longest_s)
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._next_s > self._first_s
 
 
 class Shared:
@@ -30,9 +124,9 @@ class Shared:
         self.settings = settings
         self.lock = lanes.lock()
         self.pool = BufferPool(int(settings.queue_bytes))
-        self.whereabouts = KeyTable(settings.remembered_keys)
+        self.whereabouts = KeyTable(REMEMBERED_KEYS)
         """A bit per tier that had the key when it was last asked or written."""
-        self.uses = KeyTable(settings.remembered_keys)
+        self.uses = KeyTable(REMEMBERED_KEYS)
         self.is_closed = False
         self.lender: Tier | None = None
         """The tier that lends memory for what is to be stored."""
@@ -63,14 +157,13 @@ class Level:
         self.in_memory = tier.in_memory
         self.answers_at_once = tier.in_memory or tier.answers_at_once
         self.meter = Meter()
-        self.estimate = Estimate(*self._first_guess())
+        self.estimate = Estimate(*_first_guess(tier))
         self.reading, self.writing = (
-            Breaker(shared.lanes, settings.failures, settings.cool_down_s, settings.max_cool_down_s)
-            for _ in range(2)
+            Breaker(shared.lanes, settings.failures, settings.cool_down_s) for _ in range(2)
         )
         threads = self.settings.threads or settings.threads
-        self.loads = Lane(shared.lanes, f"{name} loads", threads, when_closed)
-        self.stores = Lane(shared.lanes, f"{name} stores", 1, when_closed)
+        self.loads = TierLane(shared.lanes, f"{name} loads", threads, when_closed)
+        self.stores = TierLane(shared.lanes, f"{name} stores", 1, when_closed)
 
     @property
     def patience_s(self) -> float:
@@ -119,15 +212,12 @@ class Level:
                 bandwidth=self.estimate.bandwidth,
             )
 
-    def _first_guess(self) -> tuple[float, float]:
-        """Seconds and bytes per second before anything was measured: orders of magnitude."""
-        if self.in_memory:
-            latency_s, bandwidth = 20e-6, 4e9
-        elif self.tier.is_local:
-            latency_s, bandwidth = 0.5e-3, 800e6
-        else:
-            latency_s, bandwidth = 3e-3, 300e6
-        return self.settings.latency_s or latency_s, self.settings.bandwidth or bandwidth
+
+def _first_guess(tier: Tier) -> tuple[float, float]:
+    """Return latency and bandwidth before anything was measured, seconds and bytes per second: orders of magnitude."""
+    if tier.in_memory:
+        return 20e-6, 4e9
+    return (0.5e-3, 800e6) if tier.is_local else (3e-3, 300e6)
 
 
 def guarded(call: Callable[[], list[Outcome]], num_keys: int) -> list[Outcome]:

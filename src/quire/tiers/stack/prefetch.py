@@ -1,10 +1,9 @@
-"""Prefetch: what a waiting request will need comes into the fastest tier before its turn."""
+"""Prefetch: a waiting request's records come into the fastest tier before its turn."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Fetch
@@ -12,20 +11,17 @@ from quire.tiers.stack.lanes import Deadline, Signal
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.reading import Reader
 
-Mode: TypeAlias = Literal["best_effort", "complete", "timeout"]
-"""What a request whose turn has come does about what has not arrived.
-
-`best_effort`  goes without it
-`complete`     waits for it, up to `prefetch_complete_s`
-`timeout`      waits until `prefetch_base_s` and `prefetch_per_1k_tokens_s` for each 1,000 tokens have
-               passed since the prefetch began
-"""
-
 CHUNKS = 4
 """Chunks that one prefetch reads at a time."""
 
 MOST_ACTIVE = 8
 """Prefetches that read at a time; the others wait for one of them to end."""
+
+READ_S = 30.0
+"""The longest that one read of some chunks may take."""
+
+LEASE_S = 30.0
+"""How long prefetched records are kept from making room."""
 
 
 class Prefetch:
@@ -33,15 +29,15 @@ class Prefetch:
 
     `finish` is called when its turn has come, or `cancel` when it went away. Without either it
     goes on to its end, and leaves nothing behind but a lease that runs out.
+
+    `num_ready`  leading keys that are in the fastest tier, or were when they arrived
     """
 
-    def __init__(self, owner: Prefetching, keys: Keys, sizes: Sequence[int], wait_s: float) -> None:
-        self.keys = list(keys)
+    def __init__(self, owner: Prefetching, keys: Keys, sizes: Sequence[int]) -> None:
         self.num_ready = 0
-        """Leading keys that are in the fastest tier, or were when they arrived."""
+        self._keys = list(keys)
         self._sizes = list(sizes)
         self._owner = owner
-        self._wait = Deadline(owner.shared.lanes, wait_s)
         self._done: Signal = owner.shared.lanes.signal()
         self._fetch: Fetch | None = None
         self._is_over = False
@@ -51,9 +47,9 @@ class Prefetch:
         """Whether nothing more is on its way."""
         return self._done.wait(0)
 
-    def finish(self) -> int:
-        """Stop by the rule of the mode, and return `num_ready`."""
-        self._done.wait(self._wait.left_s)
+    def finish(self, wait_s: float = 0.0) -> int:
+        """Wait so long at most for what is still on its way, stop, and return `num_ready`."""
+        self._done.wait(wait_s)
         self.cancel()
         return self.num_ready
 
@@ -66,7 +62,7 @@ class Prefetch:
             self._owner.reader.end(fetch)
         self._end()
 
-    # What the prefetcher and its lanes call
+    # For `Prefetching` and its lanes
 
     def advance(self) -> None:
         """Read the next records that are not there, or end at a key that no tier has."""
@@ -75,9 +71,9 @@ class Prefetch:
         if not window:
             self._end()
             return
-        keys = self.keys[window[0] : window[-1] + 1]
-        deadline = Deadline(owner.shared.lanes, owner.shared.settings.prefetch_complete_s)
-        fetch = Fetch(owner.shared, keys, buffers, deadline, self._arrived)
+        keys = self._keys[window[0] : window[-1] + 1]
+        fetch = Fetch(owner.shared, keys, buffers, Deadline(owner.shared.lanes, READ_S))
+        fetch.when_done = self._arrived
         with owner.shared.lock:
             is_over = self._is_over
             self._fetch = None if is_over else fetch
@@ -88,15 +84,10 @@ class Prefetch:
 
     def _next_window(self) -> tuple[range, list[memoryview]]:
         owner = self._owner
+        self.num_ready += self._kept(self._keys[self.num_ready :])
         first, most = self.num_ready, CHUNKS * int(owner.shared.settings.chunk_bytes)
-        if owner.top.in_memory:
-            there = owner.top.tier.contains(self.keys[first:])
-            have = there.index(False) if False in there else len(there)
-            owner.top.tier.lease(self.keys[first : first + have], owner.shared.settings.lease_s)
-            first += have
-            self.num_ready = first
         stop = first
-        while stop < len(self.keys) and (most > 0 or stop == first):
+        while stop < len(self._keys) and (most > 0 or stop == first):
             most -= self._sizes[stop]
             stop += 1
         return range(first, stop), owner.shared.pool.take(self._sizes[first:stop])
@@ -106,10 +97,8 @@ class Prefetch:
         owner = self._owner
         hits = [outcome is Outcome.HIT for outcome in fetch.outcomes]
         whole = hits.index(False) if False in hits else len(hits)
-        if whole and owner.top.in_memory:
-            there = owner.top.tier.contains(fetch.keys[:whole])  # not where it was full
-            whole = there.index(False) if False in there else whole
-            owner.top.tier.lease(fetch.keys[:whole], owner.shared.settings.lease_s)
+        if owner.top.in_memory:
+            whole = self._kept(fetch.keys[:whole])  # less where the tier was full
         with owner.shared.lock:
             is_over = self._is_over
             self._fetch = None
@@ -119,6 +108,16 @@ class Prefetch:
             self._end()
         else:
             self.advance()
+
+    def _kept(self, keys: Keys) -> int:
+        """Return how many leading keys the fastest tier has, leased from now on; 0 where it is not in memory."""
+        top = self._owner.top
+        if not top.in_memory:
+            return 0
+        there = top.tier.contains(keys)
+        whole = there.index(False) if False in there else len(there)
+        top.tier.lease(keys[:whole], LEASE_S)
+        return whole
 
     def _end(self) -> None:
         with self._owner.shared.lock:
@@ -137,7 +136,7 @@ class Prefetching:
         self.shared = shared
         self.reader = reader
         self.top = levels[0]
-        self._levels = levels
+        self._is_of_use = len(levels) > 1 and self.top.writes and shared.settings.promote
         self._active: list[Prefetch] = []
         self._waiting: deque[Prefetch] = deque()
 
@@ -147,33 +146,17 @@ class Prefetching:
         with self.shared.lock:
             return len(self._active) + len(self._waiting)
 
-    def __call__(self, keys: Keys, sizes: Sequence[int], num_tokens: int, mode: Mode) -> Prefetch:
+    def begin(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
         """Begin to load keys into the fastest tier; see `TierStack.prefetch`."""
-        settings = self.shared.settings
-        wait_s = {
-            "best_effort": 0.0,
-            "complete": settings.prefetch_complete_s,
-            "timeout": settings.prefetch_base_s
-            + settings.prefetch_per_1k_tokens_s * num_tokens / 1000,
-        }[mode]
-        prefetch = Prefetch(self, keys, sizes, wait_s)
-        is_of_use = (
-            num_tokens >= settings.prefetch_min_tokens
-            and len(self._levels) > 1
-            and self.top.writes
-            and settings.promote
-            and not self.shared.is_closed
-        )
+        prefetch = Prefetch(self, keys, sizes)
+        if not self._is_of_use or self.shared.is_closed:
+            prefetch.cancel()
+            return prefetch
         with self.shared.lock:
-            begins = is_of_use and len(self._active) < MOST_ACTIVE
-            if begins:
-                self._active.append(prefetch)
-            elif is_of_use:
-                self._waiting.append(prefetch)
+            begins = len(self._active) < MOST_ACTIVE
+            (self._active if begins else self._waiting).append(prefetch)
         if begins:
             prefetch.advance()
-        elif not is_of_use:
-            prefetch.cancel()
         return prefetch
 
     def ended(self, prefetch: Prefetch) -> None:

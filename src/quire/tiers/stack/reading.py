@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from quire.errors import InvariantError
 from quire.tiers.base import Keys, Outcome
-from quire.tiers.stack.fetching import Chunk, Fetch, Span, State, Ticket
+from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
 from quire.tiers.stack.lanes import Deadline, Job
 from quire.tiers.stack.level import Level, Shared, guarded
 
@@ -113,8 +113,8 @@ class Reader:
         with self._shared.lock:
             for level, flights in zip(self._levels, self._flights, strict=True):
                 for chunk, _ in flights.values():
-                    if chunk.state is State.DONE or (
-                        chunk.state is State.WAITING and not chunk.tickets
+                    if chunk.state is ChunkState.DONE or (
+                        chunk.state is ChunkState.WAITING and not chunk.tickets
                     ):
                         raise InvariantError(
                             f"{level.name}: a chunk of {len(chunk.keys)} keys is {chunk.state.name} "
@@ -189,7 +189,7 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
-        if fetch.is_background:
+        if fetch.when_done is not None:
             return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):
@@ -217,7 +217,7 @@ class Reader:
             if not chunk.tickets:
                 self._land(chunk)
                 return
-            chunk.state = State.READING
+            chunk.state = ChunkState.READING
             left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
         began_s = lanes.now()
         if left_s:
@@ -236,7 +236,7 @@ class Reader:
             )
         with lock:
             self._count(chunk, outcomes, hits, took_s)
-            self._land(chunk, State.READING)
+            self._land(chunk, ChunkState.READING)
             joined = [ticket for ticket in chunk.tickets if not ticket.is_first]
             for ticket in joined:
                 ticket.is_copying = True
@@ -256,7 +256,7 @@ class Reader:
     def _dropper(self, chunk: Chunk) -> Callable[[], None]:
         def drop() -> None:
             with self._shared.lock:
-                self._land(chunk, State.READING)
+                self._land(chunk, ChunkState.READING)
             self._deliver(chunk, [Outcome.SKIPPED] * len(chunk.keys))
 
         return drop
@@ -264,7 +264,7 @@ class Reader:
     def _deliver(self, chunk: Chunk, outcomes: list[Outcome]) -> None:
         missing: list[tuple[Fetch, list[int]]] = []
         with self._shared.lock:
-            chunk.state = State.DONE
+            chunk.state = ChunkState.DONE
             tickets, chunk.tickets = chunk.tickets, []
             for ticket in tickets:
                 fetch = ticket.fetch
@@ -282,7 +282,7 @@ class Reader:
             else:
                 fetch.wake()
 
-    def _land(self, chunk: Chunk, state: State = State.DONE) -> None:
+    def _land(self, chunk: Chunk, state: ChunkState = ChunkState.DONE) -> None:
         """Let nobody join a chunk any more. The lock is held."""
         flights = self._flights[chunk.level.index]
         chunk.state = state
@@ -345,10 +345,10 @@ class Reader:
                 if waited_s > level.estimate.seconds(asked):
                     level.estimate.observe(asked, waited_s)
             if ticket.is_first:
-                is_written = chunk.state is State.READING or bool(chunk.tickets)
+                is_written = chunk.state is ChunkState.READING or bool(chunk.tickets)
             else:
                 is_written = ticket.is_copying
-            if not chunk.tickets and chunk.state is State.WAITING:
+            if not chunk.tickets and chunk.state is ChunkState.WAITING:
                 self._land(chunk)
                 chunk.buffers = []  # its job may wait for long yet
             if is_written:

@@ -21,7 +21,7 @@ Write: TypeAlias = Literal["through", "back", "second_use"]
 Size: TypeAlias = int | str
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields named `_s` are seconds above 0, `_share` of something, `_bytes` sizes as `quire.config` reads them."""
 
     def __post_init__(self) -> None:
@@ -39,26 +39,21 @@ class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name} is from 1 to 1,000,000, got {value}")
 
 
-class TierSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TierSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds for one tier; what is `None` is as the stack has it.
 
     `threads`          loads that this tier works on at once
-    `latency_s`        what a load takes at least, until measured
-    `bandwidth`        bytes per second that it gives, until measured
     """
 
     write: Write | None = None
     read_only: bool | None = None
     lookup_timeout_s: float | None = None
     load_timeout_s: float | None = None
-    store_timeout_s: float | None = None
     queue_bytes: Size | None = None
     threads: int | None = None
-    latency_s: float | None = None
-    bandwidth: float | None = None
 
 
-class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a stack writes, reads, waits and gives up.
 
     `write`               when records are written, see `Write`
@@ -67,7 +62,6 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     `gate`                load only what beats recomputing
     `lookup_timeout_s`    the longest that `find` waits, for all tiers together
     `load_timeout_s`      the longest that `load` waits, for all tiers together
-    `store_timeout_s`     the longest that one write of a chunk may take; no request waits for it
     `close_timeout_s`     the longest that `close` waits for what is still to be written
     `queue_bytes`         records that wait for one tier; what exceeds it is not stored
     `busy_share`          while the process computes, copying blocks out of pools in host memory takes at most this
@@ -75,14 +69,7 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     `chunk_bytes`         the most that one call to a tier loads or stores
     `threads`             loads that one tier works on at once; each tier has one more for stores
     `failures`            consecutive calls that time out or fail until a tier is left alone
-    `cool_down_s`         how long it is left alone at first; it doubles up to `max_cool_down_s`
-    `probe_s`             how often a tier that the gate refuses is measured in the background
-    `prefetch_min_tokens` prompts with fewer are not prefetched
-    `prefetch_base_s`, `prefetch_per_1k_tokens_s`
-                          how long mode "timeout" goes on: a base, and more for long prompts
-    `prefetch_complete_s` the longest that mode "complete" waits
-    `lease_s`             how long prefetched records are kept from making room
-    `remembered_keys`     keys whose whereabouts and uses are remembered: 9 bytes each
+    `cool_down_s`         how long it is left alone at first; it doubles, up to 64 times as long
     `tiers`               what differs for one tier, by its name
     """
 
@@ -92,7 +79,6 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     gate: bool = True
     lookup_timeout_s: float = 0.1
     load_timeout_s: float = 5.0
-    store_timeout_s: float = 10.0
     close_timeout_s: float = 5.0
     queue_bytes: Size = "256MiB"
     busy_share: float = 0.01
@@ -100,14 +86,6 @@ class StackSettings(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: int = 2
     failures: int = 3
     cool_down_s: float = 1.0
-    max_cool_down_s: float = 60.0
-    probe_s: float = 10.0
-    prefetch_min_tokens: int = 256
-    prefetch_base_s: float = 1.0
-    prefetch_per_1k_tokens_s: float = 0.25
-    prefetch_complete_s: float = 30.0
-    lease_s: float = 30.0
-    remembered_keys: int = 1 << 19
     tiers: dict[str, TierSettings] = {}
 
     def of(self, tier: str) -> TierSettings:

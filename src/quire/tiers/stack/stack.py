@@ -13,18 +13,19 @@ import numpy as np
 
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
-from quire.tiers.stack.asking import Asking
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
 from quire.tiers.stack.leaving import close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
+from quire.tiers.stack.lookup import Lookup
 from quire.tiers.stack.placing import Bits, Placing
-from quire.tiers.stack.prefetch import Mode, Prefetch, Prefetching
+from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
+from quire.tiers.stack.writing import STORE_TIMEOUT_S
 
 MOST_TIERS = 8
 
@@ -66,7 +67,7 @@ class TierStack:
             shared.lender = top.tier
         self._placing = Placing(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
-        self._asking = Asking(shared, self._levels)
+        self._lookup = Lookup(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
         self.feeding = Feeding(shared, self._placing)
         self.gate = CostGate(
@@ -97,14 +98,14 @@ class TierStack:
         Once what is fed is there, returns after `lookup_timeout_s` at the latest; a tier that has not answered has
         nothing, and one whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
         With `gains_s`, seconds for each tier, one that would have to be waited for longer than what it
-        can gain is asked each `probe_s` only.
+        can gain is asked each `PROBE_S` only.
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
         self.feeding.wait(self.settings.load_timeout_s, keys)
-        self._asking.try_again(keys)
-        return self._asking.find(
+        self._lookup.try_again(keys)
+        return self._lookup.find(
             keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
         )
 
@@ -125,7 +126,7 @@ class TierStack:
                        takes to put n loaded keys in place belongs to it
         `step`         keys per block: the answer is a multiple of it
 
-        A tier that is refused is measured in the background, each `probe_s`, so that it is used again
+        A tier that is refused is measured in the background, each `PROBE_S`, so that it is used again
         when it has become fast.
         """
         check_keys(keys)
@@ -133,7 +134,7 @@ class TierStack:
             raise ConfigError(
                 f"{len(keys)} keys, {len(found)} places and {len(sizes)} sizes; give one for each key"
             )
-        self._asking.remember(keys, found, sizes)
+        self._lookup.remember(keys, found, sizes)
         if not self.settings.gate:
             whole = list(found).index(-1) if -1 in found else len(found)
             return whole - whole % step
@@ -142,7 +143,7 @@ class TierStack:
             with self._shared.lock:
                 self._refused_keys += choice.num_found - choice.num_keys
             for index in choice.refused:
-                self._asking.probe(self._levels[index], keys, found, sizes)
+                self._lookup.probe(self._levels[index], keys, found, sizes)
         return choice.num_keys
 
     def load(
@@ -169,7 +170,7 @@ class TierStack:
         shared = self._shared
         if shared.is_closed or not keys:
             return [Outcome.SKIPPED] * len(keys)
-        self._asking.try_again(keys)
+        self._lookup.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
         self.feeding.wait(seconds, keys)
         outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
@@ -177,17 +178,15 @@ class TierStack:
             self._loads.update(outcomes)
         return outcomes
 
-    def prefetch(
-        self, keys: Keys, sizes: Sequence[int], num_tokens: int, mode: Mode = "best_effort"
-    ) -> Prefetch:
-        """Prefetching to load a waiting request's records into the fastest tier, leased there.
+    def prefetch(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
+        """Begin to load a waiting request's records into the fastest tier, leased there; returns at once.
 
-        Returns at once. `sizes` are bytes of each record, `num_tokens` what the keys stand for.
+        `sizes`  bytes of each record
         """
         check_keys(keys)
         if len(sizes) != len(keys):
             raise ConfigError(f"{len(keys)} keys and {len(sizes)} sizes; give one for each")
-        return self._prefetching(keys, sizes, num_tokens, mode)
+        return self._prefetching.begin(keys, sizes)
 
     # Writing
 
@@ -229,19 +228,12 @@ class TierStack:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
         self._levels[level].stores.submit(self, Job(function, function))
 
-    def lease(self, keys: Keys, seconds: float) -> None:
-        """Keep these records from making room for so long, in tiers in memory."""
-        check_keys(keys)
-        for level in self._levels:
-            if level.in_memory:
-                level.tier.lease(keys, seconds)
-
     def delete(self, keys: Keys) -> None:
-        """Forget these keys in every tier. Waits for each, up to `store_timeout_s` for all together."""
+        """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""
         check_keys(keys)
-        timeout_s = self.settings.store_timeout_s
+        timeout_s = STORE_TIMEOUT_S
         self.feeding.wait(timeout_s, keys)
-        self._asking.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
+        self._lookup.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
         with self._shared.lock:
             for level in self._levels:
                 self._shared.whereabouts.clear(keys, level.index)
@@ -272,7 +264,7 @@ class TierStack:
     def flush(self) -> None:
         """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
         self.drain(self.settings.close_timeout_s)
-        self._asking.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
+        self._lookup.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
 
     def close(self) -> None:
         """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.

@@ -24,7 +24,7 @@ FEW_KEYS = 32
 
 
 class KeyTable:
-    """One byte for each of about `num_slots` keys; a key that is not remembered reads as 0.
+    """One byte for each of about `num_keys` keys; a key that is not remembered reads as 0.
 
     A key's first 8 bytes say in which bucket of `WAYS` places it may lie, and the next 63 bits whether it
     does. Where a bucket is full, the key with the lowest byte gives way. What is kept here is a hint: two keys
@@ -33,8 +33,8 @@ class KeyTable:
     All calls take whole prompts and are vectorised, where these are not short. Not thread-safe; its owner locks.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        num_buckets = 1 << max(1, (max(num_slots, 1) // WAYS - 1).bit_length())
+    def __init__(self, num_keys: int) -> None:
+        num_buckets = 1 << max(1, (max(num_keys, 1) // WAYS - 1).bit_length())
         self._num_buckets = num_buckets
         self._mask = np.uint64(num_buckets - 1)
         self._tags = np.zeros((num_buckets, WAYS), np.uint64)

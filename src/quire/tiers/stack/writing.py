@@ -14,6 +14,9 @@ from quire.tiers.stack.lanes import Deadline, Job
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
+STORE_TIMEOUT_S = 10.0
+"""The longest that one write of a chunk may take; no request waits for it."""
+
 MOST_TOUCHES = 64
 """Touches that wait for one tier, in calls; what exceeds it is forgotten."""
 
@@ -54,7 +57,7 @@ def write(
     wanting = [keys[index] for index in indices]
     records = [chain.records[index] for index in indices]
     began_s = shared.lanes.now()
-    outcomes = _put(level, wanting, records, shared.settings.store_timeout_s)
+    outcomes = _put(level, wanting, records)
     refused = next((at for at, each in enumerate(outcomes) if each not in _KEPT), len(indices))
     answers = list(outcomes)
     if chain.is_ordered:
@@ -82,12 +85,9 @@ def write(
     return outcomes
 
 
-def _put(
-    level: Level, keys: list[bytes], records: list[memoryview], timeout_s: float
-) -> list[Outcome]:
+def _put(level: Level, keys: list[bytes], records: list[memoryview]) -> list[Outcome]:
     """Put what the tier does not have. Where others write too it is asked first: that is cheaper."""
-    tier = level.tier
-    timeout_s = level.settings.store_timeout_s or timeout_s
+    tier, timeout_s = level.tier, STORE_TIMEOUT_S
     if tier.is_local:
         return guarded(lambda: tier.put_sealed(keys, records, timeout_s), len(keys))
     there: list[bool] = [False] * len(keys)

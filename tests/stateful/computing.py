@@ -1,8 +1,9 @@
 """Requests over several layer kinds beside the model of their memory: open to accept."""
 
 import numpy as np
-from hybrid_compare import HybridComparison
-from hybrid_model import Drafts, HybridLive, window_blocks
+from compare import Comparison
+from kinds import window_blocks
+from model import Drafts, Live
 
 from quire.core import FullAttention
 from quire.errors import (
@@ -13,18 +14,18 @@ from quire.errors import (
 )
 
 
-class HybridRequests(HybridComparison):
+class Computing(Comparison):
     """Each call that computes, with what it must return, raise and leave behind."""
 
     # -- requests --------------------------------------------------------------------------
 
-    def open(self, tokens, scope=None, **options):
+    def open(self, tokens, scope=None, media=(), *, store_until=None, **options):
         """Open a prompt. `options` are those of `CacheManager.open`."""
         tokens, manager, size = list(tokens), self.manager, self.settings.block_size
-        path = self.names.path(scope, tokens)
-        hit = self.pure(manager.probe, tokens, scope)
-        assert self.pure(manager.explain, tokens, scope).hit == hit
-        fit = self.pure(manager.fits, tokens, None, scope)
+        path = self.names.path(scope, tokens, media)
+        hit = self.pure(manager.probe, tokens, scope, media)
+        assert self.pure(manager.explain, tokens, scope, media).hit == hit
+        fit = self.pure(manager.fits, tokens, None, scope, media=media)
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens
@@ -32,30 +33,31 @@ class HybridRequests(HybridComparison):
             least = self.accepted(scope, path[:-1])
             whole = hit.num_blocks * size
             assert whole >= least, "lost a published prefix without any eviction"
-            if whole == limit // size * size and all(pool.num_free for pool in manager.pools):
+            if whole == limit // size * size and all(pool.num_free for pool in self.pools):
                 assert hit.num_tokens == limit, "lost the head of a block"
         seq = self.call(
             manager.open,
             np.array(tokens, dtype=np.int32),
             scope,
+            media=media,
+            store_until=store_until,
             **options,
             may_raise=OutOfBlocks,
         )
         if isinstance(seq, OutOfBlocks):
             assert self.is_too_long(len(tokens)), "the prompt would have fit"
             assert not fit
-            assert fit.room == tuple(pool.num_blocks for pool in manager.pools)
+            assert fit.room == tuple(pool.num_blocks for pool in self.pools)
             return None
         assert seq.num_cached == fit.num_cached
         assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
-        live = HybridLive(seq, scope, (), tokens, tokens, tokens[:n], path[:n])
-        for part in options.get("ranges", ()):
-            if not part.store:
-                live.store_limit = min(live.store_limit, part.start // size * size)
+        live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n])
+        if store_until is not None:
+            live.store_limit = store_until // size * size
         self.live.append(live)
-        self.history.append((tokens, scope))
+        self.history.append((tokens, scope, media))
         self.copies_taken = False
         self.after()
         return live
@@ -63,7 +65,7 @@ class HybridRequests(HybridComparison):
     def is_too_long(self, num_tokens):
         """Whether an empty pool could not hold a prompt: all of it, a window, or two states."""
         blocks = -(-num_tokens // self.settings.block_size)
-        for kind, pool in zip(self.settings.kinds, self.manager.pools, strict=True):
+        for kind, pool in zip(self.settings.kinds, self.pools, strict=True):
             most = (
                 blocks
                 if isinstance(kind, FullAttention)
@@ -101,7 +103,7 @@ class HybridRequests(HybridComparison):
         for live, new in zip(lives, ids, strict=True):
             start = len(live.tokens)
             live.tokens = live.tokens + new
-            live.path = self.names.path(live.scope, live.tokens)
+            live.path = self.path_of(live, live.tokens)
             for group in self.settings.attention:
                 table = live.seq.block_ids(group)
                 self.memory[group].write(table, start, live.path[start:])
@@ -141,7 +143,7 @@ class HybridRequests(HybridComparison):
         return stops
 
     def room_for_states(self):
-        pools = [self.manager.pools[group] for group in self.settings.recurrent]
+        pools = [self.pools[group] for group in self.settings.recurrent]
         return all(pool.num_free + pool.num_cached for pool in pools)
 
     def check_snapshot(self, live):
@@ -225,7 +227,7 @@ class HybridRequests(HybridComparison):
         names = []
         for i in range(len(parents)):
             branch = [tokens[draft] for draft in branch_of(parents, i)]
-            names.append(self.names.path(live.scope, live.tokens + branch)[-1])
+            names.append(self.path_of(live, live.tokens + branch)[-1])
         for group in self.settings.attention:
             self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
         live.drafts = Drafts(parents, tokens, names)
@@ -254,7 +256,7 @@ class HybridRequests(HybridComparison):
         for m, content in zip(moves, contents, strict=True):
             self.memory[m.group].blocks[m.dst_block][m.dst_offset] = content
         live.tokens = live.tokens + ids
-        live.path = self.names.path(live.scope, live.tokens)
+        live.path = self.path_of(live, live.tokens)
         live.drafts = None
         if live.path:
             self.write_states(live, live.path[-1])

@@ -26,37 +26,37 @@ class Recency:
 
 
 class Leases:
-    """Deadlines of slots. A slot without one is not leased."""
+    """Deadlines of places. A place without one is not leased."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
 
-    def extend(self, slots: Iterable[int], until: float) -> None:
-        """Lease slots; where a lease lasts longer already, it stays."""
-        for slot in slots:
-            self._until[slot] = max(until, self._until.get(slot, until))
+    def extend(self, places: Iterable[int], until: float) -> None:
+        """Lease places; where a lease lasts longer already, it stays."""
+        for place in places:
+            self._until[place] = max(until, self._until.get(place, until))
 
-    def end(self, slots: Iterable[int]) -> None:
-        """Forget the leases of slots, if they have any."""
-        for slot in slots if self._until else ():
-            self._until.pop(slot, None)
+    def end(self, places: Iterable[int]) -> None:
+        """Forget the leases of places, if they have any."""
+        for place in places if self._until else ():
+            self._until.pop(place, None)
 
-    def move(self, slot: int, to: int) -> None:
-        """Let another slot have the lease of this one."""
-        if slot in self._until:
-            self._until[to] = self._until.pop(slot)
+    def move(self, place: int, to: int) -> None:
+        """Let another place have the lease of this one."""
+        if place in self._until:
+            self._until[to] = self._until.pop(place)
 
     def active(self, now: float) -> Sequence[int]:
-        """Return the slots leased beyond `now`, and forget the other leases."""
-        self._until = {slot: until for slot, until in self._until.items() if until > now}
+        """Return the places leased beyond `now`, and forget the other leases."""
+        self._until = {place: until for place, until in self._until.items() if until > now}
         return list(self._until)
 
-    def is_active(self, slot: int, now: float) -> bool:
-        """Return whether a slot is leased beyond `now`."""
-        return self._until.get(slot, now) > now
+    def is_active(self, place: int, now: float) -> bool:
+        """Return whether a place is leased beyond `now`."""
+        return self._until.get(place, now) > now
 
-    def slots(self) -> NDArray[np.int64]:
-        """Return the slots with a lease, over or not: int64."""
+    def places(self) -> NDArray[np.int64]:
+        """Return the places with a lease, over or not: int64."""
         return np.array(list(self._until), np.int64)
 
     def __len__(self) -> int:
@@ -64,9 +64,9 @@ class Leases:
 
 
 def oldest(stamps: NDArray[np.int64], count: int, before: int) -> NDArray[np.int64]:
-    """Return up to `count` slots with the lowest stamps above 0 and below `before`: int64, lowest first.
+    """Return up to `count` places with the lowest stamps above 0 and below `before`: int64, lowest first.
 
-    Of many slots it may return fewer than are there, but no other would have come before them.
+    Of many places it may return fewer than are there, but no other would have come before them.
     """
     end = before
     sample = stamps[:: max(1, len(stamps) // _SAMPLE)]
@@ -74,14 +74,14 @@ def oldest(stamps: NDArray[np.int64], count: int, before: int) -> NDArray[np.int
         # All below a stamp are the oldest; a sample tells which stamp leaves about so many.
         rank = min(len(sample) - 1, count * len(sample) // int(np.count_nonzero(stamps)))
         end = min(before, int(np.partition(sample, rank)[rank]))
-    slots = np.flatnonzero((stamps > 0) & (stamps < end))
-    if not len(slots) and end < before:
-        slots = np.flatnonzero((stamps > 0) & (stamps < before))
-    own = stamps[slots]
-    if count < len(slots):
+    places = np.flatnonzero((stamps > 0) & (stamps < end))
+    if not len(places) and end < before:
+        places = np.flatnonzero((stamps > 0) & (stamps < before))
+    own = stamps[places]
+    if count < len(places):
         chosen = np.argpartition(own, count)[:count]
-        slots, own = slots[chosen], own[chosen]
-    return slots[np.argsort(own)]
+        places, own = places[chosen], own[chosen]
+    return places[np.argsort(own)]
 
 
 _SAMPLE = 1 << 15

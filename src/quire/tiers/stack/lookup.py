@@ -1,16 +1,14 @@
-"""Calls of a tier that somebody waits for, but not longer than a deadline: lookups, trials, probes."""
+"""Lookups: which tier has what, asked within a deadline; tiers that are not used are measured beside."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from quire.tiers.base import Keys, Outcome, Tier
-from quire.tiers.stack.breaker import State
-from quire.tiers.stack.lanes import Deadline, Job, Lane
-from quire.tiers.stack.level import Level, Shared, guarded
+from quire.tiers.stack.lanes import Deadline, Job, TierLane
+from quire.tiers.stack.level import BreakerState, Level, Shared, guarded
 
 T = TypeVar("T")
 
@@ -23,14 +21,17 @@ SAMPLE_KEYS = 4
 _CHUNKS = (4.0, 0.25, 1.0)
 """How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in chunks."""
 
+PROBE_S = 10.0
+"""How often a tier that is not used is measured in the background, or asked although that does not pay."""
+
 PROBE_SHARE = 0.05
 """The most of a tier's bandwidth, as far as it is known, that measuring it may take."""
 
 
-class Call(Generic[T]):
+class LaneCall(Generic[T]):
     """A call in a lane; `result` is `None` until it returned, and where it was dropped or raised."""
 
-    def __init__(self, shared: Shared, lane: Lane, function: Callable[[], T]) -> None:
+    def __init__(self, shared: Shared, lane: TierLane, function: Callable[[], T]) -> None:
         self.result: T | None = None
         self._done = shared.lanes.signal()
         self._function = function
@@ -48,19 +49,31 @@ class Call(Generic[T]):
         self._done.set()
 
 
-class Asking:
+class _Habits:
+    """How one tier answered lately.
+
+    `lookups_s`    what the last two lookups took; the shorter counts, so that one hiccup does not
+    `asked_at`, `probed_at`  when it was last asked what it has, and measured by a load
+    `sample`       a few keys that it has, and the sizes of their records, to try it with
+    `num_trials`   trials that have not come back
+    """
+
+    def __init__(self) -> None:
+        self.lookups_s = (0.0, 0.0)
+        self.asked_at = self.probed_at = -math.inf
+        self.is_probed = False
+        self.num_trials = 0
+        self.sample: tuple[list[bytes], list[int]] = ([], [])
+
+
+class Lookup:
     """Finds out which tier has what, and whether tiers that are out of service answer again."""
 
     def __init__(self, shared: Shared, levels: Sequence[Level]) -> None:
         self._shared = shared
         self._levels = levels
-        self._samples: dict[int, tuple[list[bytes], list[int]]] = {}
-        self._probed_at: dict[int, float] = {}
+        self._habits = [_Habits() for _ in levels]
         self._num_probes = 0
-        self._busy: set[int] = set()
-        self._num_trials: Counter[int] = Counter()
-        self._lookups_s: dict[int, tuple[float, float]] = {}
-        self._asked_at: dict[int, float] = {}
 
     def find(
         self, keys: Keys, *, contiguous: bool, patience_s: float, gains_s: Sequence[float]
@@ -75,7 +88,7 @@ class Asking:
             with self._shared.lock:
                 if not level.reading.allows:
                     continue
-                usual_s = min(self._lookups_s.get(level.index, (0.0, 0.0)))
+                usual_s = min(self._habits[level.index].lookups_s)
             if usual_s > patience_s:
                 self._look_again(level, keys[:1])
                 continue
@@ -83,13 +96,11 @@ class Asking:
                 continue
             for window in _windows(level, missing, contiguous=contiguous):
                 wanted = keys if len(window) == len(keys) else [keys[at] for at in window]
-                answers = self._lookup(level, wanted, deadline)
+                answers = self._ask(level, wanted, deadline)
                 for at, is_there in zip(window, answers, strict=False):
                     if is_there:
                         found[at] = level.index
-                if contiguous and not all(answers):
-                    break
-                if not answers:
+                if not answers or (contiguous and not all(answers)):
                     break
             missing = [at for at in missing if found[at] < 0]
         if contiguous and missing:
@@ -98,12 +109,10 @@ class Asking:
 
     def _is_due(self, level: Level) -> bool:
         """Return whether to ask a tier even though that will not pay: it may have become faster."""
-        if level.answers_at_once:
-            return True
-        now = self._shared.lanes.now()
-        return now - self._asked_at.get(level.index, -math.inf) >= self._shared.settings.probe_s
+        asked_at = self._habits[level.index].asked_at
+        return level.answers_at_once or self._shared.lanes.now() - asked_at >= PROBE_S
 
-    def _lookup(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
+    def _ask(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
         """Return which keys a tier has; nothing where it does not say so in time."""
         shared, left_s = self._shared, deadline.left_s
         if any(other.reading.allows for other in self._levels[level.index + 1 :]):
@@ -111,9 +120,9 @@ class Asking:
         left_s = min(left_s, level.settings.lookup_timeout_s or left_s)
         began_s = shared.lanes.now()
         if level.answers_at_once:
-            answer = _looked(level, keys, left_s)
+            answer = level.tier.lookup(keys, left_s)
         else:
-            call = Call(shared, level.loads, lambda: _looked(level, keys, left_s))
+            call = LaneCall(shared, level.loads, lambda: level.tier.lookup(keys, left_s))
             if not call.wait(left_s):
                 with shared.lock:
                     self._took(level, began_s)
@@ -136,10 +145,22 @@ class Asking:
         return there
 
     def _took(self, level: Level, began_s: float) -> None:
-        """Note what a lookup took; of the last two the shorter counts, so that one hiccup does not."""
-        now = self._asked_at[level.index] = self._shared.lanes.now()
-        before = self._lookups_s.get(level.index, (0.0, 0.0))[1]
-        self._lookups_s[level.index] = (before, max(0.0, now - began_s))
+        """Note what a lookup took. The lock is held."""
+        habits = self._habits[level.index]
+        habits.asked_at = self._shared.lanes.now()
+        habits.lookups_s = (habits.lookups_s[1], max(0.0, habits.asked_at - began_s))
+
+    def in_all_lanes(self, function: Callable[[Tier], None], timeout_s: float) -> None:
+        """Call a function of every tier behind what waits to be written to it; wait so long for all together."""
+        if self._shared.is_closed:
+            return
+        deadline = Deadline(self._shared.lanes, timeout_s)
+        calls = [
+            LaneCall(self._shared, level.stores, lambda tier=level.tier: function(tier))
+            for level in self._levels
+        ]
+        for call in calls:
+            call.wait(deadline.left_s)
 
     # Trials and probes: in the background, so that no request pays for them
 
@@ -150,116 +171,91 @@ class Asking:
                 first = found.index(level.index)
                 at = [i for i in range(first, min(first + SAMPLE_KEYS, len(found)))
                       if found[i] == level.index]  # fmt: skip
-                self._samples[level.index] = ([keys[i] for i in at], [sizes[i] for i in at])
-
-    def in_all_lanes(self, function: Callable[[Tier], None], timeout_s: float) -> None:
-        """Call a function of every tier behind what waits to be written to it; wait so long for all together."""
-        if self._shared.is_closed:
-            return
-        deadline = Deadline(self._shared.lanes, timeout_s)
-        calls = [
-            Call(self._shared, level.stores, lambda tier=level.tier: function(tier))
-            for level in self._levels
-        ]
-        for call in calls:
-            call.wait(deadline.left_s)
+                self._habits[level.index].sample = [keys[i] for i in at], [sizes[i] for i in at]
 
     def try_again(self, keys: Keys) -> None:
         """Try tiers that are out of service and whose cool-down is over, without waiting for them."""
         for level in self._levels:
-            if level.reading.state is State.CLOSED:
+            if level.reading.state is BreakerState.CLOSED:
                 continue
+            habits = self._habits[level.index]
             with self._shared.lock:
                 # Where every thread hangs, trials would only queue up.
-                can_run = self._num_trials[level.index] < level.loads.num_threads
+                can_run = habits.num_trials < level.loads.num_threads
                 is_due = can_run and level.reading.take_trial()
-                self._num_trials[level.index] += is_due
+                habits.num_trials += is_due
             if is_due:
-                self._try(level, list(keys[:1]))
 
-    def _look_again(self, level: Level, keys: Keys) -> None:
-        """See whether a tier whose lookups take too long has become faster, without waiting for it."""
-        shared, now = self._shared, self._shared.lanes.now()
-        with shared.lock:
-            if now - self._asked_at.get(level.index, now) < shared.settings.probe_s:
-                return
-            self._asked_at[level.index] = now
+                def done(habits: _Habits = habits) -> None:
+                    habits.num_trials -= 1
 
-        def look() -> None:
-            began_s, timeout_s = shared.lanes.now(), shared.settings.lookup_timeout_s
-            outcomes = guarded(lambda: level.tier.lookup(keys, timeout_s)[1], 1)
-            with shared.lock:
-                self._took(level, began_s)
-                level.answered("lookup", outcomes)
-
-        level.loads.submit(self, Job(look, lambda: None))
+                wanted, sizes = habits.sample
+                self._measure(level, wanted or list(keys[:1]), sizes, done)
 
     def probe(self, level: Level, keys: Keys, found: Sequence[int], sizes: Sequence[int]) -> None:
         """Measure a tier that the gate refuses, now and then, with keys that it has."""
-        shared, now = self._shared, self._shared.lanes.now()
+        shared, habits, now = self._shared, self._habits[level.index], self._shared.lanes.now()
         with shared.lock:
-            last = self._probed_at.get(level.index)
-            if last is not None and 0 <= now - last < shared.settings.probe_s:
+            if habits.is_probed or 0 <= now - habits.probed_at < PROBE_S:
                 return
-            if level.index in self._busy:
-                return
-            self._busy.add(level.index)
-            self._probed_at[level.index] = now
+            habits.is_probed, habits.probed_at = True, now
             self._num_probes += 1
             chunks = _CHUNKS[self._num_probes % len(_CHUNKS)]
-            affordable = PROBE_SHARE * shared.settings.probe_s * level.estimate.bandwidth
+            affordable = PROBE_SHARE * PROBE_S * level.estimate.bandwidth
         room = min(chunks * int(shared.settings.chunk_bytes), affordable)
         chosen: list[int] = []
         for at, where in enumerate(found):
             if where == level.index and (not chosen or room >= sizes[at]):
                 chosen.append(at)
                 room -= sizes[at]
-        wanted = [keys[at] for at in chosen]
-        buffers = shared.pool.take([sizes[at] for at in chosen])
 
-        def measure() -> None:
-            began_s, timeout_s = now, shared.settings.load_timeout_s
-            outcomes = guarded(lambda: level.tier.get(wanted, buffers, timeout_s), len(wanted))
+        def done() -> None:
+            habits.is_probed = False
+
+        self._measure(level, [keys[at] for at in chosen], [sizes[at] for at in chosen], done)
+
+    def _look_again(self, level: Level, keys: Keys) -> None:
+        """See whether a tier whose lookups take too long has become faster, without waiting for it."""
+        habits, now = self._habits[level.index], self._shared.lanes.now()
+        with self._shared.lock:
+            if now - habits.asked_at < PROBE_S:
+                return
+            habits.asked_at = now
+        self._measure(level, keys, [], lambda: None)
+
+    def _measure(
+        self, level: Level, keys: Keys, sizes: Sequence[int], done: Callable[[], None]
+    ) -> None:
+        """Load records of these sizes, or without any look for the keys; `done` is called with the lock held.
+
+        Nobody waits: what it takes and whether it is answered is told to whoever decides about the tier.
+        """
+        shared = self._shared
+        buffers = shared.pool.take(sizes)
+
+        def ask() -> None:
+            began_s, settings = shared.lanes.now(), shared.settings
+            if sizes:
+                load_s = settings.load_timeout_s
+                outcomes = guarded(lambda: level.tier.get(keys, buffers, load_s), len(keys))
+            else:
+                look_s = settings.lookup_timeout_s
+                outcomes = guarded(lambda: level.tier.lookup(keys, look_s)[1], 1)
             took_s = max(0.0, shared.lanes.now() - began_s)
             with shared.lock:
-                level.answered("load", outcomes)
-                if all(outcome is Outcome.HIT for outcome in outcomes):
-                    level.estimate.observe(sum(map(len, buffers)), took_s)
-            done()
+                level.answered("load" if sizes else "lookup", outcomes)
+                if not sizes:
+                    self._took(level, began_s)
+                elif outcomes.count(Outcome.HIT) == len(keys):
+                    level.estimate.observe(sum(sizes), took_s)
+            end()
 
-        def done() -> None:
+        def end() -> None:
             shared.pool.give_back(buffers)
             with shared.lock:
-                self._busy.discard(level.index)
+                done()
 
-        level.loads.submit(self, Job(measure, done))
-
-    def _try(self, level: Level, keys: list[bytes]) -> None:
-        shared = self._shared
-        wanted, sizes = self._samples.get(level.index, ([], []))
-
-        def attempt() -> None:
-            if wanted:
-                buffers = shared.pool.take(sizes)
-                timeout_s = shared.settings.load_timeout_s
-                outcomes = guarded(lambda: level.tier.get(wanted, buffers, timeout_s), len(wanted))
-                shared.pool.give_back(buffers)
-            else:
-                timeout_s = shared.settings.lookup_timeout_s
-                outcomes = guarded(lambda: level.tier.lookup(keys, timeout_s)[1], 1)
-            with shared.lock:
-                level.answered("load" if wanted else "lookup", outcomes)
-            done()
-
-        def done() -> None:
-            with shared.lock:
-                self._num_trials[level.index] -= 1
-
-        level.loads.submit(self, Job(attempt, done))
-
-
-def _looked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], list[Outcome]]:
-    return level.tier.lookup(keys, timeout_s)
+        level.loads.submit(self, Job(ask, end))
 
 
 def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list[int]]:

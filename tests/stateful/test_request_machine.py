@@ -1,16 +1,25 @@
-"""Random operation sequences over layer groups of every kind, against a model of their memory.
+"""Random requests over layers of every kind, against a model of their memory.
 
 `QUIRE_STEPS` and `QUIRE_SEED` make other and longer runs; docs/testing.md says how.
 """
 
 import os
 import sys
+from unittest import mock
 
 import pytest
-from hybrid_model import HybridSettings
-from hybrid_recipes import (
-    MAX_TOKENS,
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
+from kinds import Settings
+from request_recipes import (
     SCOPES,
+    SESSIONS,
+    build,
     filler,
     index,
     layer_groups,
@@ -20,16 +29,9 @@ from hybrid_recipes import (
     some,
     trees,
 )
-from hybrid_world import HybridWorld
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-)
 from running import run_machine
 from small_rows import patched_rows, row_sizes
+from world import World
 
 from quire.core import CacheManager
 from quire.core.decode import NO_BLOCK
@@ -47,12 +49,12 @@ CHANGES = ("evict", "reclaim", "reclaim_group", "clear", "compact", "resize", "w
 steps = 0
 
 
-class HybridMachine(RuleBasedStateMachine):
-    """Every rule is one operation of `HybridWorld`, which compares after each."""
+class RequestMachine(RuleBasedStateMachine):
+    """Every rule is one operation of `World`, which compares after each."""
 
     @initialize(
         groups=layer_groups(),
-        block_size=st.integers(1, 4),
+        block_size=st.sampled_from([1, 2, 3, 4, 16]),
         policy=st.sampled_from(["lru", "lru", *sorted(POLICIES)]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
         rows=row_sizes,
@@ -60,9 +62,9 @@ class HybridMachine(RuleBasedStateMachine):
     def start(self, groups, block_size, policy, flags, rows):
         sub_block, events, debug, self.eager = flags
         self.patch = patched_rows(rows)
-        self.world = HybridWorld(
-            HybridSettings(groups, block_size, policy, sub_block, events, debug)
-        )
+        self.media = mock.patch("quire.core.media.MAX_MEDIA", 1)  # of those that nothing needs
+        self.media.start()
+        self.world = World(Settings(groups, block_size, policy, sub_block, events, debug))
         self.batch = None
         self.foreign = CacheManager(num_blocks=4, block_size=4).open([1])
         self.count()
@@ -82,6 +84,7 @@ class HybridMachine(RuleBasedStateMachine):
         finally:
             if hasattr(self, "patch"):
                 self.patch.stop()
+                self.media.stop()
 
     def pick(self, choice, among):
         return among[choice % len(among)]
@@ -105,23 +108,18 @@ class HybridMachine(RuleBasedStateMachine):
         return bool(self.world.live)
 
     def build(self, recipe):
-        """Return tokens and scope of a recipe."""
-        earlier, cut, tail, scope = recipe
+        """Return tokens, scope and media of a recipe; no more than some blocks of tokens."""
         world = self.world
-        tokens, scope = [], SCOPES[scope]
-        if earlier is not None and world.history:
-            pool = [(live.tokens, live.scope) for live in world.live]
-            tokens, scope = self.pick(earlier, (world.history[-8:] + pool)[::-1])
-            tokens = tokens[:cut]
-        tokens = tokens + [s for s, length in tail for _ in range(length)]
-        return tokens[:MAX_TOKENS] or [0], scope
+        earlier = world.history[-8:] + [
+            (live.tokens, live.scope, live.media) for live in world.live
+        ]
+        return build(recipe, earlier, longest=max(36, 6 * world.settings.block_size))
 
     # -- rules -----------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(["one", "two"]), scope=st.sampled_from(SCOPES))
+    @rule(name=st.sampled_from(SESSIONS), scope=st.sampled_from(SCOPES))
     def end_session(self, name, scope):
-        self.world.call(self.world.manager.end_session, name, scope)
-        self.world.after()
+        self.world.end_session(name, scope)
         self.count()
 
     @rule(recipe=prompts(), options=open_options(), num_tokens=small, filler=filler)
@@ -149,8 +147,8 @@ class HybridMachine(RuleBasedStateMachine):
     def branch_everywhere(self, recipe, computed, backwards):
         """Others leave a prompt after each of its blocks and are dropped; then it is used again."""
         world, size = self.world, self.world.settings.block_size
-        tokens, scope = self.build(recipe)
-        branches = [[*tokens[:end], *[2] * size] for end in range(size, len(tokens), size)][-6:]
+        tokens, scope, _ = self.build(recipe)
+        branches = [[*tokens[:end], *[3] * size] for end in range(size, len(tokens), size)][-6:]
         for prompt in (tokens, *branches, tokens):
             if prompt is tokens:
                 for branch in branches[:: -1 if backwards else 1]:
@@ -166,13 +164,11 @@ class HybridMachine(RuleBasedStateMachine):
     def restore(self, recipe, blocks, extra, end):
         """A prefix comes back from elsewhere and is read by a request, or its restore waits open."""
         world = self.world
-        tokens, scope = self.build(recipe)
-        handle = (
-            world.begin_restore(tokens, scope, blocks, extra) if not world.restores[1:] else None
-        )
+        tokens, scope, media = prompt = self.build(recipe)
+        handle = world.begin_restore(prompt, blocks, extra) if not world.restores[1:] else None
         if handle is not None and end != "w":
             world.end_restore(handle, commit=end == "c")
-            live = world.open([*tokens, 0], scope) if len(world.live) < 5 else None
+            live = world.open([*tokens, 0], scope, media) if len(world.live) < 5 else None
             if live is not None:
                 world.prefill(live, [0])
                 world.close(live)
@@ -317,16 +313,18 @@ class HybridMachine(RuleBasedStateMachine):
     def memory(self, change, recipe, group, amount):
         """A call that takes memory away, moves it or brings more."""
         world, groups = self.world, len(self.world.memory)
-        tokens, scope = self.build(recipe)
-        if change == "evict":
-            world.drop(world.manager.evict, None if amount > 20 else tokens, scope)
+        tokens, scope, media = self.build(recipe)
+        if change == "evict" and amount > 20:
+            world.drop(world.manager.evict, None, scope)
+        elif change == "evict":
+            world.drop(world.manager.evict, tokens, scope, media=media)
         elif change == "reclaim":
             world.drop(world.manager.reclaim, amount)
         elif change == "reclaim_group":
             world.drop(world.manager.reclaim, amount, group % groups)
         elif change == "clear" and amount > 12:
             world.drop(world.manager.clear)
-            assert all(pool.num_cached == 0 for pool in world.manager.pools)
+            assert all(pool.num_cached == 0 for pool in world.pools)
         elif change == "compact":
             world.compact(group % groups)
         elif change == "resize":
@@ -356,11 +354,11 @@ class HybridMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
-def test_layer_groups_of_every_kind_read_their_own_prefix(examples, capfd):
+def test_every_request_reads_its_own_prefix(examples, capfd):
     number = SEED
-    run_machine(HybridMachine, number, examples, STEPS_PER_EXAMPLE)
+    run_machine(RequestMachine, number, examples, STEPS_PER_EXAMPLE)
     while steps < STEPS:
         number += 1
-        run_machine(HybridMachine, number, examples, STEPS_PER_EXAMPLE)
+        run_machine(RequestMachine, number, examples, STEPS_PER_EXAMPLE)
     with capfd.disabled():
-        sys.stdout.write(f"\nhybrid: {steps} steps, seeds {SEED}..{number}\n")
+        sys.stdout.write(f"\nrequests: {steps} steps, seeds {SEED}..{number}\n")

@@ -13,17 +13,17 @@ import msgspec
 from quire.errors import InvariantError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.redis.exchange import exchange
-from quire.tiers.redis.resp import Link, Reply, Request, command
+from quire.tiers.redis.resp import Link, RedisRequest, Reply, command
 
 
-class Lost(msgspec.Struct, frozen=True):
+class NoAnswer(msgspec.Struct, frozen=True):
     """No answer, and why: `TIMEOUT` or `ERROR`."""
 
     outcome: Outcome
     reason: str
 
 
-Answer: TypeAlias = "Reply | Lost"
+Answer: TypeAlias = "Reply | NoAnswer"
 
 LANES = 2
 """Connections over which a call gets large values."""
@@ -34,10 +34,10 @@ LANES_FROM_BYTES = 1 << 19
 SPARE_RETRY_S = 10.0
 """How long a server that would not give a second connection is not asked for one."""
 
-_PING = Request((command(b"PING"),), (str,))
+_PING = RedisRequest((command(b"PING"),), (str,))
 
 
-class Node:
+class Server:
     """Connections to one server. Any number of threads may ask at once; `limit` are served, others wait.
 
     A connection goes back only when everything sent over it was answered and nothing else came;
@@ -54,16 +54,16 @@ class Node:
         self._spare_from = float("-inf")
         self._process = os.getpid()
 
-    def ask(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
-        """Return an answer for each request; after a failure, `Lost` for all that follow it."""
+    def ask(self, requests: Sequence[RedisRequest], deadline: float) -> list[Answer]:
+        """Return an answer for each request; after a failure, `NoAnswer` for all that follow it."""
         answers: list[Reply] = []
         try:
             while len(answers) < len(requests):
                 self._ask_over_some(requests, deadline, answers)
         except TimeoutError:
-            lost = Lost(Outcome.TIMEOUT, "no answer in time")
+            lost = NoAnswer(Outcome.TIMEOUT, "no answer in time")
         except (TierError, OSError) as error:
-            lost = Lost(Outcome.ERROR, str(error))
+            lost = NoAnswer(Outcome.ERROR, str(error))
         else:
             return [*answers]
         return [*answers, *[lost] * (len(requests) - len(answers))]
@@ -88,7 +88,7 @@ class Node:
                 )
 
     def _ask_over_some(
-        self, requests: Sequence[Request], deadline: float, answers: list[Reply]
+        self, requests: Sequence[RedisRequest], deadline: float, answers: list[Reply]
     ) -> None:
         # What was answered before a failure stays answered.
         rest = requests[len(answers) :]
@@ -203,7 +203,7 @@ class Node:
         self._idle.clear()
 
 
-def _num_lanes(requests: Sequence[Request]) -> int:
+def _num_lanes(requests: Sequence[RedisRequest]) -> int:
     """Return over how many connections to ask: several only for values that may come in any order."""
     num_bytes = 0
     for each in requests:

@@ -11,51 +11,51 @@ from numpy.typing import NDArray
 from quire.errors import ConfigError
 from quire.tiers.format import KEY_BYTES
 
-Slots: TypeAlias = NDArray[np.int64]
-"""Indices of slots."""
+Places: TypeAlias = NDArray[np.int64]
+"""Indices of places."""
 
 KEY_WORDS = KEY_BYTES // 8
 
 
-def filled_table(prefixes: NDArray[np.uint64], slots: Slots, capacity: int) -> NDArray[np.int32]:
-    """Build a table for up to `capacity` slots, at most two thirds full: int32 [2^n], slot + 1 or 0.
+def filled_table(prefixes: NDArray[np.uint64], places: Places, capacity: int) -> NDArray[np.int32]:
+    """Build a table for up to `capacity` places, at most two thirds full: int32 [2^n], place + 1 or 0.
 
-    `prefixes` holds the first eight bytes of each slot's key; its low bits are its place. In
-    order of their places, each entry goes there or right behind the one before.
+    `prefixes` holds the first eight bytes of each place's key; its low bits say where it belongs. In
+    that order, each entry goes there or right behind the one before.
     """
     mask = (1 << max(4, (capacity * 3 // 2).bit_length())) - 1
     table = np.zeros(mask + 1, np.int32)
     homes = (prefixes & np.uint64(mask)).astype(np.int64)
     order = np.argsort(homes)
-    count = np.arange(len(slots))
-    places = np.maximum.accumulate(homes[order] - count) + count
-    inside = places <= mask
-    table[places[inside]] = slots[order[inside]] + 1
-    over = slots[order[~inside]]
+    count = np.arange(len(places))
+    probes = np.maximum.accumulate(homes[order] - count) + count
+    inside = probes <= mask
+    table[probes[inside]] = places[order[inside]] + 1
+    over = places[order[~inside]]
     if len(over):  # goes on at the start, behind what is there
         table[np.flatnonzero(table == 0)[: len(over)]] = over + 1
     return table
 
 
-def drop_entry(table: memoryview[int], words: memoryview[int], slot: int) -> None:
-    """Take a slot's entry out of a table and close the gap, so that probing needs no marks.
+def drop_entry(table: memoryview[int], words: memoryview[int], place: int) -> None:
+    """Take a place's entry out of a table and close the gap, so that probing needs no marks.
 
-    `words` are those of the keys, `KEY_WORDS` for each slot.
+    `words` are those of the keys, `KEY_WORDS` for each place.
     """
     mask = len(table) - 1
-    gap = words[slot * KEY_WORDS] & mask
-    while table[gap] != slot + 1:
+    gap = words[place * KEY_WORDS] & mask
+    while table[gap] != place + 1:
         gap = (gap + 1) & mask
-    place = gap
-    while entry := table[place := (place + 1) & mask]:
+    probe = gap
+    while entry := table[probe := (probe + 1) & mask]:
         home = words[(entry - 1) * KEY_WORDS] & mask
-        if (place - home) & mask >= (place - gap) & mask:
+        if (probe - home) & mask >= (probe - gap) & mask:
             table[gap] = entry
-            gap = place
+            gap = probe
     table[gap] = 0
 
 
-def later_duplicates(words: NDArray[np.uint64]) -> Slots:
+def later_duplicates(words: NDArray[np.uint64]) -> Places:
     """Return the rows of keys [n, 4] that repeat an earlier row: int64, usually none."""
     prefixes = words[:, 0]
     in_order = np.sort(prefixes)

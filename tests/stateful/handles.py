@@ -1,9 +1,10 @@
 """Handles on blocks that stay open while other calls run: restores and holds."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from hybrid_requests import HybridRequests
+from computing import Computing
 
 from quire.core import FullAttention, block_hashes
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
@@ -15,8 +16,7 @@ class OpenRestore:
     """A restore that waits for its bytes: what was asked for, and the names of what belongs there."""
 
     restore: object
-    tokens: list
-    scope: object
+    prompt: tuple
     end: int
     brought: dict
     path: list
@@ -30,23 +30,26 @@ class OpenHold:
     contents: list
 
 
-class HybridHandles(HybridRequests):
+class Handles(Computing):
     """Restores and holds, each with what it keeps in place while it is open."""
 
-    def begin_restore(self, tokens, scope, num_blocks, extra):
+    def begin_restore(self, prompt, num_blocks, extra):
         """Ask for what a hit of up to `num_blocks` lacks, and some more of what is not there."""
         size, manager = self.settings.block_size, self.manager
-        path = self.names.path(scope, tokens)
-        here = self.pure(residency, manager, [*tokens, 0], scope)
+        tokens, scope, media = prompt
+        path = self.names.path(scope, tokens, media)
+        asked = [*tokens, 0], scope, media
+        here = self.pure(residency, manager, *asked)
         end = min(num_blocks, len(tokens) // size)
         assert here.accepted <= here.matched <= len(tokens) // size
-        assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope)
-        if self.copies_taken is False and manager.kernel.copies:
+        assert here.digests[: len(tokens) // size] == block_hashes(tokens, size, scope, media)
+        if not self.copies_taken:
             self.take_copies()
-        prompt = np.array(tokens, dtype=np.int32)
+        array = np.array(tokens, dtype=np.int32)
+        begin = partial(restore, manager, array, scope=scope, media=media)
         if end <= here.accepted:
             if end:
-                self.must_raise(ConfigError, restore, manager, prompt, end, {}, scope)
+                self.must_raise(ConfigError, begin, end, {})
             return None
         brought = {}
         for group in self.groups:
@@ -57,51 +60,45 @@ class HybridHandles(HybridRequests):
             brought[group] = sorted(wanted - held)
         lacking = {g: places[:-1] for g, places in brought.items() if places}
         if any(set(required_blocks(manager, g, end)) & {brought[g][-1]} for g in lacking):
-            self.must_raise(
-                ConfigError, restore, manager, prompt, end, {**brought, **lacking}, scope
-            )
+            self.must_raise(ConfigError, begin, end, {**brought, **lacking})
         room = here.room
-        restored = self.call(restore, manager, prompt, end, brought, scope, may_raise=OutOfBlocks)
+        begun = self.call(begin, end, brought, may_raise=OutOfBlocks)
         fits = all(len(places) <= room[g] for g, places in brought.items())
         fits = fits and all(room[g] for g in self.settings.recurrent)
-        if isinstance(restored, OutOfBlocks):
+        if isinstance(begun, OutOfBlocks):
             assert not fits or end < here.matched, "there was room to restore"
             return None
-        restored.__enter__()
-        handle = OpenRestore(restored, tokens[: end * size], scope, end, brought, path)
+        begun.__enter__()
+        handle = OpenRestore(begun, asked, end, brought, path)
         self.restores.append(handle)
-        assert self.pure(manager.probe, [*handle.tokens, 0], scope).num_blocks < end
+        assert self.pure(manager.probe, *asked).num_blocks < end
         self.after()
         return handle
 
     def end_restore(self, handle, commit):
         """Write what was asked for to the blocks that were given, as they were named then."""
-        size, restored, path, end = (
-            self.settings.block_size,
-            handle.restore,
-            handle.path,
-            handle.end,
-        )
+        size, path, end, begun = self.settings.block_size, handle.path, handle.end, handle.restore
         for group, places in handle.brought.items():
-            for at, block in zip(places, restored.blocks[group], strict=True):
+            for at, block in zip(places, begun.blocks[group], strict=True):
                 names = path[at * size : (at + 1) * size]
                 names = names[-1:] if group in self.settings.recurrent else names
                 assert len(self.memory[group].blocks[block]) == len(names)
                 self.memory[group].blocks[block] = names
         if commit:
-            self.call(restored.commit)
+            self.call(begun.commit)
             self.manager.check()
-            self.must_raise(SequenceError, restored.commit)
-        restored.__exit__(None, None, None)
+            self.must_raise(SequenceError, begun.commit)
+        self.call(begun.__exit__, None, None, None)
         self.restores.remove(handle)
-        self.must_raise(SequenceError, restored.commit)
+        self.must_raise(SequenceError, begun.commit)
         if commit:
-            self.intact = False  # shorter prefixes may have gaps
-            self.published.add(self.names.root(handle.scope), path[: end * size])
+            self.intact = self.intact and self.settings.is_full  # shorter prefixes may have gaps
+            _, scope, _ = handle.prompt
+            self.published.add(self.names.root(scope), path[: end * size])
             for group in self.settings.recurrent:
                 self.snapshots[group].add(path[end * size - 1])
-            hit = self.pure(self.manager.probe, [*handle.tokens, 0], handle.scope)
-            assert hit.num_blocks == end, "what was restored is not found"
+            hit = self.pure(self.manager.probe, *handle.prompt)
+            assert hit.num_blocks >= end, "what was restored is not found"
         self.after()
 
     def hold(self, live):
@@ -122,12 +119,6 @@ class HybridHandles(HybridRequests):
         self.call(hold.release)
         self.holds.remove(hold)
         self.after()
-
-    def check_holds(self):
-        """What is held is where it was."""
-        for held in self.holds if self.copies_taken else ():
-            for group, block, names in held.contents:
-                assert self.memory[group].blocks[block] == names, "a held block was moved"
 
     def refused_for_handles(self, function, *args):
         """Whether a call that moves blocks was refused for a handle that is open."""

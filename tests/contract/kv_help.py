@@ -1,6 +1,5 @@
-"""What the ancestor tests share: KV that tells which prefix it was computed for, and who computes it."""
+"""KV that tells which prefix it was computed for, and the smallest engine that computes it."""
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="install it with: make setup")
@@ -14,11 +13,6 @@ BLOCK = 4
 LAYOUT = KVLayout(
     num_layers=3, kv_heads=2, k_width=4, v_width=3, dtype=torch.float32, block_size=BLOCK
 )
-
-
-def run(start, num_tokens):
-    """Return `num_tokens` token ids from `start` on: runs of other thousands share none."""
-    return np.arange(start, start + num_tokens, dtype=np.int32)
 
 
 def kv_of(tokens, start=0, layout=LAYOUT):
@@ -110,11 +104,3 @@ class Engine:
         start = first * self.layout.block_size
         read = gather(self.pools[group], seq.block_ids(group)[first:], seq.computed - start)
         return same(read, kv_of(seq.tokens, start, self.layout))
-
-
-def counts(manager, group=0):
-    """Return free, active and cached blocks of a group, after recounting every invariant."""
-    manager.check()
-    pool = manager.pools[group]
-    assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
-    return pool.num_free, pool.num_active, pool.num_cached

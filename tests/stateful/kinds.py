@@ -5,15 +5,15 @@ block holds one identity: that of the whole prefix whose state it is. What a kin
 length, and which table entries it may leave out, is computed here from the kind's definition.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from model import Live, Memory
+from model import Memory
 
-from quire.core import ChunkedAttention, Recurrent, SlidingWindow
+from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 
 
 @dataclass(frozen=True)
-class HybridSettings:
+class Settings:
     """One configuration of the manager under test: (kind, num_blocks) of each group."""
 
     groups: tuple
@@ -34,6 +34,11 @@ class HybridSettings:
     @property
     def attention(self):
         return tuple(i for i, kind in enumerate(self.kinds) if not isinstance(kind, Recurrent))
+
+    @property
+    def is_full(self):
+        """Whether every group is of full attention: what is published is found, and in all of them."""
+        return all(isinstance(kind, FullAttention) for kind in self.kinds)
 
     @property
     def windowed(self):
@@ -97,33 +102,3 @@ class StateMemory(AttentionMemory):
     def copy(self, copies):
         assert all(copy.num_tokens == 1 for copy in copies), "a state is copied as a whole"
         super().copy(copies)
-
-
-@dataclass
-class Drafts:
-    """Drafts that were computed and wait for an accept: their tree, tokens and identities."""
-
-    parents: list
-    tokens: list
-    names: list
-
-
-@dataclass(eq=False)
-class HybridLive(Live):
-    """A sequence; `store_limit` is the number of its tokens that may ever be published.
-
-    One that `stopped` storing publishes nothing more, wherever it is cut to.
-    """
-
-    store_limit: float = float("inf")
-    stopped: bool = False
-    drafts: Drafts | None = None
-
-    def twin(self, seq):
-        """Return the same sequence under another handle."""
-        return replace(self, seq=seq, known=self.known[:], tokens=self.tokens[:], path=self.path[:])
-
-    @property
-    def storable(self):
-        """The identities of what may be found of it."""
-        return self.path[: int(min(self.store_limit, len(self.path)))]

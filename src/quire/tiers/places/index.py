@@ -1,0 +1,402 @@
+"""Where each key's record lies among fixed places, and which were used longest ago.
+
+Arrays of fixed width, so that ten million records take about 60 bytes each and are loaded
+without a loop:
+
+    keys         uint8  [places, 32]
+    stamps       int64  [places]      when it was used last, by `Recency`; 0 where nothing is stored
+    generations  uint64 [places]      whatever the owner wants to know a writing of a place by
+    free         int32  [places]      a stack of places to give out
+    table        int32  [2^n]        open addressing, linear probing: place + 1, or 0
+
+A key is a SHA-256 already, so its first eight bytes say where the table has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
+from quire.tiers.format import KEY_BYTES
+from quire.tiers.places.key_table import (
+    KEY_WORDS,
+    Places,
+    as_words,
+    drop_entry,
+    element_view,
+    filled_table,
+    later_duplicates,
+)
+from quire.tiers.places.recency import Leases, Recency, oldest
+
+NOWHERE = -1
+"""What `find` returns for a key that is not there: no index of a place."""
+
+_PREFIX = Struct("=Q")
+_MAX_SLOTS = (1 << 31) - 2
+
+
+class PlaceIndex:
+    """Keys of fixed places. Not thread-safe: its owner locks.
+
+    A place is free, reserved (given out, not found yet) or published (found by its key):
+
+        num_free + num_reserved + len == num_places
+        a place is published  <=>  its stamp is above 0  <=>  exactly one table entry holds it
+
+    A tail goes before its head as long as every use of a block is a use of all blocks before
+    it: `touch` makes the head of a prompt newest, so the oldest records never include a head
+    whose tail stays.
+    """
+
+    def __init__(self, num_places: int, recency: Recency | None = None) -> None:
+        self.recency = recency if recency is not None else Recency()
+        self._num_places = self._num_free = self._num_published = 0
+        self._leases = Leases()
+        self._allocate(0)
+        self.grow(num_places)
+
+    @property
+    def num_places(self) -> int:
+        """Places in all."""
+        return self._num_places
+
+    @property
+    def num_free(self) -> int:
+        """Places that `reserve` can give out."""
+        return self._num_free
+
+    @property
+    def num_reserved(self) -> int:
+        """Places that were given out and hold nothing that is found."""
+        return self._num_places - self._num_free - self._num_published
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays, used or not."""
+        arrays = (self._words, self._stamps, self._generations, self._free, self._table)
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def stamps(self) -> NDArray[np.int64]:
+        """View the stamps, [places]: 0 where nothing is published. Read only; valid until `grow`."""
+        return self._stamps[: self._num_places]
+
+    def stamp_of(self, place: int) -> int:
+        """Return one of these."""
+        return self._stamp_view[place]
+
+    def __len__(self) -> int:
+        return self._num_published
+
+    def find(self, key: bytes) -> int:
+        """Return the place of a key, or `NOWHERE`."""
+        mask, table, keys = self._mask, self._table_view, self._keys
+        probe = _PREFIX.unpack_from(key)[0] & mask
+        while entry := table[probe]:
+            at = (entry - 1) * KEY_BYTES
+            if keys[at : at + KEY_BYTES] == key:
+                return entry - 1
+            probe = (probe + 1) & mask
+        return NOWHERE
+
+    def find_many(self, keys: Sequence[bytes] | NDArray[np.uint8]) -> Places:
+        """Return the place of each key, `NOWHERE` where there is none: int64 [keys].
+
+        Takes keys one by one or as an array [keys, 32]; worth it from about 16 keys on.
+        """
+        wanted = as_words(keys)
+        found = np.full(len(wanted), NOWHERE, np.int64)
+        open_ = np.arange(len(wanted))
+        probes = (wanted[:, 0] & np.uint64(self._mask)).astype(np.int64)
+        while len(open_):
+            places = self._table[probes].astype(np.int64) - 1
+            taken = places >= 0
+            open_, probes, places = open_[taken], probes[taken], places[taken]
+            same = (self._words[places] == wanted[open_]).all(axis=1)
+            found[open_[same]] = places[same]
+            open_, probes = open_[~same], (probes[~same] + 1) & self._mask
+        return found
+
+    def key_of(self, place: int) -> bytes:
+        """Return the key that a published place holds. Raises `SlotError`."""
+        self._check_published(place)
+        return bytes(self._keys[place * KEY_BYTES : (place + 1) * KEY_BYTES])
+
+    def keys_of(self, places: Places) -> NDArray[np.uint8]:
+        """Return a copy of the keys of places, uint8 [places, 32]; of use where they are published."""
+        return self._words[places].view(np.uint8)
+
+    def generation_of(self, place: int) -> int:
+        """Return the generation that a place was published with; 0 before."""
+        return self._generation_view[place]
+
+    def generations_of(self, places: Places) -> NDArray[np.uint64]:
+        """Return a copy of the generations of places, uint64 [places]."""
+        return self._generations[places]
+
+    def reserved(self) -> Places:
+        """Return all places that are neither free nor published, ascending: int64."""
+        taken = self.stamps == 0
+        taken[self._free[: self._num_free]] = False
+        return np.flatnonzero(taken)
+
+    def published(self) -> Places:
+        """Return all places that hold a record, ascending: int64."""
+        return np.flatnonzero(self.stamps)
+
+    def remove(self, *places: int) -> None:
+        """Forget what places hold and make them free. Raises `SlotError` where one holds nothing."""
+        self.unpublish(*places)
+        self.release(*places)
+
+    def reserve(self) -> int:
+        """Take a free place, to fill it before it can be found. Raises `OutOfSlots`."""
+        if not self._num_free:
+            total = self._num_places
+            message = f"none of {total} places is free; remove records first"
+            raise OutOfSlots(message, num_slots=total, busy=total, pinned=len(self._leases))
+        return self.reserve_some(1)[0]
+
+    def reserve_some(self, count: int) -> list[int]:
+        """Take as many free places, or all there are."""
+        before = self._num_free
+        self._num_free = max(0, before - count)
+        return self._free[self._num_free : before][::-1].tolist()
+
+    def publish(
+        self, place: int, key: bytes, generation: int = 0, stamp: int | None = None
+    ) -> None:
+        """Do `publish_all` for one place; as just used, unless a stamp says when."""
+        when = self.recency.now + 1 if stamp is None else stamp
+        self.publish_all((place,), (key,), (generation,), (when,))
+        self.recency.now = max(self.recency.now, when)
+
+    def publish_all(
+        self,
+        places: Sequence[int],
+        keys: Sequence[bytes],
+        generations: Sequence[int],
+        stamps: Sequence[int],
+    ) -> None:
+        """Let reserved places be found by their keys, as used when their stamps say.
+
+        Raises `SlotError` at the first place that holds a record or whose key has another one, and
+        `ConfigError` at a key that has not 32 bytes; those before it are published.
+        """
+        mask, table, held, used = self._mask, self._table_view, self._keys, self._stamp_view
+        for place, key, generation, stamp in zip(places, keys, generations, stamps, strict=True):
+            if not 0 <= place < self._num_places or used[place]:
+                raise SlotError(f"place {place} of {self._num_places} is not there to be filled")
+            if len(key) != KEY_BYTES:
+                raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+            probe = _PREFIX.unpack_from(key)[0] & mask
+            while entry := table[probe]:
+                at = (entry - 1) * KEY_BYTES
+                if held[at : at + KEY_BYTES] == key:
+                    raise SlotError(f"the key {key.hex()} has place {entry - 1} already")
+                probe = (probe + 1) & mask
+            table[probe] = place + 1
+            held[place * KEY_BYTES : (place + 1) * KEY_BYTES] = key
+            self._generation_view[place] = generation
+            used[place] = stamp
+            self._num_published += 1
+
+    def unpublish(self, *places: int) -> None:
+        """Forget what places hold; they stay reserved. Raises `SlotError` at the first that holds nothing."""
+        self._leases.end(places)
+        for place in places:
+            self._check_published(place)
+            self._stamp_view[place] = 0
+            self._num_published -= 1
+            drop_entry(self._table_view, self._word_view, place)
+
+    def release(self, *places: int) -> None:
+        """Make reserved places free. Raises `SlotError` where one holds a record."""
+        for place in places:
+            if not (0 <= place < self._num_places and self.num_reserved) or self._stamp_view[place]:
+                raise SlotError(f"place {place} of {self._num_places} is not reserved")
+            self._free_view[self._num_free] = place
+            self._num_free += 1
+
+    def move(self, place: int, to: int) -> None:
+        """Let a reserved place hold what another one holds, which stays reserved."""
+        self._check_published(place)
+        key, stamp = self.key_of(place), self._stamp_view[place]
+        self._leases.move(place, to)
+        self.unpublish(place)
+        self.publish(to, key, self.generation_of(place), stamp)
+
+    def touch(
+        self, places: Sequence[int] | Places, stamps: NDArray[np.int64] | None = None
+    ) -> None:
+        """Mark places as just used, the head of a prompt first: it becomes the newest.
+
+        Places that hold nothing are left out. Where a prompt lies in several indexes, their
+        owner gives the stamps, from `Recency.falling`.
+        """
+        each = np.asarray(places, dtype=np.int64)
+        stamps = self.recency.falling(len(each)) if stamps is None else stamps
+        used = self._stamps[each] > 0
+        # The last of equal indices is kept, and where a prompt repeats a block the first counts.
+        self._stamps[each[used][::-1]] = stamps[used][::-1]
+
+    def restamp(self, place: int, stamp: int) -> None:
+        """Mark one published place as used then, if it was not used later."""
+        self._check_published(place)
+        self._stamp_view[place] = max(stamp, self._stamp_view[place])
+
+    def lease(self, places: Sequence[int] | Places, until: float) -> None:
+        """Keep published places out of `victims` until that time of its clock; a longer lease stays."""
+        for place in (each := list(map(int, places))):
+            self._check_published(place)
+        self._leases.extend(each, until)
+
+    def end_leases(self, places: Sequence[int] | Places) -> None:
+        """Forget the leases of places, if there are any."""
+        self._leases.end(map(int, places))
+
+    def is_leased(self, place: int, now: float) -> bool:
+        """Return whether a place is leased beyond `now`."""
+        return self._leases.is_active(place, now)
+
+    def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Places:
+        """Return up to `count` places, used longest ago first: int64.
+
+        Without those leased beyond `now`, and only ones with stamps below `before`. Of very
+        many places it may return a few less than `count`.
+        """
+        stamps = self.stamps
+        if leased := self._leases.active(now):
+            stamps = stamps.copy()
+            stamps[leased] = 0
+        return oldest(stamps, count, before if before is not None else self.recency.now + 1)
+
+    def grow(self, num_places: int) -> None:
+        """Add places, up to `num_places` in all."""
+        if not 0 <= num_places <= _MAX_SLOTS:
+            raise ConfigError(f"an index has 0 to {_MAX_SLOTS} places, got {num_places}")
+        added = num_places - self._num_places
+        if added < 0:
+            raise ConfigError(f"cannot grow from {self._num_places} places to {num_places}")
+        if num_places > len(self._stamps):
+            self._allocate(num_places + (num_places // 4 if self._num_places else 0))
+        new = np.arange(num_places - 1, self._num_places - 1, -1)
+        self._free[self._num_free : self._num_free + added] = new
+        self._num_free += added
+        self._num_places = num_places
+
+    def shrink(self, num_places: int) -> None:
+        """Drop the places from `num_places` on. Raises `SlotError` where one of them is not free."""
+        if not 0 <= num_places <= self._num_places:
+            raise ConfigError(f"cannot shrink from {self._num_places} places to {num_places}")
+        free = self._free[: self._num_free]
+        kept = free[free < num_places]
+        free_there, dropped = self._num_free - len(kept), self._num_places - num_places
+        if free_there != dropped:
+            raise SlotError(f"only {free_there} of the last {dropped} places are free")
+        self._num_free = len(kept)
+        self._free[: len(kept)] = kept
+        self._num_places = num_places
+        if num_places < len(self._stamps) // 2:
+            self._allocate(num_places)
+
+    def reserve_within(self, first: int, stop: int, count: int) -> Places:
+        """Take up to `count` free places from `first` on and before `stop`: int64."""
+        free = self._free[: self._num_free]
+        at = np.flatnonzero((free >= first) & (free < stop))[:count]
+        taken, kept = free[at].astype(np.int64), np.delete(free, at)
+        self._num_free = len(kept)
+        free[: len(kept)] = kept
+        return taken
+
+    def load(
+        self,
+        places: Places,
+        keys: NDArray[np.uint8],
+        generations: NDArray[np.uint64],
+        stamps: NDArray[np.int64],
+    ) -> None:
+        """Publish many places at once in an index that holds nothing.
+
+        Arrays of equal length: places below `num_places`, keys [n, 32], generations, stamps above
+        0. Raises `SlotError` where a place or a key comes twice or a number is out of range.
+        """
+        if self._num_free != self._num_places:
+            raise SlotError(f"{len(self)} places are published already; load into an empty index")
+        words = as_words(keys)
+        if not len(places) == len(words) == len(generations) == len(stamps):
+            raise ConfigError("places, keys, generations and stamps must have one length")
+        if not len(places):
+            return
+        if places.min() < 0 or places.max() >= self._num_places or stamps.min() < 1:
+            raise SlotError(f"places must be below {self._num_places} and stamps above 0")
+        taken = np.zeros(self._num_places, np.bool_)
+        taken[places] = True
+        if np.count_nonzero(taken) != len(places) or len(later_duplicates(words)):
+            raise SlotError("a place or a key comes twice")
+        self._words[places] = words
+        self._generations[places] = generations
+        self._stamps[places] = stamps
+        self._num_published = len(places)
+        self._num_free = self._num_places - len(places)
+        self._free[: self._num_free] = np.flatnonzero(~taken)[::-1]
+        self.recency.now = max(self.recency.now, int(stamps.max()))
+        self._fill_table()
+
+    def check(self) -> None:
+        """Verify the laws of the class; raises `InvariantError`."""
+        places = self.published()
+        free = self._free[: self._num_free]
+        laws = {
+            "as many stamps as published places": len(places) == self._num_published,
+            "no reserved places below zero": self.num_reserved >= 0,
+            "free places are there, once, and hold nothing": (
+                len(np.unique(free)) == len(free)
+                and not self._stamps[free].any()
+                and bool((free < self._num_places).all())
+            ),
+            "one table entry per published place": np.count_nonzero(self._table) == len(places),
+            "each key is found": bool((self.find_many(self.keys_of(places)) == places).all()),
+            "nothing behind the last place": not self._stamps[self._num_places :].any(),
+            "no stamp twice": len(np.unique(self._stamps[places])) == len(places),
+            "no stamp from the future": not (self.stamps > self.recency.now).any(),
+            "leases are of published places": bool(self._stamps[self._leases.places()].all()),
+        }
+        if broken := [law for law, holds in laws.items() if not holds]:
+            raise InvariantError(f"index of {self._num_places} places: {', '.join(broken)}")
+
+    def _allocate(self, capacity: int) -> None:
+        """Move into arrays of this many places. What is never touched takes no memory."""
+        kept, old = self._num_places, self.__dict__.copy()
+        # A slice of it is compared with the key; typed so, as the two types have no overlap.
+        self._keys: Any = bytearray(max(capacity, 1) * KEY_BYTES)
+        self._words = np.frombuffer(self._keys, np.uint64).reshape(-1, KEY_WORDS)
+        self._stamps = np.zeros(capacity, np.int64)
+        self._generations = np.zeros(capacity, np.uint64)
+        self._free = np.zeros(capacity, np.int32)
+        if kept:
+            for name in ("_words", "_stamps", "_generations"):
+                getattr(self, name)[:kept] = old[name][:kept]
+            self._free[: self._num_free] = old["_free"][: self._num_free]
+        self._word_view: Any = memoryview(self._keys).cast("Q")
+        self._stamp_view = element_view(self._stamps)
+        self._generation_view = element_view(self._generations)
+        self._free_view = element_view(self._free)
+        self._fill_table()
+
+    def _fill_table(self) -> None:
+        """Build the table anew, of a size that fits the arrays."""
+        places = np.flatnonzero(self._stamps)
+        self._table = filled_table(self._words[places, 0], places, len(self._stamps))
+        self._mask = len(self._table) - 1
+        self._table_view = element_view(self._table)
+
+    def _check_published(self, place: int) -> None:
+        if not 0 <= place < self._num_places or not self._stamp_view[place]:
+            raise SlotError(f"place {place} of {self._num_places} holds no record")

@@ -1,1 +1,0 @@
-"""What lies in fixed slots: where each key is, and which was used longest ago."""
