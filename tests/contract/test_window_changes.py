@@ -209,3 +209,12 @@ def test_generated_tokens_are_found_with_their_window():
         generate(manager, seq, [500 + token])
     manager.close(seq)
     assert found(manager, [*run(0, 20).tolist(), *range(500, 530)]) == 48
+
+
+def test_one_lost_block_leaves_the_rest_of_a_branch_matchable():
+    manager = pair(64, SlidingWindow(8, interval=32))
+    serve(manager, run(0, 240))
+    squeeze(manager, 1000, 5)
+    assert found(manager, run(0, 240)) == 240
+    refused = [n for n in range(4, 241, 4) if found(manager, run(0, n)) < n - 32 - 4]
+    assert refused == []
