@@ -11,6 +11,7 @@ from late_lane import lend, prompt, settled, tier_tokens, warm_cache
 from quire.engines.hf.request import Request
 from quire.exchange import residency
 from quire.exchange.kept import all_blocks
+from quire.exchange.restore import Restore
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
 from quire.tensors.records import BlockCodec
@@ -192,7 +193,7 @@ def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
         raise FailedError
 
     with monkeypatch.context() as patched:
-        patched.setattr("quire.exchange.restore.Restore.commit", fail)
+        patched.setattr(Restore, "commit", fail)
         with pytest.raises(FailedError):
             tiers.onboard(prompt(1)[0].numpy(), scope)
     assert settled(cache), "its blocks are somebody else's from now on"
