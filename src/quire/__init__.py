@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         SlidingWindow,
         Stats,
         TokenMove,
-        TokenRange,
         block_hashes,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
@@ -69,7 +68,6 @@ _HOME = {
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
     "TokenMove": "quire.core",
-    "TokenRange": "quire.core",
     "block_hashes": "quire.core",
     "demo_model": "quire.assets",
 }
@@ -102,7 +100,6 @@ __all__ = [
     "SlotPrefixCache",
     "Stats",
     "TokenMove",
-    "TokenRange",
     "__version__",
     "block_hashes",
     "demo_model",

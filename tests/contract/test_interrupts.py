@@ -19,7 +19,6 @@ from quire.core import (
     Recurrent,
     Scope,
     SlidingWindow,
-    TokenRange,
 )
 from quire.exchange import hold, required_blocks, residency, restore
 
@@ -56,7 +55,7 @@ def build(mix):
     serve(m, run(4000, 17), Scope(salt="x"), media=[IMAGE])
     a = prefill(m, PROMPT[:22])
     b = m.fork(a)
-    c = m.open(run(2000, 23), ranges=[TokenRange(0, 8, priority=2)])
+    c = m.open(run(2000, 23), priority=2)
     m.reserve(c, 10)
     m.take_copies()
     m.commit(c, run(2000, 6))

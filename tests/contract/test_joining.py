@@ -13,7 +13,6 @@ from quire.core import (
     Hint,
     Recurrent,
     SlidingWindow,
-    TokenRange,
     block_hashes,
 )
 from quire.core.policies import POLICIES
@@ -161,10 +160,12 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
 def test_runs_of_other_terms_or_outlook_stay_apart():
     now = 0.0
     manager = CacheManager(400, 4, clock=lambda: now)
-    serve(manager, run(0, 40), ranges=[TokenRange(0, 16, priority=5)])
+    serve(manager, run(0, 16), priority=5)
+    serve(manager, run(0, 40))
     ends = [node.end for node in path_of(manager, run(0, 40))]
     assert ends == [4, 10]
-    serve(manager, run(1000, 40), ranges=[TokenRange(0, 16, retain_s=10.0)])
+    serve(manager, run(1000, 16), retain_s=10.0)
+    serve(manager, run(1000, 40))
     assert [node.end for node in path_of(manager, run(1000, 40))] == [4, 10]
     now = 20.0
     path_of(manager, run(1000, 40))
@@ -172,20 +173,6 @@ def test_runs_of_other_terms_or_outlook_stay_apart():
     serve(manager, run(2000, 16))
     serve(manager, [*run(2000, 16), *run(2100, 16)], hint=Hint("never"))
     assert [node.end for node in path_of(manager, run(2000, 16))] == [4]
-    assert conserved(manager)
-
-
-def test_terms_of_a_running_request_end_where_they_did_though_its_path_was_joined():
-    now = 0.0
-    manager = CacheManager(400, 4, clock=lambda: now)
-    serve(manager, run(0, 40))
-    one = manager.open([*run(0, 40), 1], ranges=[TokenRange(0, 16, retain_s=10.0)])
-    assert len(path_of(manager, run(0, 40))) == 1
-    manager.close(one)
-    assert [(node.end, node.keep_until) for node in path_of(manager, run(0, 40))] == [
-        (4, 10.0),
-        (10, 0.0),
-    ]
     assert conserved(manager)
 
 

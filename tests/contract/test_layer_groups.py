@@ -33,7 +33,7 @@ FULL = FullAttention()
 
 @pytest.mark.parametrize(
     "name",
-    ["FullAttention", "SlidingWindow", "ChunkedAttention", "Recurrent", "LayerGroup", "TokenRange"],
+    ["FullAttention", "SlidingWindow", "ChunkedAttention", "Recurrent", "LayerGroup"],
 )
 def test_the_kinds_are_public_names(name):
     assert getattr(quire, name) is getattr(quire.core, name)

@@ -300,3 +300,13 @@ def test_a_hit_protects_its_snapshot_alone():
     ledger.generate(seq, run(0, 31)[28:])
     ledger.check(seq)
     assert conserved(manager)
+
+
+def test_one_lost_state_leaves_shorter_and_longer_prefixes():
+    manager = hybrid(9, interval=16)
+    serve_in_pieces(manager, run(0, 120))
+    assert counts(manager, STATES)[2] == 8
+    serve_in_pieces(manager, run(1000, 5))
+    lost = [n for n in (16, 32, 48, 64, 80, 96, 112, 116) if found(manager, run(0, n)) < n]
+    assert len(lost) == 1
+    assert found(manager, run(0, 120)) == 116

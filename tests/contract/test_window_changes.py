@@ -13,7 +13,7 @@ from hybrid_help import (
 )
 
 from quire import errors
-from quire.core import ChunkedAttention, FullAttention, SlidingWindow, TokenRange
+from quire.core import ChunkedAttention, FullAttention, SlidingWindow
 
 FULL = FullAttention()
 SLIDING = SlidingWindow(8, interval=16)
@@ -171,10 +171,10 @@ def test_all_that_is_cached_can_be_reclaimed():
     assert [counts(manager, group)[0] for group in (0, 1)] == [512, 20]
 
 
-@pytest.mark.parametrize("ranges", [[], [TokenRange(0, 12, priority=1)]])
-def test_a_hit_in_the_middle_of_what_another_generated_protects_two_windows(ranges):
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_hit_in_the_middle_of_what_another_generated_protects_two_windows(priority):
     manager = pair(64)
-    seq = prefill(manager, run(0, 6), ranges=ranges)
+    seq = prefill(manager, run(0, 6), priority=priority)
     batch = manager.batch([seq])
     for token in range(94):
         manager.reserve_step(batch)
@@ -209,3 +209,12 @@ def test_generated_tokens_are_found_with_their_window():
         generate(manager, seq, [500 + token])
     manager.close(seq)
     assert found(manager, [*run(0, 20).tolist(), *range(500, 530)]) == 48
+
+
+def test_one_lost_block_leaves_the_rest_of_a_branch_matchable():
+    manager = pair(64, SlidingWindow(8, interval=32))
+    serve(manager, run(0, 240))
+    squeeze(manager, 1000, 5)
+    assert found(manager, run(0, 240)) == 240
+    refused = [n for n in range(4, 241, 4) if found(manager, run(0, n)) < n - 32 - 4]
+    assert refused == []

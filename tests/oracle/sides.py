@@ -355,6 +355,12 @@ class New(Old):
     def module(cls, name):
         return importlib.import_module(cls.moved.get(name, f"{cls.root}.{name}"))
 
+    def options(self, options):
+        given = super().options({name: options[name] for name in options if name != "store_until"})
+        if "store_until" in options:
+            given["store_until"] = options["store_until"]
+        return given
+
     @property
     def pools(self):
         return self.manager.pools

@@ -9,7 +9,9 @@ function of the whole prefix.
 `Identities` names prefixes, `Memory` holds them, `Published` is what may be found again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from quire.core import MediaItem
 
 
 class Identities:
@@ -21,13 +23,22 @@ class Identities:
     def _name(self, key):
         return self._names.setdefault(key, len(self._names))
 
-    def tokens(self, name):
-        """Return the scope's parts and the tokens of the prefix that an identity names."""
-        keys, tokens = list(self._names), []
+    def prefix(self, name):
+        """Return the scope's parts, the tokens and the media of the prefix that an identity names.
+
+        The tokens go on to the end of a picture that the prefix ends in: its placeholders are all alike.
+        """
+        keys, path = list(self._names), []
         while len(key := keys[name]) == 3:
-            name, token, _ = key
-            tokens.append(token)
-        return key[1:], tokens[::-1]
+            name, *what = key
+            path.insert(0, what)
+        tokens, media = [token for token, _ in path], []
+        for at, (token, picture) in enumerate(path):
+            if picture and picture[1] == 0:
+                digest, _, length = picture
+                media.append(MediaItem(digest, at, length))
+                tokens += [token] * (at + length - len(tokens))
+        return key[1:], tokens, tuple(media)
 
     def root(self, scope):
         parts = (scope.salt, scope.lora, scope.model) if scope else (None, None, None)
@@ -35,7 +46,11 @@ class Identities:
 
     def path(self, scope, tokens, media=()):
         """Return the identity of each prefix `tokens[: i + 1]`."""
-        inside = {item.start + i: (item.digest, i) for item in media for i in range(item.length)}
+        inside = {
+            item.start + i: (item.digest, i, item.length)
+            for item in media
+            for i in range(item.length)
+        }
         name, names = self.root(scope), []
         for position, token in enumerate(tokens):
             name = self._name((name, token, inside.get(position)))
@@ -53,13 +68,6 @@ class Memory:
     def write(self, table, start, names):
         for offset, name in enumerate(names, start):
             self.blocks[table[offset // self.block_size]][offset % self.block_size] = name
-
-    def read(self, table, num_tokens):
-        size = self.block_size
-        found = []
-        for block in table[: -(-num_tokens // size)]:
-            found += self.blocks[block]
-        return found[:num_tokens]
 
     def poison(self, block):
         self.blocks[block] = [None] * self.block_size
@@ -118,12 +126,22 @@ def common_length(left, right):
     return min(len(left), len(right))
 
 
+@dataclass
+class Drafts:
+    """Drafts that were computed and wait for an accept: their tree, tokens and identities."""
+
+    parents: list
+    tokens: list
+    names: list
+
+
 @dataclass(eq=False)
 class Live:
     """One sequence as the model knows it.
 
     `known` are the tokens that it must commit next: its prompt, or after a resume all that it
-    had; `tokens` those computed, `path` their identities.
+    had; `tokens` those computed, `path` their identities. `store_limit` is the number of its tokens that may
+    ever be published; one that `stopped` storing publishes nothing more, wherever it is cut to.
     """
 
     seq: object
@@ -134,6 +152,19 @@ class Live:
     tokens: list = field(default_factory=list)
     path: list = field(default_factory=list)
     suspended: bool = False
+    store_limit: float = float("inf")
+    stopped: bool = False
+    drafts: Drafts | None = None
+
+    def twin(self, seq):
+        """Return the same sequence under another handle, without its drafts."""
+        own = {"known": self.known[:], "tokens": self.tokens[:], "path": self.path[:]}
+        return replace(self, seq=seq, drafts=None, **own)
+
+    @property
+    def storable(self):
+        """The identities of what may be found of it."""
+        return self.path[: int(min(self.store_limit, len(self.path)))]
 
     def cut(self, num_tokens):
         """Keep `num_tokens` tokens; the prompt stays what must come next."""

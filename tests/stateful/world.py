@@ -1,135 +1,47 @@
-"""Every operation of a CacheManager, done on the manager and on the model beside it."""
+"""Every operation of a CacheManager with layers of any kind, beside the model of its memory."""
 
-import numpy as np
-from compare import Comparison
-from model import Live
+from handles import Handles
+from kinds import window_start
 
-from quire.core.hints import NO_HINT
 from quire.errors import (
     CommitError,
+    ConfigError,
+    CopyError,
+    DraftError,
     OutOfBlocks,
     PinBudgetExceeded,
     PinError,
+    QuireError,
     SequenceError,
     TokensError,
     TruncateError,
 )
 
 
-class World(Comparison):
+class World(Handles):
     """Each operation, with what it must return, raise and leave behind."""
 
-    # -- operations ------------------------------------------------------------------------
-
-    def open(self, tokens, scope=None, media=(), priority=0, retain_s=None, *, hint=NO_HINT):
-        tokens, manager, size = list(tokens), self.manager, self.settings.block_size
-        path = self.names.path(scope, tokens, media)
-        hit = self.pure(manager.probe, tokens, scope, media)
-        self.pure(manager.explain, tokens, scope, media)
-        fit = self.pure(manager.fits, tokens, None, scope, media=media)
-        limit = self.findable(scope, path[:-1])
-        assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
-        if self.intact:
-            room = all(group.num_free for group in manager.pools)  # a copy needs a block
-            least = limit if room else limit // size * size
-            assert hit.num_tokens >= least, "lost a published prefix without any eviction"
-        assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens
-        seq = self.call(
-            manager.open,
-            np.array(tokens, dtype=np.int32),
-            scope,
-            media=media,
-            priority=priority,
-            retain_s=retain_s,
-            hint=hint,
-            may_raise=OutOfBlocks,
-        )
-        if isinstance(seq, OutOfBlocks):
-            assert -(-len(tokens) // size) > min(self.settings.pools), "the prompt would have fit"
+    def try_to_fit(self, tokens, scope, media, num_new):
+        """Ask whether a prompt and some room fit, then open it and reserve them: it says what happens."""
+        fit = self.pure(self.manager.fits, tokens, num_new, scope, media=media)
+        live = self.open(tokens, scope, media)
+        if live is None:
             assert not fit
-            return None
-        assert seq.num_cached == fit.num_cached
-        assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
-        assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
-        assert seq.prompt_len == len(tokens)
-        n = seq.computed
-        live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n])
-        self.live.append(live)
-        self.history.append((tokens, scope, media))
-        self.copies_taken = False
-        self.after()
-        return live
-
-    def end_session(self, name, scope):
-        assert (
-            0
-            <= self.call(self.manager.end_session, name, scope)
-            <= self.manager.num_cached + self.manager.num_active
-        )
-        assert not self.call(self.manager.end_session, name, scope), "a session ends once"
-        self.after()
-
-    def findable(self, scope, path):
-        root = self.names.root(scope)
-        return self.published.findable(root, path, sub_block=self.settings.sub_block)
-
-    def reserve(self, live, num_tokens):
-        seq = live.seq
-        wanted = max(seq.capacity, seq.computed + num_tokens)
-        fit = self.pure(self.manager.fits, seq, num_tokens)
-        error = self.call(self.manager.reserve, seq, num_tokens, may_raise=OutOfBlocks)
-        assert bool(fit) == (error is None)
-        if isinstance(error, OutOfBlocks):
-            self.check_exhausted(error)
-            blocks = -(-wanted // self.settings.block_size) - len(seq.block_ids())
-            assert error.needed <= blocks + 1, "asked for more than the request needs"
-            return False
-        assert seq.capacity == wanted
-        self.copies_taken = False
-        self.after()
-        return True
-
-    def forward(self, lives, ids):
-        """Write the KV of `ids` the way a model would: copies first, through the own table."""
-        self.take_copies()
-        for live, new in zip(lives, ids, strict=True):
-            start = len(live.tokens)
-            live.tokens += new
-            live.path = self.names.path(live.scope, live.tokens, live.media)
-            for group in self.groups:
-                table = live.seq.block_ids(group)
-                self.memory[group].write(table, start, live.path[start:])
-        for live in self.running:
-            self.verify(live, len(live.tokens))
-
-    def publish(self, live):
-        root = self.names.root(live.scope)
-        self.published.add(root, live.path)
-
-    def commit(self, live, num_tokens, filler):
-        seq = live.seq
-        num_tokens = min(num_tokens, seq.capacity - seq.computed)
-        ids = live.next_tokens(num_tokens, filler)
-        self.forward([live], [ids])
-        self.call(self.manager.commit, seq, ids)
-        self.publish(live)
-        self.after()
-
-    def decode(self, batch, lives, filler):
-        ids = [live.next_tokens(1, filler[i % len(filler) :]) for i, live in enumerate(lives)]
-        error = self.call(self.manager.reserve_step, batch, may_raise=OutOfBlocks)
-        if isinstance(error, OutOfBlocks):
-            self.check_exhausted(error)
             return
-        self.copies_taken = False
+        assert fit.num_cached == live.seq.computed
+        wanted = num_new or len(tokens) - fit.num_cached
+        assert self.reserve(live, wanted) == bool(fit), f"{fit} was said"
+        self.take_copies()
         self.after()
-        self.forward(lives, ids)
-        self.call(self.manager.commit_step, batch, [new for (new,) in ids])
-        for live in lives:
-            self.publish(live)
-        self.after()
+        self.close(live)
+
+    # -- forks, rollback, preemption -------------------------------------------------------
 
     def fork(self, live):
+        """Fork; without reserved room it costs no block."""
+        if live.drafts is not None and self.settings.recurrent:
+            self.must_raise(DraftError, self.manager.fork, live.seq)
+            return
         room = live.seq.capacity - live.seq.computed
         seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
         if isinstance(seq, OutOfBlocks):
@@ -138,123 +50,263 @@ class World(Comparison):
             return
         assert seq.computed == live.seq.computed
         self.copies_taken = self.copies_taken and not room
-        twin = Live(
-            seq, live.scope, live.media, live.prompt, live.known, live.tokens[:], live.path[:]
-        )
-        self.live.append(twin)
+        self.live.append(live.twin(seq))
         self.after()
 
     def truncate(self, live, num_tokens):
-        size, seq = self.settings.block_size, live.seq
-        cut = num_tokens < seq.published
-        inside = cut and num_tokens % size != 0
-        allowed = TruncateError if inside else ()
+        """Cut; whether it must work, must fail or may do either is computed beforehand."""
+        seq = live.seq
+        verdict = self.may_truncate(live, num_tokens)
+        published = seq.published
+        allowed = () if verdict else (TruncateError, OutOfBlocks)
         error = self.call(self.manager.truncate, seq, num_tokens, may_raise=allowed)
-        if isinstance(error, TruncateError):
+        if isinstance(error, (TruncateError, OutOfBlocks)):
             return
+        assert verdict is not False, "cut to where there is no state"
         assert (seq.computed, seq.capacity) == (num_tokens, num_tokens)
-        self.intact = self.intact and not cut
-        if inside:
-            root = self.names.root(live.scope)
-            self.published.remove_below(root, live.path, num_tokens // size * size)
+        if num_tokens < published:
+            self.intact = False
+            if num_tokens % self.settings.block_size:
+                start = num_tokens // self.settings.block_size * self.settings.block_size
+                root = self.names.root(live.scope)
+                self.published.remove_below(root, live.path, start)
+        drafts, live.drafts = live.drafts, None
         live.cut(num_tokens)
+        if drafts is not None and live.path:
+            self.write_states(live, live.path[-1])
+        self.copies_taken = self.copies_taken and not self.settings.recurrent
         self.after()
+        if drafts is not None and self.reserve(live, len(drafts.parents)):
+            self.must_raise(DraftError, self.manager.accept, seq, [0], drafts.tokens[:1])
+
+    def may_truncate(self, live, num_tokens):
+        """True: it must work. False: it must not. None: either."""
+        seq, size = live.seq, self.settings.block_size
+        if num_tokens == seq.computed:
+            return True
+        aligned = num_tokens % size == 0
+        if self.settings.recurrent:
+            if num_tokens == 0:
+                return None
+            kept = [self.snapshots[group] for group in self.settings.recurrent]
+            if not aligned:
+                return False
+            if self.copies_taken and not all(live.path[num_tokens - 1] in k for k in kept):
+                return False
+        stored = seq.computed <= live.store_limit
+        if num_tokens < seq.published and not aligned:
+            return None
+        if self.intact and stored and (aligned or not self.settings.windowed):
+            return True if self.copies_taken or not self.settings.recurrent else None
+        if self.settings.recurrent:
+            return None
+        if num_tokens >= seq.published and stored:
+            return True
+        return True if self.window_is_there(live, num_tokens) else None
+
+    def window_is_there(self, live, num_tokens):
+        """Whether the table still names every block that a length needs."""
+        size = self.settings.block_size
+        for group in self.settings.windowed:
+            kind = self.settings.kinds[group]
+            table = live.seq.block_ids(group).tolist()
+            first = window_start(kind, num_tokens) // size
+            if any(block < 0 for block in table[first : -(-num_tokens // size)]):
+                return False
+        return True
 
     def suspend(self, live):
+        """Preempt."""
         self.call(self.manager.suspend, live.seq)
         assert live.seq.state == "suspended"
         live.known = live.tokens + live.known[len(live.tokens) :]
-        live.suspended = True
+        live.suspended, live.drafts = True, None
         self.after()
 
-    def resume(self, live):
-        path = self.names.path(live.scope, live.known, live.media)
-        findable = self.findable(live.scope, path)
+    def resume(self, live, num_new):
+        """Resume on what is left of it, with room for some more tokens if they fit."""
+        path = self.path_of(live, live.known)
+        fit = self.pure(self.manager.fits, live.seq, num_new)
         missing = self.call(self.manager.resume, live.seq, may_raise=OutOfBlocks)
         if isinstance(missing, OutOfBlocks):
             self.check_exhausted(missing)
             return
         found = live.seq.computed
         assert missing == max(0, len(live.tokens) - found)
-        assert found <= findable, "resumed onto what was never published"
+        assert found <= self.findable(live.scope, path), "resumed onto what was never published"
         if self.intact:
-            size = self.settings.block_size
-            least = min(findable, len(live.known) - 1) // size * size
+            least = self.accepted(live.scope, path[:-1])
             assert found >= least, "resume lost published blocks without any eviction"
         live.suspended = False
         live.tokens, live.path = live.known[:found], path[:found]
         self.copies_taken = False
         self.after()
+        wanted = num_new or len(live.known) - found
+        if wanted:
+            assert fit.num_cached == found
+            assert self.reserve(live, wanted) == bool(fit), f"{fit} was said"
 
     def close(self, live):
+        """Close."""
         self.call(self.manager.close, live.seq)
         self.live.remove(live)
         self.closed = [*self.closed[-3:], live]
         self.after()
 
+    def stop_storing(self, live):
+        """Publish nothing more of it."""
+        self.call(self.manager.stop_storing, live.seq)
+        live.stopped = True
+        self.after()
+
+    # -- pins, eviction, memory ------------------------------------------------------------
+
+    def end_session(self, name, scope):
+        """End a session; a second time it is not known."""
+        num_blocks = self.call(self.manager.end_session, name, scope)
+        assert num_blocks >= 0
+        if self.settings.is_full:
+            assert num_blocks <= self.manager.num_cached + self.manager.num_active
+        assert not self.call(self.manager.end_session, name, scope), "a session ends once"
+        self.after()
+
     def pin(self, tokens, scope, media, ttl_s):
+        """Pin what is cached of a prefix."""
         path = self.names.path(scope, tokens, media)
-        root = self.names.root(scope)
-        limit = self.published.findable(root, path, sub_block=False)
-        pin = self.call(
-            self.manager.pin, tokens, scope, media=media, ttl_s=ttl_s, may_raise=PinBudgetExceeded
-        )
+        limit = self.published.findable(self.names.root(scope), path, sub_block=False)
+        options = {"media": media, "ttl_s": ttl_s}
+        pin = self.call(self.manager.pin, tokens, scope, **options, may_raise=PinBudgetExceeded)
         if isinstance(pin, PinBudgetExceeded):
             return
-        assert pin.num_tokens == limit if self.intact else pin.num_tokens <= limit
+        assert pin.num_tokens <= limit
+        if self.intact:
+            assert pin.num_tokens >= self.accepted(scope, path)
         until = float("inf") if ttl_s is None else self.now + ttl_s
         self.pins.append((pin, tokens, scope, media, until))
         self.after()
 
     def unpin(self, index):
+        """Close a pin; twice is refused."""
         pin, *_ = self.pins.pop(index)
         self.call(pin.close)
         self.must_raise(PinError, pin.close)
         self.after()
 
     def wait(self, seconds):
+        """Let time pass."""
         self.now += seconds
         self.pins = [pin for pin in self.pins if pin[-1] > self.now]
         self.check_pins()
         self.after()
 
-    def drop(self, function, *args):
-        """evict, reclaim or clear: what is freed is what is reported."""
+    def drop(self, function, *args, **options):
+        """evict, reclaim or clear."""
         before = self.free_blocks()
-        freed = self.call(function, *args)
-        assert self.free_blocks() - before == freed * len(self.memory)
-        self.intact = self.intact and freed == 0
+        freed = self.call(function, *args, **options)
+        assert freed >= 0
+        assert self.free_blocks() >= before
+        if self.settings.is_full:
+            assert self.free_blocks() - before == freed * len(self.memory)
+        self.intact = self.intact and self.free_blocks() == before
         self.after()
 
-    def misuse(self, live, foreign):
-        """Operations that must fail, whatever the state is, and change nothing."""
-        manager, seq = self.manager, live.seq
-        self.must_raise(TokensError, manager.open, [])
-        self.must_raise(SequenceError, manager.commit, foreign, [1])
-        for dead in self.closed:
-            for function in (manager.close, manager.fork, manager.suspend, manager.resume):
-                self.must_raise(SequenceError, function, dead.seq)
-            self.must_raise(SequenceError, manager.reserve_step, [dead.seq])
-        if live.suspended:
-            self.must_raise(SequenceError, manager.reserve, seq, 1)
-            self.must_raise(SequenceError, manager.commit, seq, [1])
+    def compact(self, group):
+        """Move what is held to the lowest ids."""
+        if self.refused_for_handles(self.manager.compact, group):
             return
-        self.must_raise(SequenceError, manager.resume, seq)
-        self.must_raise(TruncateError, manager.truncate, seq, seq.computed + 1)
-        self.must_raise(TruncateError, manager.truncate, seq, -1)
-        tokens = max(self.settings.pools) * self.settings.block_size + 1
-        self.must_raise(OutOfBlocks, manager.reserve, seq, tokens)
+        allowed = () if self.copies_taken else CopyError
+        moved = self.call(self.manager.compact, group, may_raise=allowed)
+        if isinstance(moved, CopyError):
+            self.take_copies()
+            moved = self.call(self.manager.compact, group)
+        pool = self.pools[group]
+        for live in self.running:
+            ids = live.seq.block_ids(group).tolist()
+            assert all(block < pool.num_active + pool.num_cached for block in ids)
+        self.copies_taken = False
+        self.after()
+        copies = self.take_copies()
+        assert {copy.group for copy in copies} <= {group}
+        self.after()
+        assert self.call(self.manager.compact, group) == 0
+
+    def resize(self, sizes):
+        """Give groups other sizes, by group index; memory grows before and shrinks after."""
+        manager = self.manager
         if not self.copies_taken:
+            self.take_copies()
+        shrinks = any(n < self.pools[i].num_blocks for i, n in sizes.items())
+        named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
+        if shrinks and self.refused_for_handles(manager.resize, named):
             return
-        room = seq.capacity - seq.computed
-        self.must_raise(CommitError, manager.commit, seq, live.next_tokens(room + 1, [0]))
-        if room and len(live.tokens) < len(live.known):
-            wrong = live.known[len(live.tokens)] + 1
-            self.must_raise(CommitError, manager.commit, seq, [wrong])
+        possible = all(self.pools[i].num_active <= n for i, n in sizes.items())
+        for group, num_blocks in sizes.items():
+            self.memory[group].grow(num_blocks)
+        expiring = self.expiring
+        allowed = PinBudgetExceeded if possible else OutOfBlocks
+        error = self.call(manager.resize, named, may_raise=allowed)
+        if not isinstance(error, OutOfBlocks):
+            assert possible or expiring, "a pool shrank below what is active"
+            for group, num_blocks in sizes.items():
+                assert self.pools[group].num_blocks == num_blocks
+        self.copies_taken = False
+        self.after()
+        self.take_copies()
+        self.after()
+
+    # -- misuse ----------------------------------------------------------------------------
+
+    def misuse(self, live, foreign):
+        """Calls that must fail, whatever the state is, and change nothing."""
+        manager, seq = self.manager, live.seq
+        raises = self.must_raise
+        raises(TokensError, manager.open, [])
+        raises(ConfigError, manager.resize, {"g0": 0})
+        raises(ConfigError, manager.resize, {"other": 4})
+        raises(QuireError, manager.compact, len(self.memory))
+        dead = [foreign, *[old.seq for old in self.closed]]
+        dead += [seq] if live.suspended else []
+        calls = (
+            (manager.draft, 2),
+            (manager.accept, [0], [1]),
+            (manager.checkpoint,),
+            (manager.stops,),
+            (manager.stop_storing,),
+            (manager.reserve, 1),
+            (manager.commit, [1]),
+            (manager.truncate, 0),
+        )
+        for gone in dead:
+            for function, *args in calls:
+                raises(SequenceError, function, gone, *args)
+            raises(SequenceError, manager.reserve_step, [gone])
+        for gone in dead[: len(dead) - live.suspended]:
+            for function in (manager.close, manager.fork, manager.suspend, manager.resume):
+                raises(SequenceError, function, gone)
+        if live.suspended:
+            return
+        raises(SequenceError, manager.resume, seq)
+        raises(TruncateError, manager.truncate, seq, seq.computed + 1)
+        raises(TruncateError, manager.truncate, seq, -1)
+        if live.drafts is None:
+            raises(DraftError, manager.accept, seq, [0], [1])
+            raises(DraftError, manager.draft, seq, [0])
+        tokens = min(pool.num_blocks for pool in self.pools) * self.settings.block_size + 1
+        if self.settings.attention == tuple(self.groups) and live.drafts is None:
+            raises(OutOfBlocks, manager.reserve, seq, tokens)
+        if self.copies_taken and live.drafts is None:
+            room = seq.capacity - seq.computed
+            raises(CommitError, manager.commit, seq, live.next_tokens(room + 1, [0]))
+            if room and len(live.tokens) < len(live.known):
+                raises(CommitError, manager.commit, seq, [live.known[len(live.tokens)] + 1])
 
     def finish(self):
         """Close all; what is still found reads right; then nothing may be held."""
         self.take_copies()
+        for number, handle in enumerate(list(self.restores)):
+            self.end_restore(handle, commit=number % 2 == 0)
+        for hold in list(self.holds):
+            self.let_go(hold)
         for live in list(self.live):
             self.close(live)
         while self.pins:
@@ -262,9 +314,12 @@ class World(Comparison):
         for tokens, scope, media in {repr(item): item for item in self.history}.values():
             live = self.open([*tokens, 0], scope, media)
             if live is not None:
-                self.take_copies()
-                self.after()
+                if self.reserve(live, 1):
+                    self.take_copies()
+                    self.after()
                 self.close(live)
         self.manager.clear()
         self.manager.check()
-        assert self.free_blocks() == sum(self.settings.pools), "blocks leaked"
+        assert [pool.num_free for pool in self.pools] == [pool.num_blocks for pool in self.pools], (
+            "blocks leaked"
+        )

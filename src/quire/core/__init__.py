@@ -23,7 +23,6 @@ from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.stats import Stats
-from quire.core.terms import TokenRange
 
 __all__ = [
     "AllBlocksCleared",
@@ -55,7 +54,6 @@ __all__ = [
     "SlidingWindow",
     "Stats",
     "TokenMove",
-    "TokenRange",
     "Usage",
     "Visit",
     "block_hashes",

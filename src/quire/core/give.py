@@ -64,13 +64,10 @@ def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
     _free(kernel, seq, seq.node.end, seq.num_blocks)
     tree.leave(seq.node, rows.standing(seq.row))
     _free_states(kernel, seq)
-    if seq.terms is not None:  # what was cut for them may have been joined since
-        tree.cut_path(seq.node, (term.start for term in seq.terms.steps))
     node = seq.node
     while node.parent is not None:
-        keep_for = seq.keep_for_at(node.parent.end)
-        if keep_for:
-            node.keep_until = max(node.keep_until, now + keep_for)
+        if seq.keep_for:
+            node.keep_until = max(node.keep_until, now + seq.keep_for)
             for group in tree.sparse:
                 group.touched(node)
         tree.unlock(node)

@@ -31,7 +31,7 @@ from quire.core.sequence import Observer, Sequence
 from quire.core.settings import Settings
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import Term, TokenRange, check_priority, nothing_more, terms_of
+from quire.core.terms import check_priority, check_store_until
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.core.whatif import WhatIf
 from quire.errors import ConfigError, SequenceError, TokensError
@@ -257,24 +257,22 @@ class CacheManager(Interruptible):
         media: Items[MediaItem] = (),
         priority: int = 0,
         retain_s: float | None = None,
-        ranges: Items[TokenRange] = (),
+        store_until: int | None = None,
         hint: Hint = NO_HINT,
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
         At least one token is left to compute. A higher `priority` is evicted later than any
         lower one; for `retain_s` seconds after its last use the path is evicted only when
-        nothing else is left; `ranges` sets either, or that nothing is published, for a part
-        of the tokens; `hint` says what the caller foresees. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        nothing else is left. From token `store_until` on, rounded down to a block, nothing is published: 0 stores
+        nothing of the request, the prompt's length none of its answer. `hint` says what the caller foresees. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         check_priority(priority)
         keep_for = self.settings.check_duration("retain_s", retain_s)
         self._check_hint(hint)
-        terms = None
-        if ranges:
-            default = Term(0, priority, keep_for)
-            terms = terms_of(ranges, self.block_size, default, self.settings.check_duration)
+        if store_until is not None:
+            check_store_until(store_until)
         key = key_of(tokens)
         num_tokens = len(key) // TOKEN_BYTES
         kernel = self.kernel
@@ -313,7 +311,8 @@ class CacheManager(Interruptible):
             if media:
                 seq.raw_prompt = raw_prompt
                 seq.media = tree.media.hold(key)
-            seq.terms = terms
+            if store_until is not None:
+                seq.store_until = store_until // self.block_size
             if hint is not NO_HINT:
                 sessions = kernel.sessions
                 sessions.hinted = True
@@ -436,7 +435,7 @@ class CacheManager(Interruptible):
         Raises `SequenceError`.
         """
         self.check_open(seq)
-        seq.terms = nothing_more(seq.terms, Term(0, seq.priority, seq.keep_for))
+        seq.store_until = 0
         seq.node.writer = None
 
     @mutating

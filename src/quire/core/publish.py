@@ -11,6 +11,7 @@ from quire.core.kernel import Kernel
 from quire.core.node import NO_CHILDREN, Node
 from quire.core.sequence import Sequence
 from quire.core.snapshots import keep_if_due
+from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
 from quire.errors import CommitError, CopyError
 
@@ -73,20 +74,14 @@ def commit(kernel: Kernel, seq: Sequence, key: Key) -> None:
 
 
 def publish(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
-    """Enter the sequence's next `num_blocks` blocks into the tree, as its terms say."""
-    terms, size = seq.terms, kernel.tree.block_bytes
-    while terms is not None and num_blocks:
-        end = seq.node.end
-        if end >= terms.limit or seq.private_key:
-            seq.private_key += key
-            return
-        step = min(num_blocks, terms.next_step(end) - end)
-        if step == num_blocks:
-            break
-        _publish_run(kernel, seq, key[: step * size], step)
-        key = key[step * size :]
-        num_blocks -= step
-    _publish_run(kernel, seq, key, num_blocks)
+    """Enter the sequence's next `num_blocks` blocks into the tree, as far as it stores them."""
+    num_stored = 0 if seq.private_key else seq.store_until - seq.node.end
+    if num_stored < num_blocks:
+        at = max(num_stored, 0) * kernel.tree.block_bytes
+        seq.private_key += key[at:]
+        key, num_blocks = key[:at], num_stored
+    if num_blocks > 0:
+        _publish_run(kernel, seq, key, num_blocks)
 
 
 def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
@@ -137,26 +132,21 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
     ids = [table[at : at + num_blocks] for table in rows.flat]
     for state in rows.states:
         ids[state.index] = NO_IDS
-    priority, keep_for, goes_on = seq.priority, seq.keep_for, True
-    if seq.terms is not None:
-        priority, keep_for = seq.priority_at(start), seq.keep_for_at(start)
-        goes_on = seq.terms.at(start).start != start
     lost = tree.lost.take(node, first) if node.lost else None
     if (
         node.locks == 1
         and not node.children
         and node.parent is not None
         and node.used == seq.number
-        and goes_on
         and node.session is seq.session
         and node.spent_from == seq.outlook
-        and tree.evictor.extendable(node, priority, keep_for)
+        and tree.evictor.extendable(node, seq.priority, seq.keep_for)
     ):
         tree.extend(node, key, ids)
     else:
         blocks = tuple(array("i", each.tobytes()) for each in ids)
         first = first or key[: tree.block_bytes].tobytes()
-        new = seq.node = tree.add(node, first, key, blocks, priority)
+        new = seq.node = tree.add(node, first, key, blocks, seq.priority)
         new.used = seq.number
         new.session, new.spent_from = seq.session, seq.outlook
         tree.stand(new, rows.windows)
@@ -164,7 +154,7 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         node = new
     if seq.media:
         tree.count_media(node, key)
-    node.writer = seq if seq.terms is None and not seq.media else None
+    node.writer = seq if seq.store_until == ENDLESS and not seq.media else None
     kernel.counters.published_blocks += num_blocks
     if kernel.events is not None:
         kernel.events.stored(node, seq.scope, num_blocks)
@@ -204,7 +194,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         if each.session is not seq.session:
             each.session = None
         each.used = max(each.used, seq.number)
-        each.priority = max(each.priority, seq.priority_at(each.start))
+        each.priority = max(each.priority, seq.priority)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.free(without_gaps(slots))

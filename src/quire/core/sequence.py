@@ -14,7 +14,7 @@ from quire.core.node import PENDING, Node
 from quire.core.policies import Visit
 from quire.core.rows import Rows
 from quire.core.scope import MediaTable, Scope
-from quire.core.terms import Terms
+from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
 
 
@@ -34,10 +34,10 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
                    what was computed before
     `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
                    placeholders that they stand for
-    `terms`        on which its blocks are kept, run by run; ends where nothing is published
+    `store_until`  blocks from this one on are not published
     `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
     `visit`        what a policy that watches requests was told of it
-    `private_key`  key bytes of full blocks that are not published, by its terms
+    `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
@@ -61,7 +61,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     resume_key: bytes = b""
     raw_prompt: bytes = b""
     media: tuple[int, ...] = ()
-    terms: Terms | None = None
+    store_until: int = ENDLESS
     private_key: bytes = b""
     branch: int = 0
     unfilled: int = 0
@@ -157,14 +157,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
             rows.cut_off("the reading of a table", error)
             raise
         self.unfilled = 0
-
-    def priority_at(self, start: int) -> int:
-        """Return the priority of the blocks from `start` on."""
-        return self.priority if self.terms is None else self.terms.at(start).priority
-
-    def keep_for_at(self, start: int) -> float:
-        """Return the retention of the blocks from `start` on, in seconds."""
-        return self.keep_for if self.terms is None else self.terms.at(start).keep_for
 
     def __repr__(self) -> str:
         if self.rows.interrupted:

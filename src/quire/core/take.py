@@ -32,8 +32,6 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
     since, number = node.used, seq.number
     if not since and node.parent is not None:
         since = _used_above(kernel, seq)
-    if seq.terms is not None:
-        tree.cut_path(node, (term.start for term in seq.terms.steps))
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
     divided = False
@@ -44,7 +42,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
             node.session = None
         node.used = number
         start, end = node.parent.end, node.end
-        node.priority = max(node.priority, seq.priority_at(start))
+        node.priority = max(node.priority, seq.priority)
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
         for group in tree.sparse:

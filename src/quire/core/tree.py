@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
 from quire.core.eviction import Evictor
@@ -137,14 +137,6 @@ class PrefixTree:
         for group in self.sparse:
             group.split(upper, edge)
         return upper
-
-    def cut_path(self, node: Node, starts: Iterable[int]) -> None:
-        """Make these blocks of the path to a node, rising, starts of nodes."""
-        for start in reversed(list(starts)):
-            while node.parent is not None and node.start > start:
-                node = node.parent
-            if node.start < start < node.end:
-                self.split(node, start - node.start)
 
     def cut(self, found: Match) -> Node:
         """Make the end of a match a node of its own and return it."""

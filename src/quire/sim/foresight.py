@@ -52,7 +52,7 @@ def foresee(trace: Trace, kind: str) -> Foresight:
     none         nothing; the others read the trace once
     recorded     the hints that stand in the trace
     never        `Hint("never")` of requests whose new blocks nobody uses again
-    no-store     `TokenRange(store=False)` for the blocks that one request alone uses, in all
+    no-store     `store_until` before the blocks that one request alone uses, in all
                  the trace
     session-end  whose turn a request is, and after the last turn that the session is over. Where
                  the trace names no sessions, a request belongs to the one that stored the

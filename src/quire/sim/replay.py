@@ -18,7 +18,6 @@ import numpy as np
 
 from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
-from quire.core.terms import TokenRange
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
 from quire.sim.foresight import Advice, foresee
@@ -159,10 +158,8 @@ def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice)
 
 def open_request(manager: CacheManager, tokens: IntArray, advice: Advice) -> Sequence:
     """Open a request: the ids of its blocks, and `UNFINISHED`."""
-    ranges = ()
-    if advice.stored_blocks < len(tokens) - 1:
-        ranges = (TokenRange(advice.stored_blocks, store=False),)
-    return manager.open(tokens, hint=advice.hint, ranges=ranges)
+    store_until = advice.stored_blocks if advice.stored_blocks < len(tokens) - 1 else None
+    return manager.open(tokens, hint=advice.hint, store_until=store_until)
 
 
 def check_capacity(capacity_blocks: int) -> int:

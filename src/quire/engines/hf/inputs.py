@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from quire.config import nearest
-from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ids import as_ids, as_mask, unpacked
+from quire.engines.hf.models import num_embeddings
 from quire.errors import ConfigError, TokensError
 
 _REFUSED = {
@@ -218,7 +218,7 @@ class _Settings:
 
 
 _DEFAULTS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "ranges", "hint")
+_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "store_until", "hint")
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from quire.core import (
     Scope,
     Sequence,
     SlidingWindow,
-    TokenRange,
 )
 from quire.core.groups import Kind
 from quire.core.hints import NO_HINT, Hint
@@ -40,17 +39,17 @@ ReadKV = Callable[[Items[int], int, int], list[KV]]
 class Terms:
     """Who may share a request's prefix, how long it is worth keeping, and which tokens of it.
 
-    `ranges` speak of each row's own tokens, padding not counted.
+    `store_until` speaks of each row's own tokens, padding not counted.
     """
 
     scope: Scope
     priority: int = 0
     retain_s: float | None = None
-    ranges: tuple[TokenRange, ...] = ()
+    store_until: int | None = None
     hint: Hint = NO_HINT
 
 
-class BlockStore:
+class HfStore:
     """Keeps the bytes of all pools in step with the manager's decisions.
 
     Whatever the manager plans is done here before anything is read or written: copies first,
@@ -67,12 +66,11 @@ class BlockStore:
         manager: CacheManager,
         pools: list[Pool],
         layout: ModelLayout,
-        tiers: "TieredStore | None" = None,
-        transfers: Transfers | None = None,
+        transfers: Transfers,
     ) -> None:
         self.manager = manager
-        self.tiers = tiers
-        self.transfers = transfers or Transfers()
+        self.tiers: TieredStore | None = None
+        self.transfers = transfers
         self._saved: set[int] = set()
         self.pools = pools
         self.layout = layout
@@ -102,7 +100,7 @@ class BlockStore:
             media=media,
             priority=terms.priority,
             retain_s=terms.retain_s,
-            ranges=terms.ranges,
+            store_until=terms.store_until,
             hint=terms.hint,
         )
         self._copy()
@@ -136,6 +134,11 @@ class BlockStore:
         self.settle()
         self._saved.clear()
         self.manager.reset()
+
+    def join(self) -> None:
+        """Wait for all that is on its way, up or down."""
+        self.transfers.join()
+        self.settle()
 
     def settle(self) -> None:
         """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
@@ -183,8 +186,7 @@ class BlockStore:
         """
         start = seq.computed
         stop = tokens.size - tokens.size % self.manager.block_size
-        if seq.terms is not None:
-            stop = min(stop, seq.terms.limit * self.manager.block_size)
+        stop = min(stop, seq.store_until * self.manager.block_size)
         if self._states:
             stop = snapshot.length if snapshot and snapshot.length <= min(tokens.size, stop) else 0
         if seq.computed < stop:
@@ -215,8 +217,7 @@ class BlockStore:
 
         Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
         """
-        self.transfers.join()
-        self.settle()
+        self.join()
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
         try:
