@@ -251,7 +251,7 @@ def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) 
         turns=turns,
         sample=sample,
         snapshot=pair.cache.snapshot(),
-        pool_bytes=pair.cache.num_bytes,
+        pool_bytes=pair.cache.kept.num_bytes,
         setup_s=setup_s,
         seconds=time.perf_counter() - started,
     )

@@ -6,7 +6,7 @@ Results go to standard output, everything else (progress, errors) to standard er
 
 import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,19 +88,19 @@ def progress(what: str, total: int | None = None) -> Generator[Callable[[str], N
         yield begin
 
 
+def bar(widths: Iterable[int], marks: str, styles: Iterable[str]) -> Text:
+    """Draw a bar of parts, each so many of its mark."""
+    parts = zip(marks, widths, styles, strict=True)
+    return Text.assemble(*((mark * width, style) for mark, width, style in parts))
+
+
 def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:
     """Draw the blocks of one pool of a snapshot: active, cached, free."""
-    marks = "█▓░" if utf8 else "#+."
     total = group["num_blocks"]
     active = min(BAR_WIDTH, -(-BAR_WIDTH * group["active"] // total))
     cached = min(BAR_WIDTH - active, -(-BAR_WIDTH * group["cached"] // total))
-    free = BAR_WIDTH - active - cached
-    bar = Text()
-    for mark, width, style in zip(
-        marks, (active, cached, free), (ACTIVE, CACHED, FREE), strict=True
-    ):
-        bar.append(mark * width, style)
-    return bar
+    widths = active, cached, BAR_WIDTH - active - cached
+    return bar(widths, "█▓░" if utf8 else "#+.", (ACTIVE, CACHED, FREE))
 
 
 def pool_counts(group: dict[str, Any]) -> Text:
