@@ -121,7 +121,7 @@ def demo(
 
 
 def machine(name: str, model: Any) -> dict[str, Any]:
-    """Say what ran the demo."""
+    """Return the model and the machine of the demo."""
     import torch
 
     threads = torch.get_num_threads()

@@ -19,11 +19,11 @@ from quire.sim.serving.timing import Chunk, Timing
 from quire.sim.trace.rows import TraceRequest
 
 MAX_RUN = 1024
-"""So many decode steps at most are simulated at once."""
+"""Decode steps that are simulated at once, at most."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a replica has and how it schedules. Raises `ConfigError`.
+    """The size of a replica and the limits of its schedule. Raises `ConfigError`.
 
     `num_blocks`         KV blocks on the device
     `block_size`         tokens per block: the trace's
@@ -117,7 +117,7 @@ class Replica:
 
     @property
     def next_s(self) -> float | None:
-        """When the run ends; None while idle."""
+        """The end of the run, in seconds; None while idle."""
         return float(self._ends[-1]) if len(self._ends) else None
 
     @property
@@ -324,7 +324,7 @@ class Replica:
             self.tiers.listen(self.manager)
 
     def _affordable(self, num_steps: int) -> int:
-        """Return how many steps, of so many, there are blocks for; at least the first has them."""
+        """Return the number of steps that there are blocks for; the first has them."""
         available = self._pool.num_available
         if self._decoding.blocks_short(num_steps) <= available:
             return num_steps

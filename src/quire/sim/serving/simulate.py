@@ -56,7 +56,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What arrives, and when. Raises `ConfigError`.
+    """Requests and their arrivals. Raises `ConfigError`.
 
     `requests`      a trace, or any iterable of its requests, with the cluster's block size
     `max_requests`  stop after so many
