@@ -39,6 +39,7 @@ class Spill(Watcher):
 
     def begin(self, kernel: Kernel) -> None:
         self._tree = kernel.tree
+        self._groups = [g for g, _ in kernel.tree.full] + [g.index for g in kernel.tree.sparse]
         self._named: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
@@ -47,7 +48,7 @@ class Spill(Watcher):
         if why != "evicted":
             return
         digests, start = self._digests.of(node), node.start
-        for each in range(len(self._tree.pools)) if group is None else (group,):
+        for each in self._groups if group is None else (group,):
             waiting = self._tree.pools[each].waiting
             for index, block in self._held(node, each, blocks):
                 self._named.pop((each, block), None)

@@ -9,7 +9,7 @@ import torch
 
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
-from quire.core import CacheManager
+from quire.core import CacheManager, Watcher
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.probe import probe_model
