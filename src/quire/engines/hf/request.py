@@ -14,7 +14,7 @@ from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
 from quire.engines.hf.store import HfStore, Terms, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
-from quire.engines.tiered.onboarded import Onboarded
+from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
 
 Feed = Callable[[Prompts, WorkingCache, int], None]

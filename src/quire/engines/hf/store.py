@@ -20,7 +20,7 @@ from quire.core import (
 from quire.core.groups import Kind
 from quire.core.hints import NO_HINT, Hint
 from quire.engines.hf.states import RowStates, Snapshot
-from quire.engines.tiered.onboarded import NOTHING, Onboarded
+from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
