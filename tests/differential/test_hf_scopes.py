@@ -46,12 +46,6 @@ def test_an_explanation_names_the_scope_that_has_it(model, cache, ids):
     assert "salt='tenant'" in str(told)
 
 
-def test_a_salt_is_no_adapter(model, cache, ids):
-    assert reused(model, cache, ids, salt="a") == 0
-    assert reused(model, cache, ids, lora="a") == 0
-    assert reused(model, cache, ids, salt="a", lora="a") == 0
-
-
 # -- weights changed by hand ---------------------------------------------------------------
 
 
