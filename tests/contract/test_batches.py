@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from core_help import rejected
 
-from quire import CacheManager, MediaItem, errors
+from quire import CacheManager, MediaItem, errors, ops
 
 
 def prefilled(manager, tokens, **options):
@@ -19,7 +19,7 @@ def steps(manager, batch, count):
     for step in range(count):
         manager.reserve_step(batch)
         manager.commit_step(batch, [step] * len(batch))
-        manager.check()
+        ops.check(manager)
 
 
 def test_steps_use_up_a_reservation_made_before_and_then_go_on():
@@ -59,7 +59,7 @@ def test_tables_that_steps_widen_again_and_again_stay_right():
     for step in range(300):
         manager.reserve_step(batch)
         manager.commit_step(batch, [step] * 3)
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_batch_of_another_manager_is_refused():

@@ -228,6 +228,8 @@ def compare(
     pair: SideBySide, size: DemoSize, say: Callable[[str], None], setup_s: float
 ) -> Comparison:
     """Run the interleaved conversations and the parallel sample; `say` hears what is next."""
+    from quire import ops
+
     started = time.perf_counter()
     pair.warm_up()
     turns: list[DemoCall] = []
@@ -237,7 +239,7 @@ def compare(
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
     sample = pair.sample()
-    pair.cache.manager.check()
+    ops.check(pair.cache.manager)
     return Comparison(
         turns=turns,
         sample=sample,
