@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from core_help import found, generate, prefill, rejected, run
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, LayerGroup, MediaItem
 
 BLOCK = 4
@@ -31,7 +31,7 @@ def test_a_step_adds_one_token_to_each_sequence(manager, as_list):
         assert manager.take_copies() == []
         manager.commit_step(batch, np.array([7, 8, 9]) + step)
         assert [seq.computed for seq in seqs] == [4 + step, 5 + step, 6 + step]
-        manager.check()
+        ops.check(manager)
     assert seqs[1].tokens.tolist() == [1000, 1001, 1002, 1003, 8, 9, 10, 11, 12, 13]
     assert [seq.published for seq in seqs] == [8, 8, 8]
     assert found(manager, seqs[2].tokens) == 8
@@ -54,7 +54,7 @@ def test_equal_continuations_in_one_step_end_as_one_block(manager):
     manager.take_copies()
     manager.commit_step(batch, [5, 5, 5])
     assert counts(manager) == (14, 2, 0)
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_batch_lives_on_while_its_sequences_change(manager):
@@ -68,7 +68,7 @@ def test_a_batch_lives_on_while_its_sequences_change(manager):
         generate(manager, left, [60])
     assert left.tokens.tolist() == [*range(6), 70, 60, 71, 60, 72, 60]
     assert right.tokens.tolist() == list(range(1000, 1007))
-    manager.check()
+    ops.check(manager)
 
 
 # -- tables --------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_tables_are_the_callers_own(manager):
     seq.block_ids()[:] = 99
     assert seq.block_ids().tolist() == ids
     assert manager.tables([seq]).indices.tolist() == ids
-    manager.check()
+    ops.check(manager)
 
 
 def test_tables_of_no_sequence_are_empty(manager):
@@ -134,7 +134,7 @@ def decode(manager, batch, count):
     for step in range(count):
         manager.reserve_step(batch)
         manager.commit_step(batch, [step] * len(batch))
-        manager.check()
+        ops.check(manager)
 
 
 def test_steps_use_up_a_reservation_made_before_and_then_go_on():
@@ -174,7 +174,7 @@ def test_tables_that_steps_widen_again_and_again_stay_right():
     for step in range(300):
         manager.reserve_step(batch)
         manager.commit_step(batch, [step] * 3)
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_batch_of_another_manager_is_refused():

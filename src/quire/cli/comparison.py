@@ -237,6 +237,8 @@ def labels(count: int) -> list[str]:
 
 def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) -> Comparison:
     """Run the interleaved conversations and the parallel sample; `say` hears what is next."""
+    from quire import ops
+
     started = time.perf_counter()
     pair.warm_up()
     turns: list[Call] = []
@@ -246,7 +248,7 @@ def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) 
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
     sample = pair.sample()
-    pair.cache.manager.check()
+    ops.check(pair.cache.manager)
     return Comparison(
         turns=turns,
         sample=sample,

@@ -7,6 +7,7 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from quire import ops
 from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
@@ -238,7 +239,7 @@ class Replica:
         wanted = -(-request.target // size)
         spare = self.limits.reserve if self.running else 0
         seq = request.seq
-        fit = manager.fits(request.key if seq is None else seq)
+        fit = ops.fits(manager, request.key if seq is None else seq)
         missing = wanted - fit.num_cached
         if missing + spare > fit.room[0]:
             return False
