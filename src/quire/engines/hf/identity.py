@@ -1,20 +1,34 @@
-"""What binds cached KV to the model that computed it: weights, settings, layout, adapters."""
+"""The identity of what computed K and V: a name for a model as it is, which is part of their key."""
 
 import hashlib
+import operator
+import secrets
+import sys
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import torch
+import transformers
 
 from quire.core import Scope
-from quire.engines.hf.naming import Names, Read, all_values, checksum, release, sampled_values
-from quire.engines.hf.weights import Sight, Stamp, Weight
+from quire.engines.hf.sight import Held, Sight, Stamp, Weight
 from quire.errors import ConfigError, ScopeError
+
+SAMPLED_VALUES = 32
+
+PIECE_BYTES = 64 << 20
+"""Weights are copied from a device in pieces of so many bytes."""
+
+Read = Callable[[torch.Tensor], bytes]
+"""Turns a tensor into bytes that stand for its values."""
 
 _NUM_SIGHTS = 8
 
 
 class _Part(NamedTuple):
-    """What stands for a setting or a tensor in the name of a model; `owner` is None for a parameter."""
+    """A setting or a tensor in the name of a model; `owner` is None for a parameter."""
 
     owner: str | None
     content: bytes
@@ -23,7 +37,7 @@ class _Part(NamedTuple):
 _Parts = dict[str, _Part]
 
 
-class Weights:
+class Identity:
     """Binds scopes to the model as it is when it is asked.
 
     Everything that decides K and V is part of the key: the values of parameters, buffers and other
@@ -49,9 +63,9 @@ class Weights:
         self,
         model: Any,
         layout: object,
+        before: Sight,
+        verify: Callable[[], object],
         read: Read | None = None,
-        before: Sight | None = None,
-        verify: Callable[[], object] | None = None,
     ) -> None:
         self._model = model
         self._layout = layout
@@ -59,20 +73,16 @@ class Weights:
         self._names = Names()
         self._known: dict[str, tuple[Stamp, bytes]] = {}
         self._verify = verify
-        self._verified = Sight(model).classes
         self._working: set[str] = set()
         self._pinned: _Parts = {}
         self._sights: OrderedDict[str, tuple[Sight, _Parts]] = OrderedDict()
         self._kind = (model.dtype, model.device)
         self._last: tuple[Sight, str, tuple[str, ...]] | None = None
-        if before is not None:
-            sight = Sight(model)
-            own = {
-                weight.owner for weight in sight.weights if not weight.added
-            } | sight.facts.keys()
-            parts = self._parts(before, before.facts, sampled_values, added=False)
-            self._known.clear()
-            self._let_go(parts, [path for path in before.changes(sight) if path in own])
+        sight = Sight(model)
+        self._verified = sight.classes
+        own = {weight.owner for weight in sight.weights if not weight.added} | sight.facts.keys()
+        parts = self._parts(before, before.facts, sampled_values, added=False)
+        self._let_go(parts, [path for path in before.changes(sight) if path in own])
         self.renew()
 
     def renew(self) -> None:
@@ -82,24 +92,19 @@ class Weights:
         self._last = None
         self.fingerprint = self.base(self._read or sampled_values)
 
-    def bind(self, scope: Scope) -> Scope:
-        """Return `scope` for the model as it is now."""
-        model, names = self._identity()
-        lora = scope.lora if scope.lora is not None else "+".join(names) or None
-        return Scope(salt=scope.salt, lora=lora, model=model)
-
-    def scope(self, scope: object) -> Scope:
-        """Return what a caller gave as its scope, bound as `bind` does. Raises `ScopeError`."""
-        if scope is None:
-            return self.bind(Scope())
+    def scope(self, scope: object = None) -> Scope:
+        """Return a caller's scope for the model as it is now, None being nobody's. Raises `ScopeError`."""
+        scope = Scope() if scope is None else scope
         if not isinstance(scope, Scope):
             raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
         if scope.model is not None:
             raise ScopeError(
-                f"scope.model is {scope.model!r}; a PrefixCache sets it to the fingerprint of its "
+                f"scope.model is {scope.model!r}; the cache sets it to the fingerprint of its "
                 "model: leave it out, and use salt to keep prompts apart"
             )
-        return self.bind(scope)
+        model, names = self._now()
+        lora = scope.lora if scope.lora is not None else "+".join(names) or None
+        return Scope(salt=scope.salt, lora=lora, model=model)
 
     def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
         """Whether the model is what a scope was bound to.
@@ -112,14 +117,14 @@ class Weights:
         last = self._last
         if last is not None and last[1] == bound.model and last[0].holds(sampled=not by_itself):
             return True
-        if self._identity()[0] == bound.model:
+        if self._now()[0] == bound.model:
             return True
         if not by_itself or bound.model not in self._sights:
             return False
         before, parts = self._sights[str(bound.model)]
         changes = before.changes(Sight(self._model))
         self._let_go(parts, [path for path, is_note in changes.items() if is_note])
-        return self._identity()[0] == bound.model
+        return self._now()[0] == bound.model
 
     def base(self, read: Read | None = None) -> str:
         """Return the name of the model as it is now, without adapters."""
@@ -141,13 +146,18 @@ class Weights:
                 self._pinned.setdefault(name, part)
         self._last = None
 
-    def _identity(self) -> tuple[str, tuple[str, ...]]:
+    def _now(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the model as it is now, and its adapters that take part."""
         if self._last is not None and self._last[0].holds():
             return self._last[1:]
-        self._check_kind()
+        kind = (self._model.dtype, self._model.device)
+        if kind != self._kind:
+            raise ConfigError(
+                f"the model is {kind[0]} on {kind[1]} now, and was {self._kind[0]} on {self._kind[1]} when "
+                "this cache took its memory: K and V of the one are of no use to the other; make a new cache"
+            )
         sight, read = Sight(self._model), self._read or all_values
-        if self._verify is not None and not sight.classes <= self._verified:
+        if not sight.classes <= self._verified:
             self._verify()
             self._verified |= sight.classes
         parts, adapters = self._base_parts(sight, read), tuple(sorted(sight.names))
@@ -165,18 +175,18 @@ class Weights:
         return name, adapters
 
     def _name(self, parts: _Parts) -> str:
-        return _digest(f"{release()} {self._layout!r}", parts)
+        # The numbers may depend on the release of the library that computes, up to its second number.
+        release = ".".join(transformers.__version__.split(".")[:2])
+        return _digest(f"{release} {self._layout!r}", parts)
 
     def _base_parts(self, sight: Sight, read: Read) -> _Parts:
-        """Return what stands for all that belongs to no adapter."""
+        """Return the parts that belong to no adapter, working state as it was before."""
         parts = self._parts(sight, sight.facts, read, added=False)
-        if not self._working:
-            return parts
         own = {name: part for name, part in parts.items() if part.owner not in self._working}
         return own | self._pinned
 
     def _parts(self, sight: Sight, facts: dict[str, object], read: Read, *, added: bool) -> _Parts:
-        """Return what stands for settings and for the tensors that belong to them."""
+        """Return the parts of settings, and of the tensors that belong to them."""
         parts = {path: _Part(path, self._names.of(fact).encode()) for path, fact in facts.items()}
         for weight, stamp in zip(sight.weights, sight.stamps, strict=True):
             if weight.added is added:
@@ -186,19 +196,105 @@ class Weights:
         return parts
 
     def _values(self, weight: Weight, stamp: Stamp, read: Read) -> bytes:
-        """Return what stands for a tensor's values; they are read again only when it was changed."""
+        """Return bytes that stand for a tensor's values; they are read again only when it was changed."""
         known = self._known.get(weight.path)
         values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
         self._known[weight.path] = (stamp, values)
         return values
 
-    def _check_kind(self) -> None:
-        kind = (self._model.dtype, self._model.device)
-        if kind != self._kind:
-            raise ConfigError(
-                f"the model is {kind[0]} on {kind[1]} now, and was {self._kind[0]} on {self._kind[1]} when "
-                "this cache took its memory: K and V of the one are of no use to the other; make a new cache"
-            )
+
+class Names:
+    """Canonical text of settings: equal for equal settings, in every process where that can be told.
+
+    Functions and classes go by their module and name. One that cannot be found under its name (a
+    closure, a patch) has a name that no other process makes; a second object that claims the name of
+    another gets a number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[object]] = {}
+        self._here = secrets.token_hex(8)
+
+    def of(self, fact: object) -> str:
+        """Return the text of what `Sight` notes."""
+        if isinstance(fact, tuple):
+            parts = [self.of(part) for part in cast("tuple[object, ...]", fact)]
+            return f"({','.join(parts)})"
+        if isinstance(fact, frozenset):
+            return f"{{{','.join(sorted(map(self.of, cast('frozenset[object]', fact))))}}}"
+        if isinstance(fact, Held):
+            return self._numbered(_class_name(type(fact.thing)), fact.thing)
+        if isinstance(fact, type):
+            return self._numbered(_class_name(cast("type[object]", fact)), fact)
+        if isinstance(fact, types.MethodType):
+            return f"{self.of(fact.__func__)} of {self._numbered('', fact.__self__)}"
+        if isinstance(fact, (types.FunctionType, types.BuiltinFunctionType)):
+            return self._numbered(self._function_name(fact), fact)
+        return repr(fact)
+
+    def _numbered(self, name: str, thing: object) -> str:
+        same = self._known.setdefault(name, [])
+        index = next((index for index, each in enumerate(same) if each is thing), len(same))
+        if index == len(same):
+            same.append(thing)
+        return f"{name}#{index}" if index else name
+
+    def _function_name(self, function: Any) -> str:
+        where, name = function.__module__, function.__qualname__
+        code = getattr(function, "__code__", None)
+        inside = (
+            "" if code is None else f" {function.__globals__.get('__name__')} {code.co_qualname}"
+        )
+        found = _look_up(where, name) is function
+        return f"{where}.{name}{inside}{'' if found else ' ' + self._here}"
+
+
+def _class_name(kind: type[object]) -> str:
+    """Return the name of a class, with those it is made from as far as it is not found by its own."""
+    names: list[str] = []
+    for each in kind.__mro__:
+        names.append(f"{each.__module__}.{each.__qualname__}")
+        if _look_up(each.__module__, each.__qualname__) is each:
+            break
+    return "<".join(names)
+
+
+def _look_up(module: str | None, name: str) -> object:
+    try:
+        return operator.attrgetter(name)(sys.modules[module or "builtins"])
+    except (KeyError, AttributeError):
+        return None
+
+
+def sampled_values(tensor: torch.Tensor) -> bytes:
+    """Return `SAMPLED_VALUES` evenly spaced values.
+
+    It tells checkpoints and fine-tunes apart in milliseconds, and is no proof of equal weights.
+    """
+    flat = tensor.detach().reshape(-1)
+    values = flat[:: max(flat.numel() // SAMPLED_VALUES, 1)][:SAMPLED_VALUES].contiguous()
+    return values.view(torch.uint8).cpu().numpy().tobytes()
+
+
+def all_values(tensor: torch.Tensor) -> bytes:
+    """Return SHA-256 over every byte of a tensor; one on a device is copied to the host in pieces."""
+    return _through(tensor, hashlib.sha256())
+
+
+def checksum(tensor: torch.Tensor) -> bytes:
+    """Return a checksum over every byte of a tensor: XXH3 with 128 bits, at the speed of memory."""
+    import xxhash  # noqa: PLC0415 - of the extra `tiers`
+
+    return _through(tensor, xxhash.xxh3_128())
+
+
+def _through(tensor: torch.Tensor, checksum: Any) -> bytes:
+    if tensor.is_meta:
+        return b"meta"
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    for start in range(0, flat.numel(), PIECE_BYTES):
+        checksum.update(cast("Any", flat[start : start + PIECE_BYTES].cpu().numpy()).data)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+    return checksum.digest()
 
 
 def _is_same(known: Stamp, now: Stamp) -> bool:
