@@ -38,7 +38,7 @@ def test_more_memory_than_there_can_be_is_refused():
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, 60_000, 200_000, 1 << 20])
-def test_records_of_one_size_fill_the_capacity_to_the_last_slot(payload_bytes):
+def test_records_of_one_size_fill_the_capacity_to_the_last_place(payload_bytes):
     size = record_bytes(payload_bytes)
     for capacity in (64 * size, 37 * size + size // 2):
         with Host(capacity) as tier:
