@@ -180,20 +180,6 @@ def test_leased_records_do_not_go_for_a_larger_one():
         assert tier.contains([key]) == [True]
 
 
-def test_memory_is_pinned_once_whole_and_unpinned_once():
-    calls = []
-
-    def pin(memory):
-        calls.append(memory.nbytes)
-        return lambda: calls.append("unpinned")
-
-    tier = Host("1MiB", pin=pin)
-    fill(tier, range(3))
-    tier.close()
-    tier.close()
-    assert calls == [1 << 20, "unpinned"]
-
-
 def test_the_lock_is_free_while_the_hook_runs():
     with Host(20 * SIZE) as tier:
         keys = fill(tier, range(20))
