@@ -18,7 +18,7 @@ from quire.config import format_bytes
 from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, Extra, install
 
 BASE = ("numpy", "msgspec")
-"""What is always there."""
+"""Packages of the base install."""
 
 _OPTIONAL = (DISTRIBUTIONS.get(name, name) for each in EXTRAS.values() for name in each.modules)
 PACKAGES = tuple(dict.fromkeys((*BASE, *_OPTIONAL)))

@@ -51,7 +51,7 @@ def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) 
 
 
 def recording(path: Path | None, block_size: int) -> "Recorder | None":
-    """Return what records to a path; None without one. Raises `ConfigError`."""
+    """Return a recorder to a path; None without one. Raises `ConfigError`."""
     from quire.observe import Recorder
 
     return None if path is None else Recorder(path, block_size)
@@ -104,7 +104,7 @@ def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:
 
 
 def pool_counts(group: dict[str, Any]) -> Text:
-    """Say how many blocks of one pool of a snapshot are active, cached and free."""
+    """Return the active, cached and free blocks of one pool of a snapshot in words."""
     return Text.assemble(
         (f"{group['active']:,} active", ACTIVE),
         " + ",

@@ -1,4 +1,4 @@
-"""What users of a simulated service saw, and what its replicas did."""
+"""Figures of a simulated service: times that users saw, work of its replicas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIN_BACKLOG = 8
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What a request must reach to count as good. None: any. Raises `ConfigError`."""
+    """The times of a good request, at most. None: any. Raises `ConfigError`."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -46,7 +46,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a duration is spread over requests, in seconds."""
+    """The spread of a duration over requests, in seconds."""
 
     mean: float
     p50: float
@@ -186,7 +186,7 @@ class Collector:
             self._running.append(running)
 
     def result(self, replicas: Sequence[Replica], objective: Objective | None) -> ServingResult:
-        """Return what was collected."""
+        """Return the figures of all that was served."""
         served = self._served
         makespan_s = max((each.finished_s for each in served), default=0.0)
         rate = 1 / makespan_s if makespan_s else 0.0

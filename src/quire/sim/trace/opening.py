@@ -10,7 +10,7 @@ from quire.sim.trace.chunks import open_text, read_some
 from quire.sim.trace.files import FileTrace
 from quire.sim.trace.formats import FORMATS, Format, layout_of
 from quire.sim.trace.kv_events import open_events
-from quire.sim.trace.report import ReportingTrace
+from quire.sim.trace.rows import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
 from quire.sim.trace.talks import TALK_KEYS
 from quire.sim.trace.texts import BLOCK_SIZE, ConversationTrace
