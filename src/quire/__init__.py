@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         CacheManager,
         ChunkedAttention,
         DecodeBatch,
-        Explanation,
         FullAttention,
         Hint,
         Hit,
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
         Sequence,
         SlidingWindow,
         Stats,
-        TokenMove,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.exchange import EventLog, block_hashes
     from quire.foresight import Curve
     from quire.observe import Recorder
+    from quire.ops import Explanation, TokenMove
     from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
 
@@ -50,7 +49,7 @@ _HOME = {
     "Curve": "quire.foresight",
     "DecodeBatch": "quire.core",
     "EventLog": "quire.exchange",
-    "Explanation": "quire.core",
+    "Explanation": "quire.ops",
     "FullAttention": "quire.core",
     "Hint": "quire.core",
     "Hit": "quire.core",
@@ -70,7 +69,7 @@ _HOME = {
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
-    "TokenMove": "quire.core",
+    "TokenMove": "quire.ops",
     "block_hashes": "quire.exchange",
     "demo_model": "quire.assets",
 }

@@ -2,8 +2,6 @@
 
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
-from quire.core.drafts import TokenMove
-from quire.core.fits import Fit
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -13,9 +11,8 @@ from quire.core.groups import (
 )
 from quire.core.hints import Hint
 from quire.core.kernel import Watcher
-from quire.core.lookup import Explanation, Hit, Segment
+from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
-from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
@@ -29,8 +26,6 @@ __all__ = [
     "ChunkedAttention",
     "DecodeBatch",
     "Entry",
-    "Explanation",
-    "Fit",
     "FullAttention",
     "Hint",
     "Hit",
@@ -41,12 +36,9 @@ __all__ = [
     "RankedPolicy",
     "Recurrent",
     "Scope",
-    "Segment",
     "Sequence",
     "SlidingWindow",
     "Stats",
-    "TokenMove",
-    "Usage",
     "Visit",
     "Watcher",
 ]

@@ -15,8 +15,8 @@ from quire.core.node import Node, NodePart
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
-from quire.core.sequence import Sequence
-from quire.core.settings import Settings, factory_of
+from quire.core.sequence import Drafted, Sequence
+from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
 from quire.core.stats import Counters
@@ -99,7 +99,7 @@ class Kernel:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ManagerSettings,
         watchers: Iterable[Watcher],
         cut_off: Callable[[str, BaseException], None],
     ) -> None:
@@ -121,6 +121,8 @@ class Kernel:
         self.sessions = Sessions(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
+        # Drafts that wait behind open sequences, by row.
+        self.drafts: dict[int, Drafted] = {}
         self.capacity = capacity
         self.watchers.begin(self)
 
@@ -150,7 +152,7 @@ def _has(watcher: Watcher, hook: str) -> bool:
 
 
 def _sparse_groups(
-    settings: Settings, pools: tuple[BlockPool, ...], evictor: Evictor
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Evictor
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
@@ -165,7 +167,7 @@ def _sparse_groups(
     return tuple(sparse)
 
 
-def _capacity(settings: Settings, pools: tuple[BlockPool, ...]) -> Capacity:
+def _capacity(settings: ManagerSettings, pools: tuple[BlockPool, ...]) -> Capacity:
     """Return what tells how large the smallest pool of full attention is now.
 
     It knows the pools alone: policies are referenced by nodes, which the garbage collector does
