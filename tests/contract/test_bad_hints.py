@@ -60,4 +60,4 @@ class TestBadHints:
         manager = make("lru", num_blocks=4)
         with rejected(manager, OutOfBlocks):
             manager.open(blocks(0, 5), hint=hinted("a"))
-        assert len(manager.kernel.sessions) == 0
+        assert len(manager.kernel.owners) == 0
