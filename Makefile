@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system demo test test-long test-families check bench format clean
+.PHONY: help setup system demo test test-long test-families check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,9 +24,12 @@ system:          ## install what some tests need beside Python, as root or throu
 
 # Each environment is the one before it and more: what the demo needs comes in a minute.
 # torch is first and pinned: a plain one brings gigabytes of CUDA libraries.
-$(VENV)/.for-demo: pyproject.toml constraints.txt
+$(VENV)/.made:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.for-demo: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[demo]'
 	@touch $@
@@ -37,6 +40,11 @@ $(VENV)/.for-test: $(VENV)/.for-demo
 
 $(VENV)/.for-check: $(VENV)/.for-test
 	$(PIP) --group check
+	@touch $@
+
+# The site reads the sources and imports nothing of quire.
+$(VENV)/.for-docs: $(VENV)/.made pyproject.toml
+	$(PIP) --group docs
 	@touch $@
 
 demo: $(VENV)/.for-demo  ## run the main job: conversations with and without quire
@@ -61,9 +69,12 @@ check: setup     ## format, lint, types, layers
 bench: $(VENV)/.for-demo  ## measure the core
 	$(BIN)/quire bench core
 
+docs: $(VENV)/.for-docs  ## build the documentation into site/; warnings are errors
+	$(BIN)/zensical build --clean --strict
+
 format: setup    ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis

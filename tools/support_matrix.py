@@ -1,7 +1,6 @@
-"""Which models are supported, as pages: from the verdicts that `make test-families` keeps.
+"""Which models are supported, as docs/models.md: from the verdicts that `make test-families` keeps.
 
-python tools/support_matrix.py          README's table
-python tools/support_matrix.py --write  README's table and docs/models.md, written
+python tools/support_matrix.py --write
 """
 
 import json
@@ -12,29 +11,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- support:begin -->\n", "<!-- support:end -->"
+PAGE = ROOT / "docs" / "models.md"
 KEPT = json.loads((ROOT / "docs" / "families.json").read_text(encoding="utf-8"))
-EXAMPLES = (
-    "llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3", "gemma", "glm4_moe", "olmo2", "gpt2",
-    "deepseek_v3", "gemma3_text", "gpt_oss", "qwen3_next", "falcon_h1", "lfm2", "llama4_text",
-)  # fmt: skip
-NUM_EXAMPLES = 6
 REQUESTS = (
     "turns past every window, branches, the same prompt again, ragged batches with one row cached "
     "in either order, a padded row, return sequences, beams"
 )
-
-
-def table() -> str:
-    """Return README's table: how many classes of each kind of layers, and some of them."""
-    lines = ["| layers | model classes | such as |", "|---|---|---|"]
-    for layers, verdicts in _by_layers().items():
-        names = sorted(_names(verdicts), key=lambda name: (name not in EXAMPLES, name))
-        shown = ", ".join(f"`{name}`" for name in sorted(names[:NUM_EXAMPLES]))
-        more = ", …" if len(names) > NUM_EXAMPLES else ""
-        lines.append(f"| {layers} | {len(names)} | {shown}{more} |")
-    counts = {state: len(_of(state)) for state in ("identical", "refused", "unbuildable")}
-    return "\n".join([*lines, "", _sums(counts), ""])
 
 
 def page() -> str:
@@ -76,29 +58,12 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def section(readme: str) -> str:
-    """Return what stands between the markers of a README."""
-    return readme[readme.index(BEGIN) + len(BEGIN) : readme.index(END)]
-
-
 def main() -> None:
-    """Print README's table, or write all pages."""
-    path = ROOT / "README.md"
+    """Write the page, or print it."""
     if "--write" in sys.argv[1:]:
-        readme = path.read_text(encoding="utf-8")
-        path.write_text(readme.replace(BEGIN + section(readme), BEGIN + table()), encoding="utf-8")
-        (ROOT / "docs" / "models.md").write_text(page(), encoding="utf-8")
-    sys.stdout.write(table())
-
-
-def _sums(counts: dict[str, int]) -> str:
-    return (
-        f"Every causal LM that transformers {KEPT['transformers']} registers, tiny and random, and what quire knows "
-        f"with images, video or audio: {counts['identical']} give the tokens and logits of `model.generate` "
-        f"({REQUESTS}), {counts['refused']} are refused with the reason when the cache is made, and "
-        f"{counts['unbuildable']} cannot be built from a config alone. By name: [docs/models.md](docs/models.md); "
-        "`make test-families` sorts them again."
-    )
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        sys.stdout.write(page())
 
 
 def _of(state: str) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ def no_reuse(model: Any, folder: Path, rounds: int) -> Row:
     random = torch.Generator().manual_seed(1)
     off = PrefixCache(model, COLD_POOL)
     per_prompt = off.layout.bytes_per_block * COLD_TOKENS // off.layout.block_size
-    before = 2 + int(PUT_OFF_SHARE * off.num_bytes) // per_prompt
+    before = 2 + int(PUT_OFF_SHARE * off.kept.num_bytes) // per_prompt
     taken: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
     with PrefixCache(
         model, COLD_POOL, tiers=[Host(COLD_POOL), Disk(folder / "kv", "128MiB")]

@@ -1,7 +1,7 @@
 """Memory that moves and pools that change size: tables, hits and contents stay right."""
 
 import pytest
-from core_help import found, prefill, rejected, run, serve, state
+from core_help import found, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make
 
 from quire import errors
@@ -80,37 +80,6 @@ def test_every_group_is_compacted_by_itself(group):
     assert conserved(manager)
 
 
-def test_cached_prefixes_are_found_where_they_moved():
-    manager, ledger = hybrid()
-    scattered(ledger)
-    for start in (4000, 5000):
-        manager.close(ledger.prefill(run(start + 500, 14)))
-    for group in range(3):
-        manager.compact(group)
-        ledger.copy()
-    for start in (1000, 2000, 4500, 5500):
-        seq = ledger.prefill([*run(start, 12).tolist(), 777])
-        assert seq.num_cached == 12
-        ledger.check(seq)
-        manager.close(seq)
-    assert conserved(manager)
-
-
-def test_a_compact_pool_is_left_as_it_is(manager):
-    ledger = Ledger(manager, FULL)
-    scattered(ledger)
-    assert manager.compact() > 0
-    ledger.copy()
-    before = state(manager)
-    assert manager.compact() == 0
-    assert manager.take_copies() == []
-    assert state(manager) == before
-
-
-def test_an_empty_pool_is_compact(manager):
-    assert manager.compact() == 0
-
-
 def test_blocks_move_only_when_no_copy_waits(manager):
     ledger = Ledger(manager, FULL)
     seqs = scattered(ledger)
@@ -130,44 +99,6 @@ def test_blocks_move_only_when_no_copy_waits(manager):
     ledger.forward(twin, [5])
     manager.commit(twin, [5])
     ledger.check(twin)
-    assert conserved(manager)
-
-
-def test_reservations_and_drafts_survive_compaction(manager):
-    ledger = Ledger(manager, FULL)
-    seqs = scattered(ledger)
-    manager.reserve(seqs[3], 9)
-    manager.compact()
-    ledger.forward(seqs[3], list(range(9)))
-    manager.commit(seqs[3], list(range(9)))
-    ledger.check(seqs[3])
-
-
-def test_pins_survive_compaction(manager):
-    ledger = Ledger(manager, FULL)
-    scattered(ledger)
-    pin = manager.pin(run(5000, 12))
-    manager.compact()
-    ledger.copy()
-    assert found(manager, run(5000, 12)) == 12
-    pin.close()
-    assert conserved(manager)
-
-
-def test_a_batch_goes_on_after_compaction(manager):
-    ledger = Ledger(manager, FULL)
-    seqs = scattered(ledger)
-    batch = manager.batch(seqs)
-    for step in range(12):
-        manager.reserve_step(batch)
-        for seq in seqs:
-            ledger.forward(seq, [step])
-        manager.commit_step(batch, [step] * len(seqs))
-        if step == 4:
-            assert manager.compact() > 0
-            ledger.copy()
-    for seq in seqs:
-        ledger.check(seq)
     assert conserved(manager)
 
 
@@ -249,30 +180,6 @@ def test_all_named_groups_are_resized_or_none():
     assert conserved(manager)
 
 
-def test_hybrid_groups_shrink_and_go_on():
-    manager, ledger = hybrid()
-    seqs = scattered(ledger)
-    active = [pool.num_active for pool in manager.pools]
-    manager.resize(dict(zip(("full", "sliding", "states"), active, strict=True)))
-    ledger.copy()
-    for seq in seqs:
-        ledger.check(seq)
-    assert [pool.num_free + pool.num_cached for pool in manager.pools] == [0, 0, 0]
-    manager.resize({"full": 40, "sliding": 40, "states": 40})
-    for seq in seqs:
-        ledger.generate(seq, list(range(20)))
-        ledger.check(seq)
-    assert conserved(manager)
-
-
-def test_the_same_size_changes_nothing(manager):
-    serve(manager, run(0, 16))
-    before = state(manager)
-    manager.resize({"full": 32})
-    manager.resize({})
-    assert state(manager) == before
-
-
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True])
 def test_a_size_is_a_positive_integer(manager, size):
     with rejected(manager, errors.ConfigError, size):
@@ -309,11 +216,3 @@ def test_a_shrink_leaves_pins_within_their_budget(manager):
         with rejected(manager, errors.PinBudgetExceeded, 4, 2):
             manager.resize({"full": 5})
         manager.resize({"full": 8})
-
-
-def test_a_running_sequence_is_not_touched_by_a_growth(manager):
-    seq = prefill(manager, run(0, 14))
-    table = seq.block_ids().tolist()
-    manager.resize({"full": 64})
-    assert seq.block_ids().tolist() == table
-    assert manager.take_copies() == []

@@ -1,8 +1,8 @@
 """Speculation: chains and trees of drafts, what an accept moves, and what a wrong one changes."""
 
 import pytest
-from core_help import found, generate, prefill, rejected, run
-from hybrid_help import BLOCK, Ledger, conserved, counts, make
+from core_help import generate, prefill, rejected, run
+from hybrid_help import BLOCK, Ledger, conserved, make
 
 from quire import errors
 from quire.core import (
@@ -60,28 +60,10 @@ def test_a_draft_reserves_room_for_all_its_tokens(manager, parents, room):
     assert len(seq.block_ids()) == -(-(6 + room) // BLOCK)
 
 
-def test_a_draft_without_room_for_it_is_refused():
-    manager = CacheManager(num_blocks=3, block_size=BLOCK)
-    seq = prefill(manager, run(0, 6))
-    with rejected(manager, errors.OutOfBlocks):
-        manager.draft(seq, 7)
-    manager.draft(seq, 6)
-
-
 def test_a_draft_is_not_published(manager):
     seq = prefill(manager, run(0, 6))
     manager.draft(seq, TREE)
     assert manager.probe(run(0, 20)).num_tokens == 4
-
-
-def test_a_draft_into_a_block_that_a_fork_shares_copies_it(manager):
-    ledger = Ledger(manager, FULL)
-    seq = ledger.prefill(run(0, 6))
-    twin = manager.fork(seq)
-    speculate(ledger, twin, TREE)
-    accept(ledger, twin, [1, 3])
-    for one in (seq, twin):
-        ledger.check(one)
 
 
 # -- accepting -----------------------------------------------------------------------------
@@ -124,59 +106,12 @@ def test_a_token_that_is_in_place_does_not_move(manager):
     assert manager.accept(seq, [0, 2], [900, 902]) == [TokenMove(0, block, 2, block, 1)]
 
 
-@pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("length", [3, 4, 6, 7, 8, 13])
-@pytest.mark.parametrize("last", range(len(TREE)))
-def test_an_accepted_branch_reads_as_if_it_had_been_computed_in_order(kinds, length, last):
-    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
-    ledger = Ledger(manager, *kinds)
-    seq = ledger.prefill(run(0, length))
-    speculate(ledger, seq, TREE)
-    path = branch(TREE, last)
-    moves = accept(ledger, seq, path)
-    assert {move.group for move in moves} <= set(range(len(kinds)))
-    assert seq.computed == seq.capacity == length + len(path)
-    ledger.check(seq)
-    for token in range(9):
-        ledger.generate(seq, [token])
-        ledger.check(seq)
-    manager.close(seq)
-    assert conserved(manager)
-    again = ledger.prefill([*run(0, length).tolist(), *[900 + i for i in path], *range(9), 5])
-    assert again.num_cached >= (length + len(path) + 9) // BLOCK * BLOCK
-
-
-@pytest.mark.parametrize("kinds", KINDS)
-def test_drafts_again_and_again_leave_a_right_sequence(kinds):
-    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
-    ledger = Ledger(manager, *kinds)
-    seq = ledger.prefill(run(0, 5))
-    expected = list(range(5))
-    for step in range(14):
-        speculate(ledger, seq, TREE)
-        path = branch(TREE, step % 6) if step % 4 else []
-        accept(ledger, seq, path)
-        ledger.check(seq)
-        expected += [900 + draft for draft in path]
-        ledger.generate(seq, [step])
-        expected.append(step)
-    assert seq.tokens.tolist() == expected
-    assert conserved(manager)
-
-
 def test_accepting_nothing_gives_the_room_back(manager):
     seq = prefill(manager, run(0, 6))
     before = manager.num_free
     manager.draft(seq, TREE)
     assert manager.accept(seq, [], []) == []
     assert (seq.computed, seq.capacity, manager.num_free) == (6, 6, before)
-
-
-def test_accepted_blocks_are_found(manager):
-    seq = prefill(manager, run(0, 6))
-    manager.draft(seq, TREE)
-    manager.accept(seq, [1, 3], [901, 903])
-    assert found(manager, [*run(0, 6), 901, 903]) == 8
 
 
 def test_an_accepted_block_that_is_cached_already_gives_way(manager):
@@ -224,27 +159,6 @@ DROPPED = {
 }
 
 
-@pytest.mark.parametrize("dropped", DROPPED)
-def test_a_draft_that_was_dropped_is_not_accepted_in_room_reserved_later(manager, dropped):
-    seq = prefill(manager, run(0, 6))
-    manager.draft(seq, TREE)
-    DROPPED[dropped](manager, seq)
-    assert seq.computed == 6
-    manager.reserve(seq, len(TREE))
-    with rejected(manager, errors.DraftError):
-        manager.accept(seq, [0], [900])
-
-
-def test_a_sequence_with_a_draft_can_be_closed_and_suspended(manager):
-    left, right = prefill(manager, run(0, 6)), prefill(manager, run(1000, 6))
-    for seq in (left, right):
-        manager.draft(seq, TREE)
-    manager.close(left)
-    manager.suspend(right)
-    assert manager.num_active == 0
-    assert conserved(manager)
-
-
 def test_a_linear_draft_needs_no_draft_call(manager):
     ledger = Ledger(manager, FULL)
     seq = ledger.prefill(run(0, 6))
@@ -267,17 +181,6 @@ def test_a_tree_of_drafts_is_refused_by_a_recurrent_group():
         manager.draft(seq, TREE)
 
 
-@pytest.mark.parametrize("chain", [3, [-1, 0, 1]])
-def test_a_chain_of_drafts_is_allowed_by_a_recurrent_group(chain):
-    manager = make(("full", 32, FULL), ("states", 4, Recurrent()))
-    seq = prefill(manager, run(0, 6))
-    manager.draft(seq, chain)
-    assert manager.accept(seq, [0], [900]) == []
-    assert (seq.computed, seq.capacity) == (7, 7)
-    assert counts(manager, 1)[1] == 1
-    assert conserved(manager)
-
-
 @pytest.mark.parametrize("call", ["fork", "checkpoint"])
 @pytest.mark.parametrize("length", [6, 8])
 def test_a_state_that_has_gone_on_with_drafts_is_not_copied(call, length):
@@ -288,14 +191,6 @@ def test_a_state_that_has_gone_on_with_drafts_is_not_copied(call, length):
         getattr(manager, call)(seq)
     manager.accept(seq, [0, 1], [900, 901])
     assert manager.fork(seq).computed == length + 2
-
-
-def test_a_fork_while_drafts_wait_is_allowed_without_a_recurrent_group(manager):
-    seq = prefill(manager, run(0, 6))
-    manager.draft(seq, TREE)
-    twin = manager.fork(seq)
-    with rejected(manager, errors.DraftError):
-        manager.accept(twin, [0], [900])
 
 
 # -- refusals ------------------------------------------------------------------------------
@@ -369,16 +264,3 @@ def test_accepted_tokens_that_contradict_the_prompt_are_refused(manager):
         return  # the rest of a prompt is no draft: refused at once
     with rejected(manager, errors.CommitError):
         manager.accept(seq, [0, 1], [4, 99])
-
-
-@pytest.mark.parametrize(
-    "call", [lambda m, seq: m.draft(seq, 2), lambda m, seq: m.accept(seq, [0], [1])]
-)
-def test_a_sequence_that_is_not_open_has_no_drafts(manager, call):
-    closed, suspended = prefill(manager, run(0, 6)), prefill(manager, run(1000, 6))
-    manager.close(closed)
-    manager.suspend(suspended)
-    foreign = prefill(CacheManager(num_blocks=8, block_size=BLOCK), run(0, 6))
-    for bad in (closed, suspended, foreign, None):
-        with rejected(manager, errors.SequenceError):
-            call(manager, bad)

@@ -7,14 +7,12 @@ from hybrid_help import (
     Ledger,
     conserved,
     counts,
-    held,
     make,
     prefill_in_pieces,
     serve_in_pieces,
     squeeze,
 )
 
-import quire
 from quire import errors
 from quire.core import (
     CacheManager,
@@ -29,14 +27,6 @@ FULL = FullAttention()
 
 
 # -- settings ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["FullAttention", "SlidingWindow", "ChunkedAttention", "Recurrent", "LayerGroup"],
-)
-def test_the_kinds_are_public_names(name):
-    assert getattr(quire, name) is getattr(quire.core, name)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, None])
@@ -73,20 +63,6 @@ def test_a_group_is_of_full_attention_unless_it_says_otherwise():
     assert SlidingWindow(8) == SlidingWindow(8, sinks=0, interval=None)
 
 
-@pytest.mark.parametrize("window", [1, 3, 5, 7, 10, 11])
-@pytest.mark.parametrize("kind", [SlidingWindow, ChunkedAttention])
-def test_a_window_need_not_be_a_multiple_of_the_block(kind, window):
-    kinds = (FULL, kind(window))
-    manager = make(("full", 64, FULL), ("other", 64, kind(window)))
-    ledger = Ledger(manager, *kinds)
-    seq = ledger.prefill(run(0, 3))
-    for token in range(40):
-        ledger.generate(seq, [token])
-        ledger.check(seq)
-    manager.close(seq)
-    assert conserved(manager)
-
-
 # -- hits ----------------------------------------------------------------------------------
 
 ALL = [
@@ -95,27 +71,6 @@ ALL = [
     ("sinks", 64, SlidingWindow(6, sinks=5)),
     ("chunked", 64, ChunkedAttention(12)),
 ]
-
-
-@pytest.mark.parametrize("length", range(1, 34))
-def test_while_nothing_was_evicted_every_length_is_found(length):
-    manager = make(*ALL, sub_block=False)
-    serve(manager, run(0, 32))
-    hit = manager.probe([*run(0, length).tolist()[:32], 7])
-    assert hit.num_tokens == min(length, 32) // BLOCK * BLOCK
-    assert hit.num_blocks == hit.num_tokens // BLOCK
-
-
-@pytest.mark.parametrize("length", [5, 8, 13, 20, 31])
-def test_open_finds_what_the_lookup_found_in_every_group(length):
-    manager = make(*ALL)
-    ledger = Ledger(manager, *[kind for _, _, kind in ALL])
-    manager.close(ledger.prefill(run(0, 32)))
-    prompt = [*run(0, length).tolist(), 777]
-    hit = manager.probe(prompt)
-    seq = ledger.prefill(prompt)
-    assert seq.num_cached == hit.num_tokens
-    ledger.check(seq)
 
 
 def test_a_full_group_refuses_a_length_with_one_block_missing():
@@ -195,68 +150,12 @@ def test_without_room_for_the_copy_in_one_group_whole_blocks_are_found():
 # -- models without a full group -----------------------------------------------------------
 
 
-def test_a_model_of_sliding_layers_alone_reuses_prefixes():
-    kind = SlidingWindow(6)
-    manager = make(("sliding", 64, kind))
-    ledger = Ledger(manager, kind)
-    manager.close(ledger.prefill(run(0, 32)))
-    for length in (5, 9, 22, 32):
-        seq = ledger.prefill([*run(0, length).tolist(), 777, 778])
-        assert seq.num_cached == length
-        manager.close(seq)
-    assert conserved(manager)
-
-
 def test_a_model_of_sliding_layers_alone_computes_more_than_its_pool():
     kind = SlidingWindow(8)
     manager = make(("sliding", 8, kind))
     serve_in_pieces(manager, run(0, 400), 8)
     assert conserved(manager)
     assert found(manager, run(0, 400)) == 400
-
-
-def test_two_windows_each_keep_their_own():
-    kinds = (SlidingWindow(4), SlidingWindow(12))
-    manager = make(("short", 64, kinds[0]), ("long", 64, kinds[1]))
-    ledger = Ledger(manager, *kinds)
-    seq = ledger.prefill(run(0, 25))
-    assert held(seq, 0) == [5, 6]
-    assert held(seq, 1) == [3, 4, 5, 6]
-    ledger.check(seq)
-
-
-def test_a_model_of_recurrent_layers_alone_reuses_states():
-    kind = Recurrent(interval=8)
-    manager = make(("states", 8, kind))
-    ledger = Ledger(manager, kind)
-    manager.close(ledger.prefill(run(0, 22)))
-    seq = ledger.prefill([*run(0, 22).tolist(), 777])
-    assert seq.num_cached == 20
-    ledger.check(seq)
-    manager.close(seq)
-    assert found(manager, run(0, 19)) == 16
-    assert conserved(manager)
-
-
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        (FULL, SlidingWindow(6), Recurrent(interval=8)),
-        (FULL, Recurrent(), ChunkedAttention(10)),
-        (Recurrent(interval=4), SlidingWindow(9, sinks=2), FULL),
-        (Recurrent(), Recurrent(interval=12)),
-    ],
-)
-def test_groups_of_any_kind_in_any_order_work_together(kinds):
-    manager = make(*[(f"g{i}", 32, kind) for i, kind in enumerate(kinds)])
-    ledger = Ledger(manager, *kinds)
-    for start, length in ((0, 22), (0, 30), (1000, 9), (0, 26), (0, 30)):
-        seq = ledger.prefill(run(start, length))
-        ledger.generate(seq, [7, 8, 9])
-        ledger.check(seq)
-        manager.close(seq)
-        assert conserved(manager)
-    assert manager.stats.hit_tokens > 0
 
 
 # -- counting ------------------------------------------------------------------------------
@@ -288,20 +187,6 @@ def test_a_length_without_a_state_is_missed_for_the_window():
     assert (hit.num_tokens, hit.reason) == (0, "window")
 
 
-def test_every_miss_reason_is_counted_from_the_start():
-    manager = make(("full", 8, FULL), ("sliding", 8, SlidingWindow(4)))
-    assert manager.stats.missed["window"] == 0
-
-
-def test_lookups_of_hybrid_models_are_pure():
-    manager = squeezed()
-    before = state(manager)
-    for length in (32, 28, 20, 8, 3):
-        manager.probe(run(0, length))
-        assert str(manager.explain([*run(0, length).tolist(), 777]))
-    assert state(manager) == before
-
-
 def test_two_managers_of_several_groups_decide_alike():
     def history():
         manager = make(
@@ -328,26 +213,6 @@ def test_a_pool_too_small_for_the_prompt_refuses_it_only_for_full_groups():
     manager = make(("full", 64, FULL), ("sliding", 4, SlidingWindow(8)))
     serve_in_pieces(manager, run(0, 100), 4)
     assert conserved(manager)
-
-
-def test_a_reservation_that_one_group_cannot_give_takes_nothing_from_the_others():
-    manager = make(("full", 64, FULL), ("sliding", 5, SlidingWindow(8)))
-    seq = manager.open(run(0, 40))
-    with rejected(manager, errors.OutOfBlocks) as caught:
-        manager.reserve(seq, 24)
-    assert caught.value.needed > caught.value.free + caught.value.cached
-    assert counts(manager, 0) == (64, 0, 0)
-    manager.reserve(seq, 20)
-
-
-def test_a_group_out_of_range_is_refused():
-    manager = make(("full", 64, FULL), ("sliding", 8, SlidingWindow(8)))
-    seq = prefill(manager, run(0, 8))
-    for group in (2, -1):
-        with rejected(manager, errors.QuireError, group):
-            seq.block_ids(group)
-        with rejected(manager, errors.QuireError, group):
-            manager.tables([seq], group=group)
 
 
 def test_one_full_group_behaves_as_a_manager_without_groups():

@@ -187,7 +187,7 @@ def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
 
 
 @given(st.integers(0, 10**6), st.integers(12, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_it_never_says_of_a_block_that_was_never_here_that_it_was(seed, num_blocks):
     random = Random(seed)
     manager = CacheManager(num_blocks, 1, sub_block=False)

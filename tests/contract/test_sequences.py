@@ -312,6 +312,23 @@ def test_eviction_of_a_scope_leaves_other_scopes(manager):
     assert manager.probe(run(0, 9), Scope(salt="x")).num_tokens == 0
 
 
+def test_one_block_is_freed_when_one_is_asked():
+    manager = CacheManager(num_blocks=512, block_size=BLOCK, sub_block=False)
+    serve(manager, run(0, 500 * BLOCK))
+    assert manager.reclaim(1) == 1
+    assert found(manager, run(0, 500 * BLOCK)) == 499 * BLOCK
+    seq = manager.open(run(5000, 14 * BLOCK))
+    manager.reserve(seq, 14 * BLOCK)
+    assert found(manager, run(0, 500 * BLOCK)) == 498 * BLOCK
+
+
+def test_no_part_of_a_chain_is_stranded(manager):
+    serve(manager, run(0, 8 * BLOCK))
+    manager.evict(run(0, BLOCK))
+    assert found(manager, run(0, 8 * BLOCK)) == 0
+    assert counts(manager) == (16, 0, 0)
+
+
 def test_eviction_counts_the_blocks_of_one_group():
     groups = [LayerGroup("a", 8), LayerGroup("b", 8)]
     manager = CacheManager(block_size=BLOCK, groups=groups)

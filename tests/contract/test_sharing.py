@@ -1,10 +1,13 @@
 """Publishing, de-duplication, shared blocks and the copies they need."""
 
+import gc
+import weakref
+
 import pytest
 from core_help import generate, prefill, rejected, run, serve
 
 from quire import errors
-from quire.core import CacheManager
+from quire.core import CacheManager, MediaItem, Scope
 
 BLOCK = 4
 
@@ -180,3 +183,86 @@ def test_a_copy_of_a_block_that_is_itself_waiting_for_its_copy_reads_the_origin(
     source = first.block_ids()[1]
     assert {copy.src for copy in copies} == {source}
     assert {copy.dst for copy in copies} >= {second.block_ids()[1], third.block_ids()[1]}
+
+
+def test_a_failed_copy_on_write_keeps_nothing():
+    manager = CacheManager(num_blocks=2, block_size=BLOCK)
+    seq = prefill(manager, run(0, 6))
+    twin = manager.fork(seq)
+    with rejected(manager, errors.OutOfBlocks):
+        manager.reserve(twin, 1)
+    assert manager.take_copies() == []
+    manager.close(seq)
+    manager.reserve(twin, 1)
+    assert manager.take_copies() == []
+
+
+# -- what is compared ----------------------------------------------------------------------
+
+
+def test_a_match_compares_all_tokens():
+    manager = CacheManager(num_blocks=64, block_size=BLOCK)
+    prompt = run(0, 120)
+    serve(manager, prompt)
+    for position in range(120):
+        other = prompt.copy()
+        other[position] += 1
+        assert manager.probe(other).num_tokens == min(position, 119)
+
+
+def test_the_tree_owns_its_bytes(manager):
+    tokens = run(0, 12)
+    seq = manager.open(tokens)
+    manager.reserve(seq, 12)
+    tokens[0] = 77
+    manager.commit(seq, run(0, 12))
+    tokens[:] = 88
+    seq.tokens[:] = 99
+    assert seq.tokens.tolist() == list(range(12))
+    manager.close(seq)
+    assert manager.probe(run(0, 13)).num_tokens == 12
+
+
+def test_the_arrays_of_a_request_are_not_kept(manager):
+    whole = run(0, 100_000)
+    seq = prefill(manager, whole[:12])
+    generate(manager, seq, whole[500:504])
+    manager.close(seq)
+    kept = weakref.ref(whole)
+    del whole, seq
+    gc.collect()
+    assert kept() is None
+
+
+def test_pictures_are_shared_by_content_and_place():
+    manager = CacheManager(num_blocks=16, block_size=BLOCK)
+    prompt = [1, 1, 5, 5, 5, 5, 2, 2, 3]
+    cat, dog = ([MediaItem(name * 32, 2, 4)] for name in (b"c", b"d"))
+    serve(manager, prompt, media=cat)
+    assert manager.probe(prompt, media=cat).num_tokens == 8
+    assert manager.probe(prompt, media=dog).num_tokens <= 2
+    assert manager.probe(prompt).num_tokens <= 2
+    assert manager.probe(prompt, media=[MediaItem(b"c" * 32, 1, 4)]).num_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (Scope(lora="a", salt="b"), Scope(lora="ab")),
+        (Scope(lora="a", salt="b"), Scope(salt="ab")),
+        (Scope(salt="a"), Scope(lora="a")),
+        (Scope(salt="a"), Scope(model="a")),
+        (Scope(salt="a"), Scope(salt=b"a")),
+        (Scope(salt="1"), Scope(salt=1)),
+        (Scope(salt=""), Scope()),
+        (Scope(salt=b""), Scope(salt="")),
+        (Scope(salt=0), Scope()),
+        (Scope(salt="a"), None),
+        (Scope(salt="a\x00", lora="b"), Scope(salt="a", lora="\x00b")),
+    ],
+)
+def test_scopes_meet_only_when_every_part_is_equal(manager, left, right):
+    serve(manager, run(0, 8), left)
+    assert manager.probe(run(0, 9), right).num_tokens == 0
+    assert manager.evict(run(0, 8), right) == 0
+    assert manager.probe(run(0, 9), left).num_tokens == 8

@@ -1,7 +1,7 @@
 """Recurrent groups under checkpoint, truncate, fork and suspend."""
 
 import pytest
-from core_help import found, generate, prefill, rejected, run, state
+from core_help import found, generate, prefill, rejected, run
 from hybrid_help import (
     BLOCK,
     Ledger,
@@ -95,25 +95,6 @@ def test_a_checkpoint_that_gets_no_block_says_so():
     assert conserved(manager)
 
 
-def test_checkpoints_of_a_long_decode_stay_within_the_pool():
-    manager = hybrid(num_states=4)
-    ledger = ledger_of(manager)
-    seq = ledger.prefill(run(0, 30))
-    kept = 0
-    for token in range(200):
-        ledger.generate(seq, [token])
-        if seq.computed % BLOCK == 0:
-            assert manager.checkpoint(seq) is True
-            kept += 1
-        assert conserved(manager)
-    assert kept == 50
-    ledger.check(seq)
-    manager.close(seq)
-    assert counts(manager, STATES)[2] <= 4
-    tokens = [*run(0, 30).tolist(), *range(198)]
-    assert found(manager, tokens) == 228
-
-
 def test_checkpoints_of_a_decode_leave_the_snapshots_at_the_interval():
     manager = hybrid(num_states=6, interval=64)
     seq = prefill_in_pieces(manager, run(0, 65))
@@ -153,17 +134,6 @@ def test_a_refused_cut_says_what_is_possible():
     seq = prefill_in_pieces(manager, run(0, 30))
     with rejected(manager, errors.TruncateError, 20, 16):
         manager.truncate(seq, 20)
-
-
-def test_a_cut_to_what_is_computed_gives_the_reservation_back():
-    manager = hybrid()
-    ledger = ledger_of(manager)
-    seq = ledger.prefill(run(0, 30))
-    manager.reserve(seq, 20)
-    manager.truncate(seq, 30)
-    assert (seq.computed, seq.capacity) == (30, 30)
-    ledger.generate(seq, [7])
-    ledger.check(seq)
 
 
 # -- forks, preemption ---------------------------------------------------------------------
@@ -210,18 +180,6 @@ def test_a_fork_without_a_block_for_its_state_is_refused_at_its_reservation():
     assert [copy for copy in manager.take_copies() if copy.group == STATES] == []
 
 
-def test_a_fork_of_a_hit_gets_a_state_of_its_own():
-    manager = hybrid()
-    ledger = ledger_of(manager)
-    manager.close(ledger.prefill(run(0, 30)))
-    seq = manager.open(run(0, 31))
-    twin = manager.fork(seq)
-    for one in (seq, twin):
-        ledger.generate(one, run(0, 31)[28:])
-        ledger.check(one)
-    assert seq.block_ids(STATES).tolist() != twin.block_ids(STATES).tolist()
-
-
 def test_forks_in_a_batch_get_their_states():
     manager = hybrid()
     ledger = ledger_of(manager)
@@ -260,25 +218,3 @@ def test_a_resume_without_a_snapshot_computes_everything():
     assert manager.stops(seq) == [28]
     ledger.generate(seq, run(0, 30))
     ledger.check(seq)
-
-
-@pytest.mark.parametrize("name", ["stops", "checkpoint", "stop_storing"])
-def test_a_sequence_that_is_not_open_is_refused(name):
-    manager = hybrid()
-    other = hybrid()
-    closed, suspended = prefill(manager, run(0, 4)), prefill(manager, run(1000, 4))
-    foreign = prefill(other, run(0, 4))
-    manager.close(closed)
-    manager.suspend(suspended)
-    for bad in (closed, suspended, foreign, None, 3):
-        with rejected(manager, errors.SequenceError):
-            getattr(manager, name)(bad)
-
-
-def test_asking_for_stops_changes_nothing():
-    manager = hybrid(interval=8)
-    serve_in_pieces(manager, run(0, 30))
-    seq = manager.open([*run(0, 14).tolist(), *run(5000, 12)])
-    before = state(manager)
-    manager.stops(seq)
-    assert state(manager) == before

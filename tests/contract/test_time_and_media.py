@@ -1,7 +1,7 @@
 """Retention, priorities and media where they meet splits, extensions and odd input."""
 
 import pytest
-from core_help import rejected, serve
+from core_help import rejected, run, serve
 
 from quire import CacheManager, MediaItem, Scope, errors
 
@@ -120,3 +120,16 @@ def test_a_scope_that_cannot_be_written_down_is_refused_at_once():
         Scope(salt="\ud800")
     with pytest.raises(errors.ScopeError, match="salt"):
         Scope(salt=True)
+
+
+def test_decisions_depend_on_inputs_alone():
+    def history(clock):
+        manager = CacheManager(6, 4, clock=clock)
+        states = []
+        for i in range(60):
+            serve(manager, run(1000 * (i * 5 % 9), 4 * (1 + i % 3)), priority=i % 2)
+            states.append((manager.snapshot(), manager.take_copies()))
+        return states
+
+    ticks = iter(range(10**6))
+    assert history(None) == history(lambda: 0.0) == history(lambda: float(next(ticks)))

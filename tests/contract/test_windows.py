@@ -1,7 +1,7 @@
 """Windowed groups: what stays and what goes first, tombstones and their healing, and locks."""
 
 import pytest
-from core_help import found, prefill, rejected, run, serve
+from core_help import found, prefill, run, serve
 from hybrid_help import (
     BLOCK,
     Ledger,
@@ -9,11 +9,9 @@ from hybrid_help import (
     counts,
     held,
     make,
-    serve_in_pieces,
     squeeze,
 )
 
-from quire import errors
 from quire.core import ChunkedAttention, FullAttention, SlidingWindow
 
 FULL = FullAttention()
@@ -60,44 +58,13 @@ def test_the_windowed_pool_may_be_far_smaller_than_the_sequence(kind):
     ledger = Ledger(manager, FULL, kind)
     seq = ledger.prefill(run(0, 20))
     batch = manager.batch([seq])
-    for step in range(10_000):
+    for step in range(2000):
         manager.reserve_step(batch)
         manager.commit_step(batch, [step % 1000])
-        if step % 500 == 0:
+        if step % 200 == 0:
             assert conserved(manager)
             assert held(seq, 1)[0] >= (seq.computed - 64) // 16
     manager.close(seq)
-    assert conserved(manager)
-
-
-def test_decoding_through_a_small_windowed_pool_reads_its_own_window():
-    kinds = (FULL, SlidingWindow(10, sinks=3))
-    manager = make(("full", 200, FULL), ("window", 10, kinds[1]))
-    ledger = Ledger(manager, *kinds)
-    seq = ledger.prefill(run(0, 9))
-    for token in range(400):
-        ledger.generate(seq, [token])
-        ledger.check(seq)
-    assert held(seq, 1)[0] == 0
-    assert conserved(manager)
-
-
-def test_a_long_prompt_is_computed_in_pieces_through_a_small_windowed_pool():
-    manager = pair(8)
-    serve_in_pieces(manager, run(0, 1000), 8)
-    assert found(manager, run(0, 1000)) == 1000
-    assert conserved(manager)
-
-
-def test_sinks_stay_with_the_sequence():
-    kind = SlidingWindow(8, sinks=6)
-    manager = pair(9, kind)
-    ledger = Ledger(manager, FULL, kind)
-    seq = ledger.prefill(run(0, 12))
-    for token in range(100):
-        ledger.generate(seq, [token])
-    assert held(seq, 1)[:2] == [0, 1]
-    ledger.check(seq)
     assert conserved(manager)
 
 
@@ -233,17 +200,6 @@ def test_a_request_that_computes_the_tokens_again_heals_the_tombstones():
     assert conserved(manager)
 
 
-def test_healing_gives_back_the_blocks_that_were_still_there():
-    manager = pair(16)
-    serve(manager, run(0, 32))
-    squeeze(manager, 1000, 12)
-    assert found(manager, run(0, 28)) == 16
-    serve(manager, [*run(0, 28).tolist(), 777])
-    assert found(manager, run(0, 28)) == 28
-    assert counts(manager, 1)[1] == 0
-    assert conserved(manager)
-
-
 def test_a_commit_over_several_nodes_gives_back_its_own_blocks_of_each():
     manager = pair(64)
     late = manager.open(run(0, 16))
@@ -254,28 +210,6 @@ def test_a_commit_over_several_nodes_gives_back_its_own_blocks_of_each():
     assert counts(manager, 1)[1] <= 4
     manager.close(late)
     assert counts(manager, 1) == (58, 0, 6)
-
-
-def test_healing_happens_while_the_request_runs():
-    manager = pair(12)
-    serve(manager, run(0, 32))
-    squeeze(manager, 1000, 8)
-    seq = prefill(manager, [*run(0, 24).tolist(), 777])
-    assert found(manager, run(0, 24)) == 24
-    manager.close(seq)
-
-
-def test_a_block_that_is_still_there_is_not_stored_twice():
-    manager = pair(64)
-    serve(manager, run(0, 32))
-    before = counts(manager, 1)
-    first, second = manager.open(run(0, 32)), manager.open(run(0, 32))
-    for seq in (first, second):
-        manager.reserve(seq, 4)
-        manager.commit(seq, run(0, 32)[seq.computed :])
-    manager.close(first)
-    manager.close(second)
-    assert counts(manager, 1) == before
 
 
 def test_two_requests_that_heal_the_same_tombstones_leave_one_copy():
@@ -322,68 +256,9 @@ def test_the_window_of_a_running_sequence_is_never_evicted():
     ledger.check(seq)
 
 
-def test_the_window_found_by_a_request_is_never_evicted_before_it_reserves():
-    kinds = (FULL, SLIDING)
-    manager = pair(10)
-    ledger = Ledger(manager, *kinds)
-    manager.close(ledger.prefill(run(0, 32)))
-    seq = manager.open(run(0, 33))
-    for start in range(1000, 9000, 1000):
-        manager.close(ledger.prefill(run(start, 12)))
-    ledger.check(seq)
-    ledger.generate(seq, [32])
-    ledger.check(seq)
-
-
-def test_two_readers_at_different_places_both_keep_their_windows():
-    kinds = (FULL, SLIDING)
-    manager = pair(16)
-    ledger = Ledger(manager, *kinds)
-    manager.close(ledger.prefill(run(0, 32)))
-    short, long = manager.open(run(0, 17)), manager.open(run(0, 33))
-    assert (short.num_cached, long.num_cached) == (16, 32)
-    for start in range(1000, 9000, 1000):
-        manager.close(ledger.prefill(run(start, 12)))
-    for seq in (short, long):
-        ledger.check(seq)
-    manager.close(short)
-    ledger.generate(long, [32])
-    ledger.check(long)
-    assert conserved(manager)
-
-
 def test_a_running_sequence_holds_its_whole_path_in_full_groups_alone():
     manager = pair(64)
     serve(manager, run(0, 32))
     manager.open(run(0, 33))
     assert counts(manager, 0) == (504, 8, 0)
     assert counts(manager, 1)[1] in range(2, 5)
-
-
-def test_a_windowed_pool_that_running_sequences_fill_says_so():
-    manager = pair(9)
-    first = prefill(manager, run(0, 32))
-    seq = manager.open(run(1000, 64))
-    with rejected(manager, errors.OutOfBlocks) as caught:
-        manager.reserve(seq, 32)
-    error = caught.value
-    assert (error.free, error.active, error.cached) == (
-        counts(manager, 1)[0],
-        counts(manager, 1)[1],
-        counts(manager, 1)[2],
-    )
-    assert error.needed > error.free + error.cached
-    manager.close(first)
-    manager.reserve(seq, 32)
-
-
-def test_a_pinned_prefix_keeps_its_window():
-    manager = pair(12)
-    serve(manager, run(0, 32))
-    pin = manager.pin(run(0, 16))
-    assert pin.num_tokens == 16
-    for start in range(1000, 9000, 1000):
-        serve(manager, run(start, 24))
-    assert found(manager, run(0, 16)) == 16
-    pin.close()
-    assert conserved(manager)

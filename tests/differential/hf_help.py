@@ -1,5 +1,6 @@
 """Tiny models of many families, and the comparison that all differential tests make."""
 
+import copy
 import functools
 import inspect
 from pathlib import Path
@@ -263,16 +264,29 @@ def group_names(model):
     return tuple(group.name for group in probe_model(model, 16)[1].groups)
 
 
+def own(family):
+    """A copy of a family's model, for a test to change."""
+    return copy.deepcopy(tiny_model(family))
+
+
 def make_cache(model, *, num_blocks=400, block_size=16, **options):
-    """A debug cache of so many blocks in each layer group: fresh memory is NaN."""
+    """A debug cache of so many blocks in each layer group: fresh memory is NaN.
+
+    No twin is asked: what is computed is compared, and tests of the battery ask one of each family.
+    """
     if not isinstance(num_blocks, dict):
         num_blocks = dict.fromkeys(group_names(model), num_blocks)
-    return PrefixCache(model, num_blocks, block_size, **{"debug": True, **options})
+    return PrefixCache(model, num_blocks, block_size, **{"debug": True, "verify": None, **options})
 
 
 def random_ids(generator, num_tokens, rows=1):
     """Token ids that are neither padding nor an end."""
     return torch.randint(3, VOCAB, (rows, num_tokens), generator=generator)
+
+
+def prompt(num_tokens, seed=0):
+    """A prompt of such ids, `[1, num_tokens]`, always the same one."""
+    return random_ids(torch.Generator().manual_seed(seed), num_tokens)
 
 
 def left_padded(texts):
@@ -316,9 +330,9 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None
 
 def check_stored(model, cache, tokens, scope=None):
     """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
-    store, making = cache._store, cache._making
+    store, making = cache.kept.store, cache._calls.making
     ids = tokens.numpy().astype("int32")
-    seq = store.open(ids, Terms(cache._weights.scope(scope)))
+    seq = store.open(ids, Terms(cache.kept.identity.scope(scope)))
     try:
         length = seq.num_cached
         if length == 0:

@@ -4,7 +4,7 @@ import functools
 
 import torch
 import transformers
-from hf_help import EOS, PAD, VOCAB, make_cache, same
+from hf_help import EOS, PAD, VOCAB, same
 
 torch.set_num_threads(1)
 IMAGE, VIDEO = 90, 91
@@ -199,11 +199,6 @@ def _padded(rows, columns, value):
     for row, values in enumerate(rows):
         out[row, columns - len(values) :] = values
     return out
-
-
-def media_cache(model, **options):
-    """A small debug cache: fresh memory is NaN."""
-    return make_cache(model, **{"num_blocks": 200, "block_size": 4, **options})
 
 
 def follow_up(inputs, output, *pieces, name):

@@ -62,7 +62,7 @@ def lend(monkeypatch, kind="late"):
 
 def lane_of(cache):
     """The lane of a cache that was made after `lend`."""
-    return cache._store.transfers._lane
+    return cache.kept.store.transfers._lane
 
 
 def prompt(seed, num_tokens=90):
@@ -83,5 +83,5 @@ def warm_cache(model, tiers, *texts, **options):
 
 def settled(cache):
     """Nothing is on its way any more, and every buffer has gone back."""
-    transfers = cache._store.transfers
+    transfers = cache.kept.store.transfers
     return transfers.is_idle and not transfers._then and not lane_of(cache).waiting

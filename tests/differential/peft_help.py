@@ -1,11 +1,10 @@
 """A tiny Llama under every kind of adapter that the installed PEFT registers."""
 
-import copy
 import warnings
 
 import peft
 import torch
-from hf_help import tiny_model
+from hf_help import own
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 KINDS = {kind.value: config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
@@ -74,7 +73,7 @@ def wrapped_model(kind, seed=0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            wrapped = peft.get_peft_model(copy.deepcopy(tiny_model("llama")), config_of(kind))
+            wrapped = peft.get_peft_model(own("llama"), config_of(kind))
             wrapped.eval()
             with torch.no_grad():
                 wrapped.get_base_model()(torch.tensor([[3, 4, 5]]))

@@ -4,9 +4,8 @@ import random
 import warnings
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from hf_help import make_cache, random_ids, same  # noqa: E402

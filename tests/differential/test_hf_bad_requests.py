@@ -1,27 +1,19 @@
 """Requests and models that are refused, by name and with the reason, and leave no trace."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import (  # noqa: E402
+import torch
+import transformers
+from hf_help import (
     PAD,
     VOCAB,
     make_cache,
     random_ids,
     same,
-    tiny_model,
 )
 
-from quire.core import Scope  # noqa: E402
-from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
+from quire.core import Scope
+from quire.engines.hf import PrefixCache
+from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
 
 
 @pytest.fixture

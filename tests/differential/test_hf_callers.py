@@ -6,41 +6,25 @@ import threading
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import (  # noqa: E402
+import torch
+import transformers
+from hf_help import (
     TRAINED,
     check_stored,
     make_cache,
+    own,
     random_ids,
     same,
     tiny_model,
     trained_model,
 )
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
+from quire.engines.hf import PrefixCache, SlotPrefixCache
+from quire.errors import ConfigError
 
 TEXT = "A list holds values in order, and a tuple does as well. "
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(2), 41)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +189,7 @@ SETTINGS = [None, "static", "hybrid", "dynamic", "offloaded", "quantized", "slid
 @pytest.mark.parametrize("where", ["the model's", "the call's"])
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_settings_of_another_cache_change_nothing(ids, kind, where):
-    model = copy.deepcopy(tiny_model("llama"))
+    model = own("llama")
     plain = model.generate(ids, max_new_tokens=5)
     cache, arguments = make_cache(model, block_size=4), {"max_new_tokens": 5}
     if where == "the model's":
@@ -314,9 +298,7 @@ def test_models_that_accelerate_keeps_elsewhere_are_refused(tmp_path):
 
 def test_a_model_with_hooks_of_accelerate_on_one_device_works(ids):
     accelerate = pytest.importorskip("accelerate")
-    model = accelerate.dispatch_model(
-        copy.deepcopy(tiny_model("llama")), {"": "cpu"}, force_hooks=True
-    )
+    model = accelerate.dispatch_model(own("llama"), {"": "cpu"}, force_hooks=True)
     assert model.hf_device_map
     cache = make_cache(model, block_size=4)
     for _ in range(2):

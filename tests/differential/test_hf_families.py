@@ -1,12 +1,9 @@
 """Greedy tokens with quire are those without, whatever is asked in whatever order."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_conversation import Conversation  # noqa: E402
-from hf_help import (  # noqa: E402
+import torch
+from hf_conversation import Conversation
+from hf_help import (
     FAMILIES,
     TRAINED,
     check_stored,
@@ -18,7 +15,9 @@ from hf_help import (  # noqa: E402
 )
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+@pytest.mark.parametrize(
+    "block_size", [3, 16, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 64))]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
     model = tiny_model(family)
@@ -30,9 +29,15 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
         check_stored(model, cache, text)
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
 @pytest.mark.parametrize(
-    ("family", "num_blocks"), [("llama", 3), ("llama", 9), ("llama", 30), ("deepseek_v3", 9)]
+    ("family", "num_blocks", "policy"),
+    [
+        ("llama", 3, "lru"),
+        ("llama", 9, "fifo"),
+        ("llama", 9, "lfu"),
+        ("llama", 30, "lru"),
+        ("deepseek_v3", 9, "lru"),
+    ],
 )
 def test_a_small_cache_evicts_and_stays_right(policy, family, num_blocks):
     model = tiny_model(family)

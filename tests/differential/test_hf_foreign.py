@@ -3,11 +3,8 @@
 import random
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import (  # noqa: E402
+import torch
+from hf_help import (
     WINDOWED_FAMILIES,
     check_stored,
     left_padded,
@@ -17,22 +14,7 @@ from hf_help import (  # noqa: E402
     tiny_model,
 )
 
-from quire.errors import TokensError  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(2), 41)
+from quire.errors import TokensError
 
 
 def hole(mask, start, stop, at=None):
@@ -88,7 +70,7 @@ FOREIGN = {
 def held(cache, tokens):
     """Tokens of a text that the cache would reuse."""
     one_more = torch.cat([tokens.flatten(), tokens.flatten()[:1]]).numpy()
-    return cache.manager.probe(one_more, cache._weights.scope(None)).num_tokens
+    return cache.manager.probe(one_more, cache.kept.identity.scope(None)).num_tokens
 
 
 def foreign_to(family):

@@ -1,12 +1,9 @@
 """Models with windows, chunks and states: the tokens are those of the plain model."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_conversation import Conversation  # noqa: E402
-from hf_help import (  # noqa: E402
+import torch
+from hf_conversation import Conversation
+from hf_help import (
     HYBRID_FAMILIES,
     MORE_HYBRID_FAMILIES,
     RECURRENT_FAMILIES,
@@ -14,22 +11,21 @@ from hf_help import (  # noqa: E402
     check_stored,
     left_padded,
     make_cache,
-    random_ids,
+    prompt,
     same,
     tiny_model,
 )
 
-from quire.engines.hf import PrefixCache, store  # noqa: E402
-from quire.engines.hf import request as requests  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
-from quire.tensors import KVLayout, ModelLayout  # noqa: E402
+from quire.engines.hf import PrefixCache, store
+from quire.engines.hf import request as requests
+from quire.errors import ConfigError, UnsupportedModel
+from quire.tensors import KVLayout, ModelLayout
+
+LONG = pytest.mark.long
+MORE = [pytest.param(family, marks=LONG) for family in MORE_HYBRID_FAMILIES]
 
 
-def text(num_tokens, seed=0):
-    return random_ids(torch.Generator().manual_seed(seed), num_tokens)
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("block_size", [3, 16, pytest.param(1, marks=LONG)])
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)
 def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
     model = tiny_model(family)
@@ -45,27 +41,27 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
 def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    texts = [text(n, n)[0] for n in (31, 44)]
+    texts = [prompt(n, n)[0] for n in (31, 44)]
     for turn in range(3):
         padded, mask = left_padded(texts)
         out = same(model, cache, padded, attention_mask=mask, max_new_tokens=9)
-        texts = [torch.cat([row[row != 0], text(4, turn)[0]]) for row in out]
+        texts = [torch.cat([row[row != 0], prompt(4, turn)[0]]) for row in out]
     assert cache.last.cached_tokens > cache.last.computed_tokens
     for one in texts:
         assert check_stored(model, cache, one) > 40
 
 
 @pytest.mark.parametrize("arguments", [{"num_beams": 3}, {"do_sample": True}], ids=str)
-@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES])
+@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE])
 def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    texts = [text(n, n)[0] for n in (31, 44)]
+    texts = [prompt(n, n)[0] for n in (31, 44)]
     for turn in range(2):
         ids, mask = left_padded(texts)
         arguments = {"num_return_sequences": 3, "max_new_tokens": 6, **arguments}
         out = same(model, cache, ids, attention_mask=mask, **arguments)
-        texts = [torch.cat([out[row][out[row] != 0], text(3, turn)[0]]) for row in (1, 3)]
+        texts = [torch.cat([out[row][out[row] != 0], prompt(3, turn)[0]]) for row in (1, 3)]
     assert cache.last.cached_tokens > 40
 
 
@@ -73,10 +69,10 @@ def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
 def test_every_family_branches_anywhere_and_finds_its_head(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    trunk = text(40)
-    for at in (11, 20, 33, 33):
+    trunk = prompt(40)
+    for at in (11, 33, 33):
         for seed in (1, 2):
-            branch = torch.cat([trunk[:, :at], text(13, 10 * at + seed)], dim=1)
+            branch = torch.cat([trunk[:, :at], prompt(13, 10 * at + seed)], dim=1)
             same(model, cache, branch, num_return_sequences=2, do_sample=True)
     assert cache.last.cached_tokens >= 44
 
@@ -112,9 +108,9 @@ def test_a_hybrid_layer_has_a_pool_for_its_columns_and_one_for_its_states():
 def test_a_next_turn_computes_what_is_new(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    first = same(model, cache, text(50), max_new_tokens=15, min_new_tokens=15)
+    first = same(model, cache, prompt(50), max_new_tokens=15, min_new_tokens=15)
     assert cache.last.cached_tokens == 0
-    same(model, cache, torch.cat([first, text(6, 1)], dim=1))
+    same(model, cache, torch.cat([first, prompt(6, 1)], dim=1))
     assert cache.last.cached_tokens == 64  # the last new token has no KV, and 64 ends a block
 
 
@@ -122,14 +118,14 @@ def test_a_next_turn_computes_what_is_new(family):
 def test_a_prompt_is_found_again_at_its_last_block_and_where_others_left_it(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    ids, other = text(50), torch.cat([text(50)[:, :30], text(20, 1)], dim=1)
+    ids, other = prompt(50), torch.cat([prompt(50)[:, :30], prompt(20, 1)], dim=1)
     same(model, cache, ids)
     same(model, cache, ids)
     assert cache.last.cached_tokens == 48
     same(model, cache, other)
     assert cache.last.cached_tokens == 0  # no state was kept at 28, where the two part
     assert cache.stats.missed["window"] == 28
-    third = torch.cat([ids[:, :30], text(20, 2)], dim=1)
+    third = torch.cat([ids[:, :30], prompt(20, 2)], dim=1)
     same(model, cache, third)
     assert cache.last.cached_tokens == 28
 
@@ -137,8 +133,8 @@ def test_a_prompt_is_found_again_at_its_last_block_and_where_others_left_it(fami
 def test_states_are_kept_at_each_multiple_of_the_interval():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4, snapshot_interval=16)
-    same(model, cache, text(70))
-    same(model, cache, torch.cat([text(70)[:, :40], text(5, 1)], dim=1))
+    same(model, cache, prompt(70))
+    same(model, cache, torch.cat([prompt(70)[:, :40], prompt(5, 1)], dim=1))
     assert cache.last.cached_tokens == 32
 
 
@@ -146,10 +142,10 @@ def test_states_are_kept_at_each_multiple_of_the_interval():
 def test_rows_that_end_at_different_columns_are_brought_to_one(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    long, short = text(61)[0], text(33, 1)[0]
+    long, short = prompt(61)[0], prompt(33, 1)[0]
     for one in (long, short[:20]):
         same(model, cache, one[None])
-    ids, mask = left_padded([long, short, text(1, 2)[0], long[:50]])
+    ids, mask = left_padded([long, short, prompt(1, 2)[0], long[:50]])
     same(model, cache, ids, attention_mask=mask)
     assert cache.last.cached_tokens >= 60 + 16
     same(model, cache, ids, attention_mask=mask, num_beams=2)
@@ -160,7 +156,7 @@ def test_rows_that_end_at_different_columns_are_brought_to_one(family):
 def test_a_session_of_several_rows_and_a_loop_of_its_own(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    ids = text(40)
+    ids = prompt(40)
     plain = model.generate(ids, max_new_tokens=9)
     for _ in range(2):
         with cache.session(ids) as past, torch.no_grad():
@@ -179,7 +175,7 @@ def test_chunked_prefill_keeps_states_at_the_same_places():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4)
     for _ in range(2):
-        same(model, cache, text(50), prefill_chunk_size=7)
+        same(model, cache, prompt(50), prefill_chunk_size=7)
     assert cache.last.cached_tokens == 48
 
 
@@ -187,7 +183,7 @@ def test_chunked_prefill_keeps_states_at_the_same_places():
 def test_a_row_that_ends_early_keeps_what_came_before_its_end(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
-    ids, mask = left_padded([text(30)[0], text(24, 1)[0]])
+    ids, mask = left_padded([prompt(30)[0], prompt(24, 1)[0]])
     probe = model.generate(ids, attention_mask=mask, max_new_tokens=30, eos_token_id=-1)
     end = int(probe[0, 30 + 9])
     out = same(
@@ -204,26 +200,26 @@ def test_drafting_for_a_recurrent_model_is_refused_as_transformers_does(family):
     model = tiny_model(family)
     cache = make_cache(model)
     with pytest.raises(ValueError, match="not supported with stateful models"):
-        cache.generate(text(20), prompt_lookup_num_tokens=3, max_new_tokens=4)
+        cache.generate(prompt(20), prompt_lookup_num_tokens=3, max_new_tokens=4)
     assert cache.manager.num_active == 0
-    same(model, cache, text(20))
+    same(model, cache, prompt(20))
 
 
 def test_a_forward_that_failed_leaves_what_was_kept_before_it():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4)
-    with cache.session(text(40)) as past:
+    with cache.session(prompt(40)) as past:
         assert past.get_seq_length() == 36  # computed up to the last state that is kept
         hook = model.model.layers[1].register_forward_pre_hook(_fail)
         with pytest.raises(RuntimeError, match="in the middle"):
-            model(text(40)[:, 36:], past_key_values=past)
+            model(prompt(40)[:, 36:], past_key_values=past)
         hook.remove()
         with pytest.raises(ConfigError, match="open a new session"):
-            model(text(40)[:, 36:], past_key_values=past)
+            model(prompt(40)[:, 36:], past_key_values=past)
     cache.manager.check()
     assert cache.manager.num_active == 0
-    assert check_stored(model, cache, text(40)[0]) == 36
-    same(model, cache, text(40))
+    assert check_stored(model, cache, prompt(40)[0]) == 36
+    same(model, cache, prompt(40))
 
 
 def _fail(*_):
@@ -256,7 +252,7 @@ def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
 def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=2)
-    same(model, cache, text(47))
+    same(model, cache, prompt(47))
     right = store.first_token
 
     def short(kind, num_tokens):
@@ -266,7 +262,7 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     monkeypatch.setattr(store, "first_token", short)
     monkeypatch.setattr(requests, "first_token", short)
     with pytest.raises(AssertionError):
-        same(model, cache, text(47))
+        same(model, cache, prompt(47))
     assert cache.last.cached_tokens == 46
 
 
@@ -274,16 +270,16 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
 def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, snapshot_interval=4)
-    right, states = store.BlockStore._write_states, []
+    right, states = store.HfStore._write_states, []
 
     def late(self, seq, new):
         states.append(new)
         right(self, seq, states[max(len(states) - 2, 0)])
 
-    monkeypatch.setattr(store.BlockStore, "_write_states", late)
-    same(model, cache, text(47))
+    monkeypatch.setattr(store.HfStore, "_write_states", late)
+    same(model, cache, prompt(47))
     with pytest.raises(AssertionError):
-        same(model, cache, text(47))
+        same(model, cache, prompt(47))
     assert cache.last.cached_tokens == 44
 
 
@@ -293,12 +289,12 @@ def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
 def test_a_capacity_is_shared_out_and_told():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, num_blocks={"full": 30, "recurrent": 7}, block_size=4)
-    same(model, cache, text(30))
+    same(model, cache, prompt(30))
     full, recurrent = cache.memory()
     assert (full.num_blocks, full.cached, full.num_layers) == (30, 9, 1)
     assert (recurrent.num_blocks, recurrent.cached, recurrent.num_layers) == (7, 2, 2)
     assert full.share + recurrent.share == pytest.approx(1)
-    assert cache.num_bytes == sum(g.num_blocks * g.bytes_per_block for g in cache.memory())
+    assert cache.kept.num_bytes == sum(g.num_blocks * g.bytes_per_block for g in cache.memory())
     assert "full 9 of 30, recurrent 2 of 7 blocks of 4 tokens used" in repr(cache)
 
 

@@ -1,12 +1,9 @@
 """Pools that are too small: what is evicted is computed again, and nothing is ever wrong."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_conversation import Conversation  # noqa: E402
-from hf_help import (  # noqa: E402
+import torch
+from hf_conversation import Conversation
+from hf_help import (
     HYBRID_FAMILIES,
     check_stored,
     group_names,
@@ -125,7 +122,7 @@ def test_two_sessions_at_once_and_a_call_between_them(family):
 def test_memory_moves_to_the_group_whose_evictions_cost_hits():
     model = tiny_model("gemma2")
     cache = make_cache(model, block_size=4, num_blocks={"full": 400, "sliding": 12})
-    num_bytes = cache.num_bytes
+    num_bytes = cache.kept.num_bytes
     assert not cache.rebalance()
     prompts = [text(60, seed) for seed in range(6)]
     for _ in range(10):
@@ -135,8 +132,8 @@ def test_memory_moves_to_the_group_whose_evictions_cost_hits():
     full, sliding = cache.memory()
     assert full.num_blocks < 400
     assert sliding.num_blocks > 30
-    assert cache.num_bytes <= num_bytes
-    assert [pool.num_blocks for pool in cache.pools] == [full.num_blocks, sliding.num_blocks]
+    assert cache.kept.num_bytes <= num_bytes
+    assert [pool.num_blocks for pool in cache.kept.pools] == [full.num_blocks, sliding.num_blocks]
     assert cache.last.cached_tokens >= 56
     for prompt in prompts:
         check_stored(model, cache, prompt[0])

@@ -3,28 +3,19 @@
 import copy
 
 import pytest
+import torch
+from hf_help import make_cache, own, random_ids, same, tiny_model
+from torch.nn.utils import parametrizations, prune
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
-from torch.nn.utils import parametrizations, prune  # noqa: E402
-
-from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
+from quire.engines.hf import PrefixCache, SlotPrefixCache
+from quire.errors import ConfigError
 
 IDS = random_ids(torch.Generator().manual_seed(3), 41)
 
 
 @pytest.fixture
-def model():
-    """A model of the test's own: it is changed."""
-    return copy.deepcopy(tiny_model("llama"))
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
+def model(own_model):
+    return own_model
 
 
 def reused(model, cache):
@@ -294,7 +285,7 @@ class Packed(torch.nn.Module):
 
 
 def packed_model(seed, **how):
-    model = copy.deepcopy(tiny_model("llama"))
+    model = own("llama")
     torch.manual_seed(seed)
     for layer in model.model.layers:
         k_proj = torch.nn.Linear(32, 16, bias=False)
@@ -337,7 +328,7 @@ def test_a_tier_knows_frequencies_and_biases_that_are_buffers(tmp_path):
     from quire.tiers import Files
 
     for scale, found in ((1.0, 0), (0.5, 0), (1.0, 40)):
-        model = copy.deepcopy(tiny_model("llama"))
+        model = own("llama")
         model.model.rotary_emb.inv_freq.mul_(scale)
         with make_cache(model, block_size=4, tiers=[Files(tmp_path)]) as cache:
             assert reused(model, cache) == found

@@ -7,16 +7,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
+from hf_help import group_names, make_cache, random_ids, same, tiny_model
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import group_names, make_cache, random_ids, same, tiny_model  # noqa: E402
-
-import quire  # noqa: E402
-from quire.engines.hf import SlotPrefixCache  # noqa: E402
-from quire.errors import Interrupted  # noqa: E402
-from quire.slots import check  # noqa: E402
+import quire
+from quire.engines.hf import SlotPrefixCache
+from quire.errors import Interrupted
+from quire.slots import check
 
 HERE = Path(quire.__file__).parent
 WATCHED = (

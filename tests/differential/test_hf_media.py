@@ -1,17 +1,14 @@
 """Images, video and audio through `PrefixCache`: what is the same is reused, nothing else is."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_media_help import (  # noqa: E402
+import torch
+from hf_help import make_cache
+from hf_media_help import (
     batch,
     equal,
     film,
     first_logits,
     follow_up,
-    media_cache,
     media_model,
     picture,
     request,
@@ -30,11 +27,6 @@ def name(request):
 @pytest.fixture
 def model(name):
     return media_model(name)
-
-
-@pytest.fixture
-def cache(model):
-    return media_cache(model)
 
 
 def reused(cache):
@@ -139,7 +131,7 @@ def test_what_stands_in_the_reused_head_is_not_encoded_again(name, model, cache)
 
 
 def test_reuse_is_cut_back_to_where_an_image_begins(name, model):
-    cache = media_cache(model, num_blocks=40)
+    cache = make_cache(model, num_blocks=40, block_size=4)
     inputs = request(name, words(0, 5), picture(name, 1), words(1, 7))
     equal(model, cache, inputs, max_new_tokens=1)
     assert cache.manager.num_cached >= 4
@@ -152,7 +144,7 @@ def test_reuse_is_cut_back_to_where_an_image_begins(name, model):
 
 
 def test_a_pool_too_small_for_the_image(name, model):
-    cache = media_cache(model, num_blocks=2)
+    cache = make_cache(model, num_blocks=2, block_size=4)
     inputs = request(name, words(0, 5), picture(name, 1), words(1, 7))
     for cached in (0, 5):
         equal(model, cache, inputs)
@@ -195,7 +187,7 @@ def test_videos_and_images_together(name, model, cache):
 def test_the_speed_of_a_video_is_part_of_its_name():
     name = "qwen2_5_vl"
     model = media_model(name)
-    cache = media_cache(model)
+    cache = make_cache(model, block_size=4)
     for seconds in (1.0, 3.0, 1.0):
         clip = film(name, 1, second_per_grid_ts=torch.tensor([seconds]))
         inputs = request(name, words(0, 5), clip, words(1, 6))

@@ -3,29 +3,26 @@
 import hashlib
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import tiny_model  # noqa: E402
-from hf_media_help import (  # noqa: E402
+import torch
+import transformers
+from hf_help import make_cache, tiny_model
+from hf_media_help import (
     IMAGE,
     batch,
     equal,
     film,
     follow_up,
-    media_cache,
     media_model,
     picture,
     request,
     words,
 )
 
-from quire import MediaItem  # noqa: E402
-from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.engines.hf.modalities import MODALITIES  # noqa: E402
-from quire.errors import ConfigError, MediaError, TokensError, UnsupportedModel  # noqa: E402
-from quire.tensors.kinds import MEDIA_MODELS, check_cacheable  # noqa: E402
+from quire import MediaItem
+from quire.engines.hf import PrefixCache
+from quire.engines.hf.modalities import MODALITIES
+from quire.errors import ConfigError, MediaError, TokensError, UnsupportedModel
+from quire.tensors.kinds import MEDIA_MODELS, check_cacheable
 
 CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 
@@ -33,11 +30,6 @@ CAT, DOG = (hashlib.sha256(name).digest() for name in (b"cat", b"dog"))
 @pytest.fixture
 def model():
     return media_model("llava")
-
-
-@pytest.fixture
-def cache(model):
-    return media_cache(model)
 
 
 @pytest.fixture
@@ -100,7 +92,7 @@ def refused(cache, error, words, **arguments):
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_audio"])
 def test_an_explanation_knows_the_image(name):
     model = media_model(name)
-    cache = media_cache(model)
+    cache = make_cache(model, block_size=4)
     image = picture(name, 1)
     inputs = request(name, words(0, 6), image, words(1, 10))
     cache.generate(**inputs, max_new_tokens=2)
@@ -178,7 +170,7 @@ def test_a_session_needs_a_name_for_each_image(cache, inputs):
 
 
 def test_a_session_of_a_model_that_keeps_positions_is_refused():
-    cache = media_cache(media_model("qwen2_vl"))
+    cache = make_cache(media_model("qwen2_vl"), block_size=4)
     session = cache.session(words(0, 6)[None])
     with pytest.raises(ConfigError, match=r"positions.*cache\.generate"), session:
         pytest.fail("the block ran")
@@ -235,21 +227,21 @@ BAD_GRIDS = {
 
 @pytest.mark.parametrize("name", BAD_GRIDS)
 def test_grids_that_do_not_match_are_refused(name):
-    cache = media_cache(media_model("qwen2_vl"))
+    cache = make_cache(media_model("qwen2_vl"), block_size=4)
     cache.generate(**GRID, max_new_tokens=2)
     arguments, words = BAD_GRIDS[name]
     refused(cache, MediaError, words, **{**GRID, **arguments})
 
 
 def test_one_video_speed_per_video():
-    cache = media_cache(media_model("qwen2_5_vl"))
+    cache = make_cache(media_model("qwen2_5_vl"), block_size=4)
     clip = film("qwen2_5_vl", 1, second_per_grid_ts=torch.tensor([1.0, 2.0]))
     inputs = request("qwen2_5_vl", words(0, 3), clip, words(1, 4))
     refused(cache, MediaError, "second_per_grid_ts has 2 entries for 1", **inputs)
 
 
 def test_runs_of_audio_and_recordings_are_counted():
-    cache = media_cache(media_model("qwen2_audio"))
+    cache = make_cache(media_model("qwen2_audio"), block_size=4)
     inputs = request("qwen2_audio", words(0, 3), picture("qwen2_audio", 1), words(1, 4))
     for name in ("input_features", "feature_attention_mask"):
         inputs[name] = inputs[name].repeat(2, *[1] * (inputs[name].ndim - 1))
@@ -263,7 +255,7 @@ def test_a_prompt_that_ends_in_an_image_cannot_have_beams(cache):
 
 def test_media_for_a_model_without_any_are_refused():
     model = tiny_model("llama")
-    cache = media_cache(model)
+    cache = make_cache(model, block_size=4)
     ids = words(0, 9)[None]
     refused(cache, MediaError, "differ", input_ids=ids, media=[MediaItem(CAT, 2, 3)])
 

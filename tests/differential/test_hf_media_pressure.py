@@ -3,14 +3,10 @@
 import random
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_media_help import (  # noqa: E402
+from hf_help import make_cache
+from hf_media_help import (
     Content,
     equal,
-    media_cache,
     media_model,
     picture,
     request,
@@ -30,7 +26,7 @@ def cut(pieces, rng):
 @pytest.mark.parametrize("num_blocks", [12, 40])
 def test_turns_branches_and_truncations_under_pressure(name, num_blocks):
     model = media_model(name)
-    cache = media_cache(model, num_blocks=num_blocks)
+    cache = make_cache(model, num_blocks=num_blocks, block_size=4)
     rng = random.Random(num_blocks)
     talks = [[words(0, 9)]]
     reused = 0

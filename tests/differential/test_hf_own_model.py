@@ -5,36 +5,12 @@ import inspect
 import pickle
 
 import pytest
+import torch
+from hf_help import make_cache, same, tiny_model
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
-
-from quire.errors import ConfigError  # noqa: E402
+from quire.errors import ConfigError
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs")
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def own_model():
-    """A model that a test may change."""
-    return copy.deepcopy(tiny_model("llama"))
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(2), 41)
 
 
 def test_nothing_is_registered_at_the_model(own_model, ids):

@@ -1,11 +1,9 @@
 """What a model must show before its KV is reused: of the model itself, and of a tiny twin of its config."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import (  # noqa: E402
+import torch
+import transformers
+from hf_help import (
     ALL_FAMILIES,
     TRAINED,
     left_padded,
@@ -14,8 +12,8 @@ from hf_help import (  # noqa: E402
     same,
     tiny_model,
 )
-from hf_media_help import media_model  # noqa: E402
-from hf_wrong import (  # noqa: E402
+from hf_media_help import media_model
+from hf_wrong import (
     COUNTING,
     LONG,
     MUTATIONS,
@@ -27,10 +25,10 @@ from hf_wrong import (  # noqa: E402
     wrong_model,
 )
 
-from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.engines.hf.battery import check_kind  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
-from quire.tensors.kinds import MEDIA_MODELS  # noqa: E402
+from quire.engines.hf import PrefixCache
+from quire.engines.hf.battery import check_kind
+from quire.errors import ConfigError, UnsupportedModel
+from quire.tensors.kinds import MEDIA_MODELS
 
 THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
@@ -135,7 +133,7 @@ class TestAThresholdThatCountsPadding:
         cache = make_cache(model, block_size=4)
         ids, mask = left_padded([random_ids(None, 20)[0], random_ids(None, 12)[0]])
         out = same(model, cache, ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12)
-        scope = cache._weights.scope(None)
+        scope = cache.kept.identity.scope(None)
         kept = [cache.manager.probe(row.numpy(), scope).num_tokens for row in (out[0], out[1, 8:])]
         assert kept == [24, 16]
         for row in (out[:1], out[1:, 8:]):

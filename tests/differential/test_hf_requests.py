@@ -4,11 +4,9 @@ import copy
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import (  # noqa: E402
+import torch
+import transformers
+from hf_help import (
     check_stored,
     left_padded,
     make_cache,
@@ -17,12 +15,7 @@ from hf_help import (  # noqa: E402
     tiny_model,
 )
 
-from quire.core import Scope  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
+from quire.core import Scope
 
 
 @pytest.fixture

@@ -1,33 +1,17 @@
 """Who may share: salts, adapters and weights, through every call of `PrefixCache`."""
 
-import copy
-
 import pytest
+import torch
+from hf_help import make_cache, same
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
-
-from quire.core import Scope  # noqa: E402
-from quire.engines.hf import PrefixCache, SlotPrefixCache  # noqa: E402
-from quire.errors import UnsupportedModel  # noqa: E402
+from quire.core import Scope
+from quire.engines.hf import PrefixCache, SlotPrefixCache
+from quire.errors import UnsupportedModel
 
 
 @pytest.fixture
-def model():
-    """A model of the test's own: its weights are changed."""
-    return copy.deepcopy(tiny_model("llama"))
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(3), 41)
+def model(own_model):
+    return own_model
 
 
 def reused(model, cache, ids, **scope):

@@ -1,32 +1,14 @@
 """Sessions: whatever a caller does with the cache, only what was computed is kept."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import check_stored, make_cache, random_ids, same, tiny_model  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(2), 41)
+import torch
+from hf_help import check_stored, random_ids, same
 
 
 def held(cache, tokens):
     """Tokens of a text that the cache would reuse."""
     one_more = torch.cat([tokens.flatten(), tokens.flatten()[:1]]).numpy()
-    return cache.manager.probe(one_more, cache._weights.scope(None)).num_tokens
+    return cache.manager.probe(one_more, cache.kept.identity.scope(None)).num_tokens
 
 
 def test_a_loop_of_ones_own_reuses_and_keeps(model, cache, ids):

@@ -294,6 +294,7 @@ def test_one_graph_without_breaks_decodes_in_every_slot():
     assert graphs.frame_count == 1
 
 
+@pytest.mark.long
 @pytest.mark.system("g++")
 def test_a_compiled_decode_step_gives_the_tokens_of_generate():
     import torch._inductor.config as inductor

@@ -1,13 +1,10 @@
 """`store_until` through PrefixCache: how much of a request is kept."""
 
 import pytest
+import torch
+from hf_help import make_cache, random_ids, same, tiny_model
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import make_cache, random_ids, same, tiny_model  # noqa: E402
-
-from quire.errors import ConfigError  # noqa: E402
+from quire.errors import ConfigError
 
 FAMILIES = ["llama", "gemma3_text"]
 

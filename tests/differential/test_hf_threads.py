@@ -1,6 +1,5 @@
 """Several threads and several calls at once: over one model, and in one cache."""
 
-import copy
 import functools
 import sys
 import threading
@@ -8,35 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from hf_help import check_stored, make_cache, random_ids, same, tiny_model
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import check_stored, make_cache, random_ids, same, tiny_model  # noqa: E402
-
-from quire.engines.hf import SlotPrefixCache  # noqa: E402
-from quire.errors import CacheBusy  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def own_model():
-    """A model that a test may change."""
-    return copy.deepcopy(tiny_model("llama"))
-
-
-@pytest.fixture
-def cache(model):
-    return make_cache(model, block_size=4)
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(2), 41)
+from quire.engines.hf import SlotPrefixCache
+from quire.errors import CacheBusy
 
 
 @pytest.fixture

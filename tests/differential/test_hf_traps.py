@@ -3,22 +3,15 @@
 import itertools
 
 import pytest
+import torch
+import transformers
+from hf_help import VOCAB, left_padded, make_cache, random_ids, same
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from hf_help import VOCAB, left_padded, make_cache, random_ids, same, tiny_model  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache  # noqa: E402
-from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
-from transformers.masking_utils import sdpa_mask  # noqa: E402
-
-from quire.engines.hf import PrefixCache  # noqa: E402
-from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
+from quire.engines.hf import PrefixCache
+from quire.errors import ConfigError, UnsupportedModel
 
 
 @pytest.fixture
@@ -77,7 +70,7 @@ def test_trap_3_a_crop_puts_the_cache_back_as_it_was(model, ids):
         past.check()
         logits = model(ids[:, 30:], past_key_values=past).logits
     torch.testing.assert_close(logits[:, -1], model(ids).logits[:, -1], atol=1e-4, rtol=1e-4)
-    assert cache.manager.probe(ids[0].numpy(), cache._weights.scope(None)).num_tokens == 47
+    assert cache.manager.probe(ids[0].numpy(), cache.kept.identity.scope(None)).num_tokens == 47
 
 
 def test_trap_3_crop_takes_negative_numbers_only(model, ids):
@@ -209,7 +202,7 @@ def test_trap_8_the_last_new_token_has_no_kv(model, ids):
     out = cache.generate(ids, max_new_tokens=8, min_new_tokens=8)
     longer = torch.cat([out, ids[:, :3]], dim=1)[0].numpy()
     assert out.shape[1] == 56
-    assert cache.manager.probe(longer, cache._weights.scope(None)).num_tokens == 55
+    assert cache.manager.probe(longer, cache.kept.identity.scope(None)).num_tokens == 55
 
 
 def test_trap_9_assisted_decoding_feeds_the_whole_prompt_to_a_cache_that_holds_its_head(model, ids):

@@ -1,14 +1,9 @@
 """A model that is changed and changed back within one call: what the other model computed is never kept."""
 
-import copy
-
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import check_stored, make_cache, random_ids, same, tiny_model  # noqa: E402
-from transformers import LogitsProcessorList, StoppingCriteriaList  # noqa: E402
+import torch
+from hf_help import check_stored, make_cache, own, same
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 
 def hook(model):
@@ -57,7 +52,7 @@ CHANGES = [hook, setting, forward, weight, in_place, adapter]
 
 @pytest.fixture
 def model(request):
-    model = copy.deepcopy(tiny_model("llama"))
+    model = own("llama")
     if request.node.callspec.params["change"] is adapter:
         peft = pytest.importorskip("peft")
         for name in "ab":
@@ -67,11 +62,6 @@ def model(request):
             )
         model.set_adapter("a")
     return model
-
-
-@pytest.fixture
-def ids():
-    return random_ids(torch.Generator().manual_seed(6), 41)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

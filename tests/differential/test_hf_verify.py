@@ -4,15 +4,12 @@ import functools
 import types
 
 import pytest
+import torch
+from hf_help import left_padded, make_cache, random_ids, same, tiny_model
+from hf_wrong import built, mutant
+from transformers import LlamaForCausalLM
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from hf_help import left_padded, make_cache, random_ids, same, tiny_model  # noqa: E402
-from hf_wrong import built, mutant  # noqa: E402
-from transformers import LlamaForCausalLM  # noqa: E402
-
-from quire.errors import UnsupportedModel  # noqa: E402
+from quire.errors import UnsupportedModel
 
 THRESHOLD = 20
 
@@ -114,7 +111,7 @@ def test_calls_that_feed_a_model_otherwise_are_compared_and_pass(arguments):
         same(model, cache, text(length), max_new_tokens=4, **arguments)
     assert cache.last.cached_tokens >= 20
     expanded = "num_beams" in arguments
-    assert [shape.expanded for shape in cache._first._seen] == [expanded]
+    assert [shape.expanded for shape in cache._calls.first._seen] == [expanded]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_next", "deepseek_v3", "gpt2"])
@@ -127,12 +124,12 @@ def test_healthy_families_pass_in_each_shape(family):
         same(model, cache, longer[0][None], max_new_tokens=2)
         ids, mask = left_padded(longer)
         same(model, cache, ids, attention_mask=mask, max_new_tokens=2)
-    assert {(shape.many, shape.padded) for shape in cache._first._seen} == {
+    assert {(shape.many, shape.padded) for shape in cache._calls.first._seen} == {
         (False, False),
         (True, True),
     }
     cache.generate(longer[0][None], num_beams=2, max_new_tokens=2)
-    assert len(cache._first._seen) == 3
+    assert len(cache._calls.first._seen) == 3
 
 
 def test_half_precision_is_compared_with_room_for_rounding():
@@ -140,7 +137,7 @@ def test_half_precision_is_compared_with_room_for_rounding():
     cache = make_cache(model, block_size=4, verify="first")
     for length in (20, 40):
         cache.generate(text(length), max_new_tokens=2)
-    assert len(cache._first._seen) == 1
+    assert len(cache._calls.first._seen) == 1
     assert cache.last.cached_tokens > 0
 
 
@@ -152,4 +149,4 @@ def test_what_a_session_feeds_under_other_positions_is_not_compared():
         start = past.get_seq_length()
         embeds = model.get_input_embeddings()(text(40)[:, start:])
         cache.model(inputs_embeds=embeds, past_key_values=past, use_cache=True)
-    assert not cache._first._seen
+    assert not cache._calls.first._seen

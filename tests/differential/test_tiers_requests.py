@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from hf_help import left_padded, make_cache, random_ids, same, tiny_model
-from hf_media_help import equal, media_cache, media_model, picture, request, words
+from hf_media_help import equal, media_model, picture, request, words
 
 from quire.core import Scope
 from quire.errors import ConfigError
@@ -48,12 +48,12 @@ def tier_tokens(cache):
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
 def test_images_come_back_with_their_own_content_only(name, host):
     model = media_model(name)
-    first = media_cache(model, tiers=host)
+    first = make_cache(model, tiers=host, block_size=4)
     one, two = picture(name, 1), picture(name, 2)
     inputs = request(name, words(1, 21), one, words(2, 30))
     other = request(name, words(1, 21), two, words(2, 30))
     equal(model, first, inputs)
-    again = media_cache(model, tiers=host)
+    again = make_cache(model, tiers=host, block_size=4)
     equal(model, again, other)
     before = again.last.cached_tokens
     size = again.manager.block_size
@@ -122,8 +122,8 @@ def test_records_in_fewer_bits_come_back_close_and_apart_from_exact_ones(model, 
     again = make_cache(model, tiers=host, tier_dtype="int8")
     again.generate(ids, max_new_tokens=4)
     assert tier_tokens(again) == 80
-    for one, two in zip(first.pools, again.pools, strict=True):
-        held = residency(first.manager, ids[0].numpy(), first._weights.scope(None))
+    for one, two in zip(first.kept.pools, again.kept.pools, strict=True):
+        held = residency(first.manager, ids[0].numpy(), first.kept.identity.scope(None))
         assert held.matched == 5
         assert one.k.shape == two.k.shape
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hf_help import check_stored, make_cache, same, tiny_model
 from late_lane import lend, prompt, settled, tier_tokens, warm_cache
-from quire.core.kept import all_blocks
 
 from quire.engines.hf.request import Request
 from quire.exchange import residency
+from quire.exchange.kept import all_blocks
+from quire.exchange.restore import Restore
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
 from quire.tensors.records import BlockCodec
@@ -106,10 +107,10 @@ def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
         patched.setattr(BlockCodec, "decode", full)
         with pytest.raises(MemoryError):
             cache.generate(ids, max_new_tokens=4)
-    assert cache._store.transfers.is_idle
-    assert not cache._store.transfers._then, "buffers have gone back"
+    assert cache.kept.store.transfers.is_idle
+    assert not cache.kept.store.transfers._then, "buffers have gone back"
     assert cache.manager.num_active == 0
-    held = residency(cache.manager, ids[0].numpy(), cache._weights.scope(None))
+    held = residency(cache.manager, ids[0].numpy(), cache.kept.identity.scope(None))
     assert held.matched == 0
     same(model, cache, ids)
     assert tier_tokens(cache) == 80, "and it comes again"
@@ -152,7 +153,7 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
 
     def begun(request, making, feed):
         if not calls:
-            calls.append(cache._store.transfers.is_idle)
+            calls.append(cache.kept.store.transfers.is_idle)
             if between == "save":
                 cache.save(tmp_path / "saved")
             elif between == "load":
@@ -160,13 +161,13 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
             elif between == "clear":
                 cache.clear()
             elif between == "rebalance":
-                cache._store.resize({g.name: g.num_blocks - 8 for g in cache.memory()})
+                cache.kept.store.resize({g.name: g.num_blocks - 8 for g in cache.memory()})
             elif between == "session":
                 with cache.session(prompt(4)) as past, torch.no_grad():
                     model(prompt(4)[:, past.get_seq_length() :], past_key_values=past)
             else:
                 cache.close()
-            calls.append(cache._store.transfers.is_idle)
+            calls.append(cache.kept.store.transfers.is_idle)
         return start(request, making, feed)
 
     monkeypatch.setattr(Request, "start", begun)
@@ -186,13 +187,13 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
 def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
     model = tiny_model("llama")
     cache = warm_cache(model, host, prompt(1))
-    tiers, scope = cache._store.tiers, cache._weights.scope(None)
+    tiers, scope = cache.kept.store.tiers, cache.kept.identity.scope(None)
 
     def fail(_):
         raise FailedError
 
     with monkeypatch.context() as patched:
-        patched.setattr("quire.exchange.restore.Restore.commit", fail)
+        patched.setattr(Restore, "commit", fail)
         with pytest.raises(FailedError):
             tiers.onboard(prompt(1)[0].numpy(), scope)
     assert settled(cache), "its blocks are somebody else's from now on"
@@ -204,7 +205,7 @@ def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
 def test_a_forward_that_waits_for_tiers_does_not_tell_what_computing_takes(host):
     model = tiny_model("llama")
     cache = warm_cache(model, host, prompt(1))
-    cost = cache._store.tiers.cost
+    cost = cache.kept.store.tiers.cost
     cache.generate(prompt(1), max_new_tokens=2)
     assert tier_tokens(cache) == 80
     assert cost.num_observed == 0
@@ -219,7 +220,7 @@ def test_nothing_is_kept_while_blocks_are_on_their_way(host, monkeypatch):
     idle = []
 
     def spied(*arguments):
-        idle.append(cache._store.transfers.is_idle)
+        idle.append(cache.kept.store.transfers.is_idle)
         scatter(*arguments)
 
     monkeypatch.setattr("quire.engines.hf.store.scatter", spied)
@@ -262,7 +263,7 @@ def test_what_fails_under_a_request_inside_another_leaves_the_other_its_blocks(h
 def test_records_are_made_of_blocks_that_have_come(host, monkeypatch):
     model, ids = tiny_model("gemma3_text"), prompt(1)
     cache = warm_cache(model, host, ids)
-    tiers, start, made = cache._store.tiers, Request.start, []
+    tiers, start, made = cache.kept.store.tiers, Request.start, []
 
     def begun(request, making, feed):
         blocks = all_blocks(cache.manager)

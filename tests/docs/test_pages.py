@@ -1,29 +1,72 @@
-"""What pages of the documentation show runs as it stands."""
+"""What the README and the pages under docs show runs as it stands, and leads somewhere."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+import quire
+
 ROOT = Path(__file__).parents[2]
-PAGES = {"slots.md": 2, "verification.md": 1}
-SNIPPETS = [
-    pytest.param(snippet, id=f"{page}-{number}")
-    for page in PAGES
-    for number, snippet in enumerate(
-        re.findall(
-            r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL
-        )
-    )
-]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
+MENU = (ROOT / "mkdocs.yml").read_text("utf-8")
+REFERENCE = "".join(page.read_text("utf-8") for page in sorted((DOCS / "api").glob("*.md")))
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippets_of_a_page_run(snippet, monkeypatch):
+def snippets(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def name(page):
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
+SHOWING = [page for page in [TOP[0], *PAGES] if snippets(page) and page.stem != "errors"]
+"""The pages with snippets; those of the errors raise, and `test_errors.py` runs them."""
+
+
+@pytest.mark.parametrize("page", SHOWING, ids=name)
+def test_the_snippets_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="install it with: make setup")
-    monkeypatch.chdir(ROOT)
-    exec(compile(snippet, "page.md", "exec"), {"__name__": "page"})
+    for folder in ("src", "tests"):  # some read files of the repository, or write beside them
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for snippet in snippets(page):
+        exec(compile(snippet, page.name, "exec"), names)
 
 
-def test_the_pages_have_snippets():
-    assert len(SNIPPETS) == sum(PAGES.values())
+def test_the_readme_is_one_story_of_at_most_120_lines():
+    lines = TOP[0].read_text("utf-8").splitlines()
+    assert len(lines) <= 120
+    assert len(snippets(TOP[0])) == 2
+
+
+@pytest.mark.parametrize("page", [*TOP, *PAGES], ids=name)
+def test_links_and_images_lead_to_files_that_are_there(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    listed = re.findall(r"([\w/.-]+\.md)$", MENU, re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
+
+
+def test_the_reference_has_every_package():
+    rooms = {init.parent.name for init in (ROOT / "src" / "quire").glob("*/__init__.py")}
+    shown = set(re.findall(r"^::: quire\.(\w+)", REFERENCE, re.MULTILINE))
+    missing = rooms - shown - {"assets", "bench", "cli"}
+    assert not missing, (
+        f"say `::: quire.{missing.pop()}` on a page in docs/api, and add it to mkdocs.yml"
+    )
+
+
+def test_the_reference_lists_every_name_of_quire():
+    listed = set(
+        re.findall(r"^\| \[?`(\w+)`", (DOCS / "api/quire.md").read_text("utf-8"), re.MULTILINE)
+    )
+    assert listed == set(quire.__all__) - {"__version__"}, "mend the table in docs/api/quire.md"

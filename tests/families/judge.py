@@ -233,7 +233,7 @@ def stored(requests):
 
 def corrupted(requests):
     """Without this a class whose tokens do not depend on the context would pass."""
-    for pool in requests.cache._store.pools:
+    for pool in requests.cache.kept.store.pools:
         for states in _tensors(pool):
             states.copy_(-3 * states)
     try:

@@ -105,7 +105,7 @@ def test_prompts_and_batches_from_tiers_give_the_tokens_of_the_plain_model(
         for _ in range(2):  # from the tier, then from the pools that it was written to
             got = generated(cache, each, its_mask, **arguments)
             assert torch.equal(got, generated(model, each, its_mask, **arguments))
-            assert cache._store.transfers.is_idle
+            assert cache.kept.store.transfers.is_idle
     assert not cache.last.tier_tokens
 
 

@@ -61,7 +61,7 @@ def columns(notes):
 
 
 @given(FORKS)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_uses_and_distances_are_those_of_a_cache_kept_by_hand(forks):
     chains = chains_of(forks)
     uses = uses_of(*columns(noted(chains)), 0)

@@ -4,6 +4,7 @@ import json
 import math
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from serving_help import BLOCK, LinearTiming, limits, random_requests, request, run
@@ -14,13 +15,12 @@ from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, model_na
 from quire.sim.serving import (
     ClosedLoop,
     Cluster,
-    LeastLoaded,
     Load,
     PoissonArrivals,
     PrefixAware,
     RooflineTiming,
-    RoundRobin,
     TraceArrivals,
+    router_named,
     simulate,
 )
 
@@ -82,18 +82,18 @@ def test_no_requests_give_an_empty_result():
     assert (result.num_requests, result.makespan_s, result.requests_per_s) == (0, 0.0, 0.0)
     assert result.ttft_s is None
     assert result.overloaded is None
-    json.dumps(result.to_dict(), allow_nan=False)
+    json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 
 @pytest.mark.parametrize("num_blocks", [1000, TIGHT])
 @pytest.mark.parametrize("tiers", [(), HOST])
-@pytest.mark.parametrize("router", [RoundRobin, LeastLoaded, PrefixAware])
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "prefix"])
 def test_every_request_finishes_once_and_its_tokens_add_up(num_blocks, tiers, router):
     requests = random_requests(3, 150)
     result, served = run(
         requests,
         limits=limits(num_blocks),
-        router=router(),
+        router=router_named(router),
         num_replicas=2,
         tiers=tiers,
         block_bytes=1000,
@@ -160,11 +160,11 @@ def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch):
             num_replicas=2,
             tiers=tiers,
             block_bytes=1000,
-            router=router(),
+            router=router_named(router),
         )
-        return result.to_dict(), served
+        return msgspec.to_builtins(result), served
 
-    for tiers, router in (((), LeastLoaded), (HOST, PrefixAware)):
+    for tiers, router in (((), "least-loaded"), (HOST, "prefix")):
         assert outcome(1, tiers, router) == outcome(1024, tiers, router)
 
 
@@ -178,7 +178,7 @@ def test_two_runs_give_the_same_json_to_the_byte():
             tiers=HOST,
             block_bytes=1000,
         )
-        return json.dumps(result.to_dict(), allow_nan=False)
+        return json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
     assert text() == text()
 

@@ -1,23 +1,4 @@
-"""The command line: `quire`.
-
-app            the commands
-failures       what becomes of errors: a line, a document, an exit code
-demo           conversations with and without quire
-generate       text from a model, with the cache at work
-doctor         what is installed, and what is missing
-inspection     the state of a cache, drawn (`quire inspect`)
-cache          what a tier holds: verify, evict, export, import
-tier_place     where a tier is: a directory or an address
-tier_picture   a tier's directory, drawn (`quire inspect DIR`)
-tier_choice    which records a scope, a prefix or a size means
-tier_check     reading every record
-bench          the benchmarks, as tables
-talks          the text of the demo
-comparison     the demo's two runs, measured
-chat           messages to token ids, and the stamp of the first token
-models         models and tokenizers, from a folder or the hub
-output         consoles, numbers and bars
-"""
+"""The command line: `quire`. One file per command, `app` brings them together."""
 
 import io
 import os

@@ -36,7 +36,7 @@ Prefix = Annotated[
 
 @app.callback()
 def cache() -> None:
-    """What a tier holds: check it, make room.
+    """Check what a tier holds, make room in it.
 
     quire inspect PATH shows what is there. To carry it elsewhere, copy the
     directory while nothing writes to it.

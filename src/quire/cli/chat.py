@@ -44,7 +44,7 @@ def read_image(path: Path) -> Any:
 
 
 def prompt_inputs(processor: Any, messages: Messages) -> dict[str, Any]:
-    """Return what a processor makes of a conversation with images: the arguments of generate.
+    """Return the arguments of generate that a processor makes of a conversation with images.
 
     Raises `ConfigError` if the processor has no chat template, or it refuses.
     """

@@ -17,7 +17,7 @@ NUM_SAMPLES = 4
 
 
 class Size(NamedTuple):
-    """How much the demo does. Raises `ConfigError` through `check`."""
+    """The size of the demo. Raises `ConfigError` through `check`."""
 
     num_conversations: int = 5
     num_turns: int = 3
@@ -64,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the demo found. Speed-ups are medians over `warm` turns, the same on both sides."""
+    """The outcome of the demo. Speed-ups are medians over `warm` turns, the same on both sides."""
 
     turns: list[Call]
     sample: Call
@@ -251,7 +251,7 @@ def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) 
         turns=turns,
         sample=sample,
         snapshot=pair.cache.snapshot(),
-        pool_bytes=pair.cache.num_bytes,
+        pool_bytes=pair.cache.kept.num_bytes,
         setup_s=setup_s,
         seconds=time.perf_counter() - started,
     )

@@ -1,15 +1,13 @@
 """`quire curve`: what every size of a cache would find of a trace."""
 
-import csv
-import io
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.files import check_writable, write_text
+from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.options import AsJson, CsvTo, MaybeBlockSize
 from quire.cli.output import is_utf8, print_json, progress, stdout
 from quire.cli.tables import plain_table
@@ -81,16 +79,11 @@ def capacities(text: str, num_unique: int, option: str) -> list[int]:
 
 def document(both: "Curves", points: int, listed: list[int], sizes: list[int]) -> dict[str, Any]:
     """Return both curves as plain data: pairs of capacity in blocks and token hit, 0 to 1."""
-    result: dict[str, Any] = {
-        name: [
-            [capacity, hit]
-            for capacity, hit in zip(thin.capacities.tolist(), thin.token_hit.tolist(), strict=True)
-        ]
-        for name, thin in (
-            ("lru", both.lru.thinned(points, listed)),
-            ("optimum", both.optimum.thinned(points, listed)),
-        )
-    }
+    result: dict[str, Any] = {}
+    for name in ("lru", "optimum"):
+        thin = getattr(both, name).thinned(points, listed)
+        pairs = zip(thin.capacities.tolist(), thin.token_hit.tolist(), strict=True)
+        result[name] = [list(pair) for pair in pairs]
     facts = ("block_size", "num_requests", "prompt_tokens", "num_unique", "ceiling", "seconds")
     result |= {name: getattr(both, name) for name in facts}
     if sizes:
@@ -105,27 +98,20 @@ def csv_of(both: "Curves", points: int, listed: list[int]) -> str:
     chosen: set[int] = set()
     for each in (both.lru, both.optimum):
         chosen.update(each.thinned(points, listed).capacities.tolist())
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("capacity_blocks", "lru", "optimum"))
-    for capacity in sorted(chosen):
-        rows.writerow((capacity, both.lru.at(capacity), both.optimum.at(capacity)))
-    return text.getvalue()
+    names = "capacity_blocks", "lru", "optimum"
+    rows = ((each, both.lru.at(each), both.optimum.at(each)) for each in sorted(chosen))
+    return csv_text(dict(zip(names, row, strict=True)) for row in rows)
 
 
 def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
     import msgspec
 
+    from quire.cli.replay_inputs import opened
     from quire.sim.curves import curves_of
     from quire.sim.reuse import reuses
-    from quire.sim.trace import open_trace
 
     begun = time.process_time()
-    trace: Trace = open_trace(path)
-    if block_size is not None and block_size != trace.block_size:
-        from quire.sim.trace import with_block_size
-
-        trace = with_block_size(trace, block_size)
+    trace = opened(path, block_size)
     with progress(f"reading {path.name}") as say:
         read = reuses(_told(trace, say), trace.block_size)
         say("computing")
@@ -154,8 +140,6 @@ def _amount(word: str, whole: int, option: str) -> int:
 
 
 def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> None:
-    from rich.text import Text
-
     from quire.cli.curve_picture import picture
 
     console = stdout()
@@ -164,9 +148,7 @@ def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> Non
         f"tokens counted, {both.num_unique:,} different blocks of {both.block_size} tokens\n"
     )
     console.print(picture(both, width=min(console.width, 76), utf8=is_utf8(console)))
-    table = plain_table()
-    for head in ("of all blocks", "blocks", "LRU", "optimum"):
-        table.add_column(head, justify="right")
+    table = plain_table("of all blocks", "blocks", "LRU", "optimum")
     for capacity in listed:
         hits = (f"{100 * each.at(capacity):.2f} %" for each in (both.lru, both.optimum))
         table.add_row(_share(capacity, both.num_unique), f"{capacity:,}", *hits)
@@ -175,30 +157,23 @@ def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> Non
         console.print(_tier_table(both.lru, sizes))
     knees = (f"{each.capacity_for(KNEE):,}" for each in (both.lru, both.optimum))
     console.print(
-        Text.assemble(
-            f"{KNEE:.0%} of the ceiling ({100 * both.ceiling:.2f} %) at ",
-            (f"{next(knees)} blocks", "bold"),
-            f" with LRU, {next(knees)} at best; {both.seconds:.2f} s of CPU\n",
-        )
+        f"{KNEE:.0%} of the ceiling ({100 * both.ceiling:.2f} %) at [bold]{next(knees)} blocks[/bold] "
+        f"with LRU, {next(knees)} at best; {both.seconds:.2f} s of CPU\n"
     )
 
 
 def _tier_table(lru: "Curve", sizes: list[int]) -> Any:
-    table = plain_table()
-    table.add_column("tier, exclusive, LRU")
-    table.add_column("blocks", justify="right")
-    table.add_column("found there", justify="right")
+    title = "tier, exclusive, LRU"
+    table = plain_table(title, "blocks", "found there", left=[title])
     for name, size, share in zip(_tier_names(sizes), sizes, lru.tiers(sizes), strict=True):
         table.add_row(name, f"{size:,}", f"{100 * share:.2f} %")
     table.add_row("nowhere", "", f"{100 * (1 - lru.at(sum(sizes))):.2f} %")
     return table
 
 
-def _tier_names(sizes: Iterable[int]) -> list[str]:
-    return [
-        TIERS[number] if number < len(TIERS) else f"tier {number + 1}"
-        for number, _ in enumerate(sizes)
-    ]
+def _tier_names(sizes: Sequence[int]) -> list[str]:
+    further = (f"tier {number + 1}" for number in range(len(TIERS), len(sizes)))
+    return [*TIERS[: len(sizes)], *further]
 
 
 def _share(capacity: int, num_unique: int) -> str:

@@ -23,6 +23,7 @@ from quire.cli.options import (
     Seed,
 )
 from quire.cli.output import (
+    bar,
     is_utf8,
     milliseconds,
     pool_bar,
@@ -120,7 +121,7 @@ def demo(
 
 
 def machine(name: str, model: Any) -> dict[str, Any]:
-    """Say what ran the demo."""
+    """Return the model and the machine of the demo."""
     import torch
 
     threads = torch.get_num_threads()
@@ -174,16 +175,14 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
 def _cells(call: Call, *, utf8: bool) -> list[Text | str]:
     share = call.cached_tokens / call.prompt_tokens
     filled = round(8 * share)
-    full, empty = ("█", "░") if utf8 else ("#", ".")
+    drawn = bar((filled, 8 - filled), "█░" if utf8 else "#.", ("cyan", "bright_black"))
     gain = "bold green" if call.speedup >= 10 else "green" if call.speedup >= 1.5 else "dim"
     label = f"{call.conversation}{call.turn}"
     return [
         f"{NUM_SAMPLES} samples" if call.conversation == "samples" else label,
         f"{call.prompt_tokens:,}",
         f"{call.cached_tokens:,}",
-        Text.assemble(
-            (full * filled, "cyan"), (empty * (8 - filled), "bright_black"), f" {share:4.0%}"
-        ),
+        drawn.append(f" {share:4.0%}"),
         milliseconds(call.ttft_before_ms / 1e3),
         milliseconds(call.ttft_after_ms / 1e3),
         Text(times(call.speedup), gain),
@@ -201,42 +200,23 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
         f"{found.reused_tokens:,} of {found.prompt_tokens:,} prompt tokens "
         f"({figures['hit_rate']:.1%}); {computed:,} computed"
     )
-    facts: list[tuple[str, Any]] = [
-        (
-            "outputs identical",
-            Text(same, "green") if found.identical else Text(different, "bold red"),
-        ),
-        ("prefill saved", saved),
-    ]
+    identical = Text(same, "green") if found.identical else Text(different, "bold red")
+    facts: list[tuple[str, Any]] = [("outputs identical", identical), ("prefill saved", saved)]
     if found.warm:
-        facts.append(
-            (
-                "first token",
-                Text.assemble(
-                    f"{milliseconds(figures['ttft_ms_cold_median'] / 1e3)} ms without, "
-                    f"{milliseconds(figures['ttft_ms_warm_median'] / 1e3)} ms with quire: ",
-                    (times(figures["ttft_speedup_median"]), "bold green"),
-                ),
-            )
+        cold, warm = (
+            milliseconds(figures[f"ttft_ms_{each}_median"] / 1e3) for each in ("cold", "warm")
         )
-        facts.append(
-            (
-                "",
-                f"medians over {len(found.warm)} turns with {_at_least(found.warm_tokens)} tokens cached",
-            )
-        )
+        gain = times(figures["ttft_speedup_median"]), "bold green"
+        first = Text.assemble(f"{cold} ms without, {warm} ms with quire: ", gain)
+        at_least = f"{found.warm_tokens:,}+" if found.warm_tokens > 1 else "any"
+        medians = f"medians over {len(found.warm)} turns with {at_least} tokens cached"
+        facts += [("first token", first), ("", medians)]
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]
+    drawn = Text.assemble(pool_bar(pool, utf8=utf8), f" {format_bytes(found.pool_bytes)}")
     facts += [
         ("all calls", f"{before:.1f} s without, {after:.1f} s with quire: {times(before / after)}"),
-        (
-            "block pool",
-            Text.assemble(pool_bar(pool, utf8=utf8), f" {format_bytes(found.pool_bytes)}"),
-        ),
+        ("block pool", drawn),
         ("", pool_counts(pool)),
     ]
     return facts
-
-
-def _at_least(num_tokens: int) -> str:
-    return f"{num_tokens:,}+" if num_tokens > 1 else "any"

@@ -18,16 +18,10 @@ from quire.config import format_bytes
 from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, Extra, install
 
 BASE = ("numpy", "msgspec")
-"""What is always there."""
+"""Packages of the base install."""
 
-PACKAGES = tuple(
-    dict.fromkeys(
-        (
-            *BASE,
-            *(DISTRIBUTIONS.get(name, name) for extra in EXTRAS.values() for name in extra.modules),
-        )
-    )
-)
+_OPTIONAL = (DISTRIBUTIONS.get(name, name) for each in EXTRAS.values() for name in each.modules)
+PACKAGES = tuple(dict.fromkeys((*BASE, *_OPTIONAL)))
 IMPORTED_AS: dict[str, str] = {package: module for module, package in DISTRIBUTIONS.items()}
 
 
@@ -52,14 +46,10 @@ def doctor(
     console.print()
     console.print(facts_table(_facts(found)))
     console.print()
-    table = plain_table()
-    for name in ("extra", "gives", ""):
-        table.add_column(name)
+    table = plain_table("extra", "gives", "", left=("extra", "gives", ""))
     for name, extra in found["extras"].items():
-        missing = extra["missing"]
-        state = (
-            Text(f"missing: {', '.join(missing)}", "yellow") if missing else Text("there", "green")
-        )
+        missing = ", ".join(extra["missing"])
+        state = Text(f"missing: {missing}", "yellow") if missing else Text("there", "green")
         table.add_row(name, extra["purpose"], state)
     console.print(table)
     lacking = [extra for extra in found["extras"].values() if extra["missing"]]
@@ -159,12 +149,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
     for package, number in found["packages"].items():
         name: str = IMPORTED_AS.get(package) or package
-        facts.append(
-            (
-                name,
-                number if number is not None else Text("not installed", "yellow"),
-            )
-        )
+        facts.append((name, Text("not installed", "yellow") if number is None else number))
     facts += [("CPU", f"{found['cpu_cores']} cores"), ("memory", ", ".join(sizes) or "unknown")]
     if found["torch_error"]:
         facts.append(("torch", Text(f"does not load: {found['torch_error']}", "red")))

@@ -1,4 +1,4 @@
-"""What becomes of errors: one line on standard error, and with `--json` a document as well.
+"""Errors as people and programs see them: a line, with `--json` a document, an exit code.
 
 Exit codes: 0 done; 1 done, and the answer is bad (outputs differ, records are damaged);
 2 cannot be done as asked; 3 a defect; 130 interrupted; 141 the reader of the output went away.
@@ -22,7 +22,7 @@ def options_of(args: Sequence[str]) -> Sequence[str]:
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """Return what an error comes to in one line, and the exit code."""
+    """Return an error in one line, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, (QuireError, ModuleNotFoundError)):
@@ -37,7 +37,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 
 
 def report(kind: str, message: str, code: int, *, as_json: bool) -> None:
-    """Say what was wrong, as a red line and, with `as_json`, as one document on standard output."""
+    """Report an error as a red line and, with `as_json`, as one document on standard output."""
     if as_json:
         document = {"error": {"kind": kind, "message": message, "exit_code": code}}
         with suppress(OSError, ValueError):
@@ -67,7 +67,7 @@ def _redirect(stream: TextIO) -> None:
 
 
 def _of_library(error: BaseException) -> str | None:
-    """Return what to install for a module that is missing; None where it is not one of ours."""
+    """Return the command that installs a missing module; None where it is not one of ours."""
     from quire.extras import extra_of, install
 
     extra = extra_of(error.name) if isinstance(error, ModuleNotFoundError) else None

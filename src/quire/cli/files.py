@@ -1,7 +1,11 @@
 """Files that commands read and write: what cannot be is said before the work, not after it."""
 
+import csv
+import io
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from quire.errors import ConfigError
 
@@ -22,6 +26,17 @@ def write_text(path: Path, text: str) -> None:
         path.expanduser().write_text(text, "utf-8", newline="")
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with a column for every key that a row has."""
+    rows = list(rows)
+    text = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def check_writable(path: Path | None, *endings: str) -> None:

@@ -221,7 +221,7 @@ def _pad_id(model: Any, tokenizer: Any) -> int | None:
 
 
 def _questions(prompt: str | None, file: Path | None, turns: Path | None) -> list[str]:
-    """Return what the user says, turn by turn. Raises `ConfigError` and `TokensError`."""
+    """Return the user's messages, turn by turn. Raises `ConfigError` and `TokensError`."""
     given = [source for source in (prompt, file, turns) if source is not None]
     if len(given) > 1:
         raise ConfigError("give the prompt once: as an argument, with --file or with --turns")

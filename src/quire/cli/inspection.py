@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 PARTS = frozenset({"block_size", "policy", "groups", "roots", "sequences", "stats"})
 
 HEAD_TOKENS, HEAD_IDS = 48, 8
-"""So many tokens of an edge are shown as text, or as ids."""
+"""Tokens of an edge that are shown as text, or as ids."""
 
 MISSES = {
     "last_token": "the last token of each prompt is always computed",
@@ -201,7 +201,7 @@ def _grow(tree: Tree, nodes: list[dict[str, Any]], state: dict[str, Any], *, tex
 
 
 class _Label:
-    """What is known of an edge, whole, and as much of its beginning as the line has room for."""
+    """The facts of an edge, whole, and as much of its beginning as the line has room for."""
 
     def __init__(self, facts: Text, tokens: list[int], *, text: bool) -> None:
         self._facts, self._tokens, self._text = facts, tokens, text

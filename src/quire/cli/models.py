@@ -87,7 +87,7 @@ def hush() -> None:
 
 
 def _source(name: str) -> str | Path:
-    """Where to load `name` from: a folder that exists, or a hub id."""
+    """Return the source of a model: a folder that exists, or a hub id."""
     if name == TINY:
         return demo_model()
     path = Path(name).expanduser()

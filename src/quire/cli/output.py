@@ -6,7 +6,7 @@ Results go to standard output, everything else (progress, errors) to standard er
 
 import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) 
 
 
 def recording(path: Path | None, block_size: int) -> "Recorder | None":
-    """Return what records to a path; None without one. Raises `ConfigError`."""
+    """Return a recorder to a path; None without one. Raises `ConfigError`."""
     from quire.observe import Recorder
 
     return None if path is None else Recorder(path, block_size)
@@ -88,23 +88,23 @@ def progress(what: str, total: int | None = None) -> Generator[Callable[[str], N
         yield begin
 
 
+def bar(widths: Iterable[int], marks: str, styles: Iterable[str]) -> Text:
+    """Draw a bar of parts, each so many of its mark."""
+    parts = zip(marks, widths, styles, strict=True)
+    return Text.assemble(*((mark * width, style) for mark, width, style in parts))
+
+
 def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:
     """Draw the blocks of one pool of a snapshot: active, cached, free."""
-    marks = "█▓░" if utf8 else "#+."
     total = group["num_blocks"]
     active = min(BAR_WIDTH, -(-BAR_WIDTH * group["active"] // total))
     cached = min(BAR_WIDTH - active, -(-BAR_WIDTH * group["cached"] // total))
-    free = BAR_WIDTH - active - cached
-    bar = Text()
-    for mark, width, style in zip(
-        marks, (active, cached, free), (ACTIVE, CACHED, FREE), strict=True
-    ):
-        bar.append(mark * width, style)
-    return bar
+    widths = active, cached, BAR_WIDTH - active - cached
+    return bar(widths, "█▓░" if utf8 else "#+.", (ACTIVE, CACHED, FREE))
 
 
 def pool_counts(group: dict[str, Any]) -> Text:
-    """Say how many blocks of one pool of a snapshot are active, cached and free."""
+    """Return the active, cached and free blocks of one pool of a snapshot in words."""
     return Text.assemble(
         (f"{group['active']:,} active", ACTIVE),
         " + ",

@@ -25,6 +25,7 @@ from quire.cli.output import (
     BAR_WIDTH,
     CACHED,
     FREE,
+    bar,
     is_utf8,
     milliseconds,
     print_json,
@@ -176,42 +177,28 @@ def _head(made: "DeploymentPlan") -> Text:
 
 
 def _memory(memory: "Budget", *, utf8: bool) -> Any:
-    marks = "█▒▓" if utf8 else "#=+"
     parts = (
         ("weights", memory.weight_bytes, WEIGHTS),
         ("activations", memory.reserve_bytes, RESERVE),
         ("K and V", memory.kv_bytes, CACHED),
     )
-    bar, said, drawn = Text(), Text(), 0
-    for mark, (name, num_bytes, style) in zip(marks, parts, strict=True):
-        width = round(BAR_WIDTH * num_bytes / memory.usable_bytes)
-        width = BAR_WIDTH - drawn if name == "K and V" else max(1, width)
-        drawn += width
-        bar.append(mark * width, style)
-        said.append(f"{format_bytes(num_bytes)} {name}", style)
-        said.append(
-            " + " if name != "K and V" else f" = {format_bytes(memory.usable_bytes)} usable"
-        )
-    facts: list[tuple[str, Any]] = [("memory", bar), ("", said)]
-    if memory.block_bytes:
-        facts.append(
-            (
-                "blocks",
-                (
-                    f"{memory.num_blocks:,} of {memory.block_size} tokens, "
-                    f"{format_bytes(memory.block_bytes)} each"
-                ),
-            )
-        )
-    facts.append(
-        (
-            "users",
-            (
-                f"{memory.users:,} with {short_tokens(memory.context)} tokens each "
-                f"({format_bytes(memory.sequence_bytes)} a user)"
-            ),
-        )
+    *before, _ = (max(1, round(BAR_WIDTH * size / memory.usable_bytes)) for _, size, _ in parts)
+    said = Text(" + ").join(
+        Text(f"{format_bytes(size)} {name}", style) for name, size, style in parts
     )
+    said.append(f" = {format_bytes(memory.usable_bytes)} usable")
+    styles = [style for _, _, style in parts]
+    facts: list[tuple[str, Any]] = [
+        ("memory", bar((*before, BAR_WIDTH - sum(before)), "█▒▓" if utf8 else "#=+", styles)),
+        ("", said),
+    ]
+    if memory.block_bytes:
+        size = f"{format_bytes(memory.block_bytes)} each"
+        facts.append(("blocks", f"{memory.num_blocks:,} of {memory.block_size} tokens, {size}"))
+    user = (
+        f"{short_tokens(memory.context)} tokens each ({format_bytes(memory.sequence_bytes)} a user)"
+    )
+    facts.append(("users", f"{memory.users:,} with {user}"))
     others = ", ".join(
         f"{short_tokens(tokens)}: {users:,}" for tokens, users in memory.users_by_context
     )
@@ -219,9 +206,8 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
     if not memory.users:
         facts.append(("", Text(f"none fits; it takes --num-gpus {memory.num_gpus_needed}", "red")))
     if memory.kv_copies > 1:
-        facts.append(
-            ("", f"K and V are stored {memory.kv_copies:g} times: fewer KV heads than devices")
-        )
+        copies = f"{memory.kv_copies:g} times: fewer KV heads than devices"
+        facts.append(("", f"K and V are stored {copies}"))
     return facts_table(facts)
 
 
@@ -230,9 +216,8 @@ def _tier_table(made: "DeploymentPlan") -> Any:
 
     speed, context = made.speed, short_tokens(made.memory.context)
     new = made.tiers[0].crossover.new_tokens
-    table = plain_table()
-    for name in ("tier", "size", "GB/s", "users", f"{context} from it, ms", "fetching wins"):
-        table.add_column(name, justify="left" if name in {"tier", "fetching wins"} else "right")
+    heads = ("tier", "size", "GB/s", "users", f"{context} from it, ms", "fetching wins")
+    table = plain_table(*heads, left=(heads[0], heads[-1]))
     for tier in made.tiers:
         verdict = tier.crossover.verdict
         if verdict[-1].isdigit():
@@ -287,14 +272,10 @@ def _worth_table(made: "DeploymentPlan", *, utf8: bool) -> Any:
     for name in ("hit %", "saved GPU s", "saved %", "TTFT ms"):
         table.add_column(name, justify="right")
     for row in made.worth:
-        table.add_row(
-            _below(row),
-            _hit_bar(row, utf8=utf8),
-            f"{row.token_hit * 100:.1f}",
-            f"{row.saved_gpu_s:,.0f}" if row.below else "",
-            f"{row.saved_gpu_s / made.worth[0].prefill_gpu_s * 100:.0f}" if row.below else "",
-            milliseconds(row.ttft_s),
-        )
+        saved = row.saved_gpu_s, 100 * row.saved_gpu_s / made.worth[0].prefill_gpu_s
+        cells = (f"{number:,.0f}" if row.below else "" for number in saved)
+        hit = f"{row.token_hit * 100:.1f}"
+        table.add_row(_below(row), _hit_bar(row, utf8=utf8), hit, *cells, milliseconds(row.ttft_s))
     return Group(Text("What memory below the device buys on this trace", "bold"), table)
 
 
@@ -305,19 +286,14 @@ def _below(row: "Worth") -> str:
 
 
 def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
-    marks = "█▓░" if utf8 else "#+."
     device = round(HIT_WIDTH * row.device_hit)
     below = max(0, round(HIT_WIDTH * row.token_hit) - device)
-    bar = Text(marks[0] * device, ACTIVE)
-    bar.append(marks[1] * below, CACHED)
-    bar.append(marks[2] * (HIT_WIDTH - device - below), FREE)
-    return bar
+    widths = device, below, HIT_WIDTH - device - below
+    return bar(widths, "█▓░" if utf8 else "#+.", (ACTIVE, CACHED, FREE))
 
 
 def _block_table(made: "DeploymentPlan") -> Any:
-    table = plain_table()
-    for name in ("tokens", "bytes", "token hit %", "lost %", "blocks a user", "naming ms"):
-        table.add_column(name, justify="right")
+    table = plain_table("tokens", "bytes", "token hit %", "lost %", "blocks a user", "naming ms")
     for each in made.blocks.choices:
         chosen = each.block_size == made.blocks.recommended
         table.add_row(

@@ -1,14 +1,12 @@
 """`quire replay`: a trace through the real cache, by capacity and policy."""
 
-import csv
-import io
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quire.cli.files import check_writable, write_text
+from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.options import AsJson, CsvTo, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
 from quire.cli.output import print_json, progress, stderr, stdout
 from quire.cli.replay_inputs import (
@@ -144,9 +142,4 @@ def csv_of(rows: list[dict[str, Any]]) -> str:
         | {f"missed_{reason}": tokens for reason, tokens in row["missed"].items()}
         for row in rows
     ]
-    columns = list(dict.fromkeys(key for row in flat for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    return csv_text(flat)

@@ -1,4 +1,4 @@
-"""What people ask `quire replay` for: capacities, policies, a model, a trace."""
+"""The inputs of `quire replay`: capacities, policies, a model, a trace."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ HOW = "a capacity is a share like 10%, bytes like 64GiB, or a number of blocks l
 
 
 class Asked(NamedTuple):
-    """What was asked for: options with their values, None or False where one was left out."""
+    """A command line: options with their values, None or False where one was left out."""
 
     trace: Path
     options: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 
 def names(text: str) -> list[str]:
-    """Return what stands between the commas."""
+    """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -94,7 +94,7 @@ def load_model(model: str | None, gpu: str | None, default_gpu: str) -> "Rooflin
 def service_of(
     rates: tuple[float | None, float | None], roofline: "Roofline | None", *, concurrent: bool
 ) -> "Service | None":
-    """Return how long requests take: as recorded, else by the rates given, else on the roofline."""
+    """Return the durations of requests: as recorded, else by the rates given, else on the roofline."""
     from quire.sim.service import DECODE_RATE, PREFILL_RATE, AsRecorded, OnRoofline, Rates
 
     prefill, decode = rates

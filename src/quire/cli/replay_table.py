@@ -1,7 +1,6 @@
 """The rows of `quire replay` as a table for people."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -13,13 +12,8 @@ from quire.config import format_bytes
 Row: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: its head, and what of a row it shows."""
-
-    head: str
-    cell: Callable[[Row], str]
-    style: str = ""
+Cell: TypeAlias = Callable[[Row], str]
+"""The text of a row in a column."""
 
 
 def show(console: Console, document: dict[str, Any], command: str) -> None:
@@ -35,23 +29,25 @@ def show(console: Console, document: dict[str, Any], command: str) -> None:
     )
     columns = _columns(document["rows"])
     console.print(_table(document["rows"], columns))
-    for line in _notes(document, [column.head for column in columns]):
+    for line in _notes(document):
         console.print(Text(f"  {line}", "bright_black"))
     console.print(Text(f"\n  {command}\n", "bright_black"), soft_wrap=True)
 
 
-def _table(rows: list[Row], columns: list[Column]) -> Any:
+def _table(rows: list[Row], columns: dict[str, Cell]) -> Any:
     table = plain_table(num_keys=3)
-    for column in columns:
-        left = column.head == "policy"
+    for head in columns:
+        left = head == "policy"
         justify = "left" if left else "right"
-        table.add_column(column.head, justify=justify, style=column.style, no_wrap=left)
+        table.add_column(
+            head, justify=justify, style="bright_black" * (head in QUIET), no_wrap=left
+        )
     last = None
     for row in rows:
         capacity = row["capacity_blocks"]
         if last not in (None, capacity):
             table.add_section()
-        cells = [column.cell(row) for column in columns]
+        cells = [cell(row) for cell in columns.values()]
         if capacity == last:
             cells[:2] = "", ""
         table.add_row(*cells, style="bold" if _is_best(row, rows) else "")
@@ -59,14 +55,15 @@ def _table(rows: list[Row], columns: list[Column]) -> Any:
     return table
 
 
-def _columns(rows: list[Row]) -> list[Column]:
+def _columns(rows: list[Row]) -> dict[str, Cell]:
     """Return the columns that rows fill."""
-    more: list[Column] = []
+    columns = dict(COLUMNS)
     if "saved_prefill_s" in rows[0]:
-        more.append(Column("saved prefill", lambda row: f"{row['saved_prefill_s']:,.0f} s"))
+        columns["saved prefill"] = lambda row: f"{row['saved_prefill_s']:,.0f} s"
     if any("mean_wait_s" in row for row in rows):
-        more.append(Column("mean wait", _wait))
-    return [*COLUMNS[:-1], *more, COLUMNS[-1]]
+        columns["mean wait"] = _wait
+    columns["CPU s"] = lambda row: f"{row['seconds']:.2f}"
+    return columns
 
 
 def _missed(*reasons: str) -> Callable[[Row], str]:
@@ -91,20 +88,22 @@ def _wait(row: Row) -> str:
     return f"{wait:,.2f} s" if wait is not None else ""
 
 
-COLUMNS = (
-    Column("blocks", lambda row: f"{row['capacity_blocks']:,}"),
-    Column("of all", lambda row: f"{100 * row['share']:.3g} %" if row["share"] else ""),
-    Column("policy", lambda row: row["policy"]),
-    Column("token hit", lambda row: f"{100 * row['token_hit']:.2f} %"),
-    Column("of best", _of_best),
-    Column("evicted", _evicted),
-    Column("gone", _missed("evicted"), "bright_black"),
-    Column("block hit", lambda row: f"{100 * row['block_hit']:.2f} %"),
-    Column("cold", _missed("cold"), "bright_black"),
-    Column("other", _missed("oversized", "partial_block"), "bright_black"),
-    Column("CPU s", lambda row: f"{row['seconds']:.2f}", "bright_black"),
-)
+COLUMNS: dict[str, Cell] = {
+    "blocks": lambda row: f"{row['capacity_blocks']:,}",
+    "of all": lambda row: f"{100 * row['share']:.3g} %" if row["share"] else "",
+    "policy": lambda row: row["policy"],
+    "token hit": lambda row: f"{100 * row['token_hit']:.2f} %",
+    "of best": _of_best,
+    "evicted": _evicted,
+    "gone": _missed("evicted"),
+    "block hit": lambda row: f"{100 * row['block_hit']:.2f} %",
+    "cold": _missed("cold"),
+    "other": _missed("oversized", "partial_block"),
+}
 """Those that matter most stand first: in a narrow terminal the others are below."""
+
+QUIET = ("gone", "cold", "other", "CPU s")
+"""Columns that are read last."""
 
 
 def _is_best(row: Row, rows: list[Row]) -> bool:
@@ -117,12 +116,11 @@ def _is_best(row: Row, rows: list[Row]) -> bool:
     return row["policy"] != "optimum" and len(others) > 1 and row["token_hit"] == max(others)
 
 
-def _notes(document: dict[str, Any], heads: list[str]) -> list[str]:
-    meanings = {
-        "of best": "share of what the optimum finds, which knows the future",
-        "gone": "prompt tokens that were seen before and are not cached any more",
-    }
-    notes = [f"{head}: {meaning}" for head, meaning in meanings.items() if head in heads]
+def _notes(document: dict[str, Any]) -> list[str]:
+    notes = [
+        "of best: share of what the optimum finds, which knows the future",
+        "gone: prompt tokens that were seen before and are not cached any more",
+    ]
     if document["hints"] != "none":
         notes.append(f"hints: {document['hints']}")
     if document["concurrent"]:

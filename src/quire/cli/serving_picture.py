@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HEIGHTS, ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 MAX_SHARES = 8
-"""So many replicas are listed one by one."""
+"""Replicas that are listed one by one, at most."""
 
 FIRST, RUNNING, WAITING = "cyan", "green", "yellow"
 

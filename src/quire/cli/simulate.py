@@ -1,8 +1,10 @@
 """`quire simulate`: what users would see of a service under the load of a trace."""
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from quire.cli.options import (
@@ -17,13 +19,13 @@ from quire.cli.options import (
     Seed,
 )
 from quire.cli.output import is_utf8, print_json, progress, stderr, stdout
+from quire.cli.replay_inputs import opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.sim.hardware import Roofline
     from quire.sim.serving import Cluster, Load, Objective, Served, ServingResult
-    from quire.sim.trace import TraceRequest
 
 SHOWN_STEPS = 100
 """Progress is shown so many times."""
@@ -91,7 +93,6 @@ def simulate(
         parse_arrivals,
         router_named,
     )
-    from quire.sim.trace import open_trace, with_block_size
 
     facts = model_named(model)
     roofline = Roofline(facts, accelerator_named(gpu), num_gpus, mfu=mfu)
@@ -99,14 +100,11 @@ def simulate(
     arriving = parse_arrivals(arrivals, speed=speed, seed=seed)
     if speed != 1 and arrivals != "trace":
         raise ConfigError(f"--speed {speed:g} changes the times of a trace, not {arrivals}")
-    objective = None
-    if slo_ttft is not None or slo_tpot is not None:
-        objective = Objective(slo_ttft, slo_tpot)
+    has_objective = slo_ttft is not None or slo_tpot is not None
+    objective = Objective(slo_ttft, slo_tpot) if has_objective else None
     below = tuple(parse_tiers(tiers))
-    opened = open_trace(trace)
-    if block_size is not None and block_size != opened.block_size:
-        opened = with_block_size(opened, block_size)
-    size = opened.block_size
+    source = opened(trace, block_size)
+    size = source.block_size
     block_bytes = max(facts.kv.per_token, 1) * size
     if kv_memory is None:
         num_blocks = blocks_that_fit(roofline, size, max_sequences=max_sequences)
@@ -121,7 +119,7 @@ def simulate(
     cluster = Cluster(limits, RooflineTiming(roofline), replicas, below, block_bytes)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")
-        load = Load(list(_head(opened, num_requests)), arriving, duration_s=duration)
+        load = Load(list(islice(source, num_requests)), arriving, duration_s=duration)
         result = _run(cluster, load, chosen, objective, say)
     settings = {
         "trace": str(trace),
@@ -135,17 +133,11 @@ def simulate(
         "block_size": size,
     }
     if as_json:
-        print_json(settings | result.to_dict())
+        print_json(settings | msgspec.to_builtins(result))
         if result.overloaded:
             stderr().print(result.overloaded, style="yellow", markup=False, highlight=False)
         return
     _show(settings, result, roofline)
-
-
-def _head(trace: Any, num_requests: int | None) -> "list[TraceRequest]":
-    from itertools import islice
-
-    return list(islice(trace, num_requests))
 
 
 def _run(
@@ -183,9 +175,10 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
     if not result.num_requests:
         console.print("No requests, so nothing to report.\n")
         return
+    utf8 = is_utf8(console)
     console.print(serving_picture.durations(result))
     console.print(serving_picture.facts(result))
-    console.print(serving_picture.histogram(result, width=console.width, utf8=is_utf8(console)))
-    console.print(serving_picture.queues(result, width=console.width, utf8=is_utf8(console)))
+    console.print(serving_picture.histogram(result, width=console.width, utf8=utf8))
+    console.print(serving_picture.queues(result, width=console.width, utf8=utf8))
     if result.overloaded:
         console.print(f"[yellow]{result.overloaded}[/yellow]\n")

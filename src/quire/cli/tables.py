@@ -1,6 +1,6 @@
 """Tables that keep their numbers in narrow terminals."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -74,10 +74,17 @@ def _is_whole(column: Column) -> bool:
     return column.no_wrap or column.justify == "right"
 
 
-def plain_table(num_keys: int = 1, **options: Any) -> Table:
-    """Return a table with one line under its head and no frame."""
+def plain_table(
+    *heads: str, left: Collection[str] = (), num_keys: int = 1, **options: Any
+) -> Table:
+    """Return a table with one line under its head and no frame, its columns headed `heads`.
+
+    Columns are of numbers, right-justified, but those in `left`.
+    """
     table = FittedTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", **options)
     table.num_keys = num_keys
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
     return table
 
 

@@ -50,7 +50,7 @@ def read_all(
 
 
 def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":
-    """Return what became of a record and why it is damaged, if it is.
+    """Return the outcome of a record and the reason of its damage, if there is one.
 
     A slab's place without the record that it should have reads as absent. If what it has is another
     record, it was given to that one meanwhile; if it is none, it is damaged.

@@ -1,4 +1,4 @@
-"""Which records of a tier a command means: the oldest, a scope's, a prefix's."""
+"""The records of a tier that a command means: the oldest, a scope's, a prefix's."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a tier holds, drawn: namespaces, prefixes by scope, and how hot they are."""
+"""A picture of a tier: namespaces, prefixes by scope, and their recency."""
 
 import io
 import time

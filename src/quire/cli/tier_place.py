@@ -1,4 +1,4 @@
-"""Where a command finds a tier: a directory that one has written, or an address."""
+"""Places of tiers for commands: a directory that one has written, or an address."""
 
 import re
 from collections.abc import Generator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,6 @@ from quire.cli.trace_make import make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire.sim.trace import Format, ReportingTrace
     from quire.sim.trace.facts import Distances, TraceFacts
 BESIDE_BAR = 18
 """Columns that a table takes beside its first column and its bars."""
@@ -88,10 +87,13 @@ def info(
       quire trace info agent.jsonl --trace-block-size 16
       quire trace info conversation.jsonl.gz --json
     """
+    from quire.sim.trace import open_trace
     from quire.sim.trace.facts import describe
 
     with progress(f"reading {file.name}") as begin:
-        trace = _open(file, format_name, trace_block_size, tokenizer, seed)
+        trace = open_trace(
+            file, format=format_name, block_size=trace_block_size, tokenizer=tokenizer, seed=seed
+        )
         facts = describe(trace, lambda count: begin(f"{file.name}: {count:,} requests"))
     if as_json:
         from msgspec import to_builtins
@@ -129,13 +131,15 @@ def convert(
       quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
       quire trace convert sharegpt.json chats.jsonl.gz --tokenizer ./my-model
     """
-    from quire.sim.trace import check_ending, save_trace, with_block_size
+    from quire.sim.trace import check_ending, open_trace, save_trace, with_block_size
 
     check_writable(target)
     check_ending(target)
 
     with progress(f"converting {source.name}"):
-        trace = _open(source, format_name, trace_block_size, tokenizer, seed)
+        trace = open_trace(
+            source, format=format_name, block_size=trace_block_size, tokenizer=tokenizer, seed=seed
+        )
         wanted = with_block_size(trace, to_block_size or trace.block_size)
         count = save_trace(wanted, target)
     written: dict[str, Any] = {
@@ -164,9 +168,7 @@ def show(console: Console, facts: TraceFacts) -> None:
     """Draw the facts of a trace."""
     console.print()
     console.print(facts_table(_facts(facts)))
-    lengths = plain_table()
-    for name in ("tokens", "mean", *_names(facts.prompt_length)):
-        lengths.add_column(name, justify="left" if name == "tokens" else "right")
+    lengths = plain_table("tokens", "mean", *_names(facts.prompt_length), left=["tokens"])
     for name, found in (("prompt", facts.prompt_length), ("output", facts.output_length)):
         numbers = [f"{found[key]:,.0f}" for key in ("mean", *_names(found))]
         lengths.add_row(name, *numbers)
@@ -204,10 +206,7 @@ def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
 def _draw(console: Console, title: str, found: Distances, name: Callable[[float], str]) -> None:
     mark = "█" if is_utf8(console) else "#"
     largest = max(share for _, share in found.histogram)
-    table = plain_table()
-    table.add_column(title, justify="right")
-    table.add_column("reuses", justify="right")
-    table.add_column("")
+    table = plain_table(title, "reuses", "", left=[""])
     room = min(BAR_WIDTH, max(console.width - len(title) - BESIDE_BAR, 4))
     for end, share in found.histogram:
         width = round(room * share / largest)
@@ -233,21 +232,3 @@ def _duration(seconds: float) -> str:
             number = seconds / size
             return f"{number:.3g} {unit}"
     return f"{seconds / 86_400:,.3g} days"
-
-
-def _open(
-    file: Path,
-    format_name: str | None,
-    block_size: int | None,
-    tokenizer: Path | None,
-    seed: int,
-) -> ReportingTrace:
-    from quire.sim.trace import open_trace
-
-    return open_trace(
-        file,
-        format=cast("Format | None", format_name),
-        block_size=block_size,
-        tokenizer=tokenizer,
-        seed=seed,
-    )

@@ -1,4 +1,4 @@
-"""What a running cache tells the outside: traces of what it was asked for, logs of its events."""
+"""Records of a running cache: traces of its requests, logs of its events."""
 
 from quire.observe.event_log import save_events
 from quire.observe.recorder import Recorder

@@ -28,10 +28,10 @@ MAX_BLOCKS = 20_000_000
 """Distinct blocks after which a recording ends, by default: about 2 GB of names in memory."""
 
 MAX_WAITING = 10_000
-"""So many rows wait for a request before them to end; then it is written without its end."""
+"""Rows that wait for a request before them to end; beyond, it is written without its end."""
 
 GZIP_BYTES = 1 << 16
-"""So much text is compressed together, and lost in a crash. Rows of a plain file wait for nobody."""
+"""Bytes of text that are compressed together, and lost in a crash. Rows of a plain file wait for nobody."""
 
 GZIP_S = 10.0
 """Nor does text wait longer than so many seconds, if requests come."""

@@ -42,7 +42,7 @@ from quire.sim.trace.rows import Trace, TraceRequest
 
 
 class Event(IntEnum):
-    """What happens, in this order when it happens at the same time; arrivals come last."""
+    """Events, in this order when they happen at the same time; arrivals come last."""
 
     COMPUTED = 0
     ENDED = 1
@@ -127,7 +127,7 @@ class _ConcurrentReplay:
             yield from self._next_event()
 
     def waits(self) -> dict[str, Any]:
-        """Return how long requests waited, and how full it was."""
+        """Return the waits of requests, and the peaks of what was in use."""
         waits = np.frombuffer(self._waits) if self._waits else np.zeros(1)
         return {
             "mean_wait_s": float(waits.mean()),
@@ -191,7 +191,7 @@ class _ConcurrentReplay:
         return num_blocks <= free or num_blocks - self._shared(tokens) <= free
 
     def _shared(self, tokens: IntArray) -> int:
-        """Return how many leading blocks of a prompt are cached and in use by others. Pure."""
+        """Return the number of leading blocks of a prompt that others use. Pure."""
         manager = self.manager
         match = manager.kernel.tree.match(
             manager.default_root, key_of(tokens), (len(tokens) - 1) * TOKEN_BYTES
@@ -204,7 +204,7 @@ class _ConcurrentReplay:
         return node.end
 
     def _computing(self, tokens: IntArray) -> int:
-        """Return how many leading blocks of a prompt a request in flight is computing now."""
+        """Return the number of leading blocks of a prompt that others are computing now."""
         longest = 0
         for each in self._flying.values():
             if each.computing:

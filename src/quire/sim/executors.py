@@ -1,4 +1,4 @@
-"""Where the replays of a sweep run: here, in processes, or on Ray."""
+"""Places for the replays of a sweep: this process, others, or Ray."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MAX_TURNS = 64
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What is said of a request.
+    """The hints of one request.
 
     `hint`           with it, it is opened
     `stored_blocks`  so many blocks of its prompt may be kept, the others are not stored
@@ -47,7 +47,7 @@ Foresight: TypeAlias = Callable[[int], Advice]
 
 
 def foresee(trace: Trace, kind: str) -> Foresight:
-    """Return what is said of the requests of a trace: one of `KINDS`, else `ConfigError`.
+    """Return the advice on each request of a trace, of one of `KINDS`, else `ConfigError`.
 
     none         nothing; the others read the trace once
     recorded     the hints that stand in the trace
@@ -125,7 +125,7 @@ KINDS: dict[str, Callable[[Trace], Foresight]] = {
 
 
 class _Uses:
-    """Who uses the blocks of a trace: eight bytes per distinct block, and a row per request.
+    """The users of each block of a trace: eight bytes per distinct block, and a row per request.
 
     Ids are numbered by first appearance: what is new in a request is the end of its chain, and
     its ids are the next ones.
@@ -171,13 +171,13 @@ class _Uses:
         return new.start < new.stop and bool(self._last.values[new.start] == number)
 
     def shared_blocks(self, number: int) -> int:
-        """Return how many leading blocks of a prompt another request uses too."""
+        """Return the number of leading blocks of a prompt that another request uses too."""
         new = self._uses.values[self.new_ids(number)]
         alone = len(new) - int(np.count_nonzero(new > 1))
         return self._num_blocks[number] - alone
 
     def sessions(self) -> list[str]:
-        """Return whose turn each request is."""
+        """Return the session of each request."""
         names: list[str] = []
         owner = np.full(self._end, NOBODY, dtype=np.int32)
         for number, (recorded, deepest) in enumerate(

@@ -1,4 +1,4 @@
-"""What else a replay shows: when prompts were found, which prefixes, and how soon again.
+"""Observers of a replay: hits over time, shared prefixes, times between uses.
 
 Observers are handed to `replay(observers=...)` and told of every counted request. They are
 called with (request, tokens found), and keep what they saw; `found` gives it as plain data.
@@ -95,7 +95,7 @@ class _Stretch(msgspec.Struct):
 
 
 class SharedPrefixes:
-    """Which stretches of prompts were found, and how often: twelve bytes per distinct block."""
+    """Stretches of prompts that were found, counted: twelve bytes per distinct block."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -167,7 +167,7 @@ class SharedPrefixes:
 
 
 class ReuseTimes:
-    """How long after its last use a block is used again, whatever the cache is.
+    """Times between two uses of a block, whatever the cache is.
 
     `blocks[0]` counts uses again within one second, `blocks[n]` those after 2**(n-1) to 2**n
     seconds; `num_new` counts first uses. Eight bytes per distinct block.

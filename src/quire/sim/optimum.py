@@ -24,7 +24,7 @@ def optimum_results(
     observers: Sequence[Sequence[Observer]] = (),
     count_from: int = 0,
 ) -> list[ReplayResult]:
-    """Return what the optimum finds at each capacity, in blocks, as a replay of it would.
+    """Return the hits of the optimum at each capacity, in blocks, as a replay of it would.
 
     A miss counts as evicted where an earlier request had the block. The trace is read once, and
     once more for the `observers` of each capacity, as in a replay. See `optimum_steps`.

@@ -44,7 +44,7 @@ Observer: TypeAlias = Callable[[TraceRequest, int], None]
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """What a replay found. Tokens, unless the name says otherwise.
+    """The outcome of a replay. Tokens, unless the name says otherwise.
 
     hit_tokens + sum(missed) == prompt_tokens. `evicted_blocks`: None of the optimum; `seconds` is
     CPU time, reading included.

@@ -1,4 +1,4 @@
-"""What hits save: the prefill that need not be computed, in FLOPs and seconds."""
+"""Savings by hits: the prefill that need not be computed, in FLOPs and seconds."""
 
 from __future__ import annotations
 

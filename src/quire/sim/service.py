@@ -1,4 +1,4 @@
-"""How long a request of a trace is in flight: what it computes, and what it generates."""
+"""Durations of requests in flight: computing the prompt, then generating."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Service(Protocol):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """So many tokens per second, whatever else is running. Raises `ConfigError`."""
+    """Fixed rates in tokens per second, whatever else is running. Raises `ConfigError`."""
 
     prefill: float = PREFILL_RATE
     decode: float = DECODE_RATE
@@ -44,7 +44,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class OnRoofline(msgspec.Struct, frozen=True):
-    """What a model and an accelerator allow a request that runs alone."""
+    """The times of a model and an accelerator for a request that runs alone."""
 
     roofline: Roofline
 

@@ -5,8 +5,7 @@ layout  shapes and bytes per token, block and state
 model   the layer groups of a model
 slots   block ids and token slots, on the host
 pool    paged storage on a device
-copy    gather, scatter, and planned block copies
-moves   single tokens: accepted drafts
+copy    gather, scatter, planned copies of blocks, moves of single tokens
 slot_pool   contiguous storage: a slot per request
 payload     where a block's bytes lie in a record
 quant       K and V in fewer bits
@@ -15,10 +14,17 @@ records     blocks as payloads of records, and back
 transfers   blocks on their way to a device, layer after layer
 """
 
-from quire.tensors.copy import KV, apply_copies, apply_plan, gather, gather_into, scatter
+from quire.tensors.copy import (
+    KV,
+    apply_copies,
+    apply_plan,
+    gather,
+    gather_into,
+    move_tokens,
+    scatter,
+)
 from quire.tensors.layout import KVLayout, StateLayout, StateShape
 from quire.tensors.model import GroupLayout, ModelLayout
-from quire.tensors.moves import move_tokens
 from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
 from quire.tensors.quant import QuantError, Quantization
 from quire.tensors.records import BlockCodec

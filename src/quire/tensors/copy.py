@@ -1,12 +1,12 @@
 """Moving K and V between the paged pool and contiguous tensors, and inside the pool."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.core import BlockCopy, TokenMove
 from quire.errors import ConfigError
 from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.slots import BlockIds, block_array, block_slots, on_device, runs
@@ -16,34 +16,6 @@ KV = tuple[torch.Tensor, torch.Tensor]
 
 SLICE_RUN_BLOCKS = 8
 """Average length of a run of neighbouring blocks from which slices beat an index (measured)."""
-
-
-class Copy(Protocol):
-    """What a planned block copy says; `quire.core.BlockCopy` does."""
-
-    @property
-    def src(self) -> int:
-        """Block id to read."""
-        ...
-
-    @property
-    def dst(self) -> int:
-        """Block id to write."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Leading tokens of the block to copy."""
-        ...
-
-
-class GroupCopy(Copy, Protocol):
-    """A planned block copy that names its layer group."""
-
-    @property
-    def group(self) -> int:
-        """Index of the layer group whose pool it is in."""
-        ...
 
 
 def gather(pool: KVPool, block_ids: BlockIds, num_tokens: int) -> list[KV]:
@@ -122,7 +94,7 @@ def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> 
 
 def apply_plan(
     pools: Sequence[Pool],
-    copies: Sequence[GroupCopy],
+    copies: Sequence[BlockCopy],
     fresh: Mapping[int, BlockIds] | None = None,
 ) -> None:
     """Do the copies that a manager planned, each in the pool of its group: `pools[group]`.
@@ -134,7 +106,7 @@ def apply_plan(
         apply_copies(pool, own, (fresh or {}).get(group, ()))
 
 
-def apply_copies(pool: Pool, copies: Sequence[Copy], fresh: BlockIds = ()) -> None:
+def apply_copies(pool: Pool, copies: Sequence[BlockCopy], fresh: BlockIds = ()) -> None:
     """Do planned block copies in one pool as one simultaneous assignment.
 
     Every source is read before any destination is written; of each block the first
@@ -171,6 +143,33 @@ def apply_copies(pool: Pool, copies: Sequence[Copy], fresh: BlockIds = ()) -> No
     pool.poison(fill)
     k_slots.index_copy_(1, write, k)
     v_slots.index_copy_(1, write, v)
+
+
+def move_tokens(pool: KVPool, moves: Sequence[TokenMove], group: int = 0) -> None:
+    """Do the moves of one layer group, over all its layers, as one simultaneous assignment.
+
+    Every source is read before any destination is written. Moves of other groups are left
+    out: call once per group with the pool of each. Raises `ConfigError`, and writes nothing,
+    for a block outside the pool, an offset outside the block, or two moves to one place.
+    """
+    ours = [move for move in moves if move.group == group]
+    if not ours:
+        return
+    size = pool.layout.block_size
+    src = block_array([move.src_block for move in ours], pool.num_blocks)
+    dst = block_array([move.dst_block for move in ours], pool.num_blocks)
+    offsets = np.array([(move.src_offset, move.dst_offset) for move in ours], dtype=np.int64)
+    if offsets.min() < 0 or offsets.max() >= size:
+        bad = int(offsets[(offsets < 0) | (offsets >= size)][0])
+        raise ConfigError(f"token offset {bad} is not within a block of {size} tokens")
+    written = dst * size + offsets[:, 1]
+    if np.unique(written).size != written.size:
+        raise ConfigError("two moves have the same destination; a token has one place only")
+    read = on_device(src * size + offsets[:, 0], pool.device)
+    write = on_device(written, pool.device)
+    for states in (pool.k, pool.v):
+        slots = states.flatten(1, 2)
+        slots.index_copy_(1, write, slots.index_select(1, read))
 
 
 def _copy_states(

@@ -106,15 +106,6 @@ def layer_kinds(config: Any) -> list[LayerKind]:
     return kinds
 
 
-def describe_layers(config: Any) -> str:
-    """Return which layers are of which kind, as `layers 0-4, 6 sliding_attention (window 512), ...`."""
-    of_kind: dict[str, list[int]] = {}
-    for index, kind in enumerate(layer_kinds(config)):
-        window = f" (window {kind.window})" if kind.window else ""
-        of_kind.setdefault(kind.word + window, []).append(index)
-    return ", ".join(f"layers {_ranges(layers)} {word}" for word, layers in of_kind.items())
-
-
 def _words_and_arguments(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
     from transformers.cache_utils import (  # noqa: PLC0415 - see the module docstring
         get_layer_types_and_kwargs,  # pyright: ignore[reportUnknownVariableType]

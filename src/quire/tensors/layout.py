@@ -7,15 +7,8 @@ from typing import Any
 import torch
 
 from quire.config import format_bytes
-from quire.errors import ConfigError, UnsupportedModel
-from quire.tensors.kinds import (
-    check_cacheable,
-    decoder_config,
-    describe_layers,
-    kv_shapes,
-    layer_kinds,
-    model_type,
-)
+from quire.errors import ConfigError
+from quire.tensors.kinds import decoder_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +39,6 @@ class KVLayout:
                 raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
         if not self.dtype.is_floating_point:
             raise ConfigError(f"dtype is {self.dtype}; K and V need a floating point dtype")
-
-    @classmethod
-    def from_config(
-        cls, config: Any, block_size: int = 16, dtype: torch.dtype | None = None
-    ) -> "KVLayout":
-        """Return the layout of a model whose layers are all full attention of one shape.
-
-        `config`: of transformers; `dtype`: what the pool stores, None takes the config's own,
-        else float32. Raises `UnsupportedModel` for other models, with the layers and the reason;
-        those with layers of several kinds have a `ModelLayout`.
-        """
-        check_cacheable(config)
-        kinds, shapes = layer_kinds(config), kv_shapes(config)
-        if any(kind.tokens != "full" or kind.states for kind in kinds):
-            raise UnsupportedModel(
-                f"{model_type(config)} has {describe_layers(config)}: one KVLayout describes full "
-                "attention alone; ModelLayout.from_config describes one group per kind"
-            )
-        if len(set(shapes)) > 1:
-            raise UnsupportedModel(
-                f"{model_type(config)} has layers of different KV shapes: {sorted(map(str, set(shapes)))}; "
-                "one KVLayout has one, ModelLayout.from_config describes one group per shape"
-            )
-        return cls(
-            num_layers=len(shapes),
-            kv_heads=shapes[0].kv_heads,
-            k_width=shapes[0].k_width,
-            v_width=shapes[0].v_width,
-            dtype=dtype or declared_dtype(config),
-            block_size=block_size,
-        )
 
     @property
     def bytes_per_token(self) -> int:

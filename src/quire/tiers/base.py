@@ -1,4 +1,4 @@
-"""What a tier is: a place that keeps records by key, may lose them, and never changes them unseen."""
+"""A tier: a place that keeps records by key, may lose them, and never changes them unseen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Evicting: TypeAlias = Callable[[list[bytes], list[memoryview]], None]
 
 
 class Outcome(StrEnum):
-    """What became of one key of a call. Everything but `HIT`, `STORED` and `PRESENT` is a miss."""
+    """The result of a call for one key. Everything but `HIT`, `STORED` and `PRESENT` is a miss."""
 
     HIT = "hit"
     STORED = "stored"
@@ -54,7 +54,7 @@ class Outcome(StrEnum):
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """What a tier holds and what became of its calls.
+    """Counts of a tier: records held, and results of its calls.
 
     `num_records`, `num_bytes`  held now, as far as this process knows; -1 where it cannot know
     `capacity_bytes`            the most it keeps; -1 without a limit of its own
@@ -138,11 +138,11 @@ class Tier(ABC):
         return outcomes
 
     def contains(self, keys: Keys, timeout_s: float = 1.0) -> list[bool]:
-        """Return which keys a `get` would likely find. A hint: nothing is read."""
+        """Return the keys that a `get` would likely find: bool per key. A hint: nothing is read."""
         return self.lookup(keys, timeout_s)[0]
 
     def lookup(self, keys: Keys, timeout_s: float = 1.0) -> tuple[list[bool], list[Outcome]]:
-        """Return what `contains` does, and what went wrong: nothing, or `TIMEOUT` or `ERROR`."""
+        """Return the answer of `contains`, and the failures: none, or one of `TIMEOUT` and `ERROR`."""
         check_keys(keys)
         found = [False] * len(keys)
         failures = self._guarded(
@@ -177,7 +177,7 @@ class Tier(ABC):
         raise NotImplementedError
 
     def stats(self) -> TierStats:
-        """Return what it holds and what became of calls."""
+        """Return its counts."""
         return TierStats(self.name, *self._size(), dict(sorted(self._outcomes.items())))
 
     def flush(self) -> None:
@@ -209,7 +209,7 @@ class Tier(ABC):
 
     @abstractmethod
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        """Return which keys are there."""
+        """Return the presence of each key."""
 
     @abstractmethod
     def _delete(self, keys: Keys, timeout_s: float) -> None:
@@ -220,7 +220,7 @@ class Tier(ABC):
         """Return records, bytes and capacity in bytes, as in `TierStats`."""
 
     def worth_telling(self, keys: list[bytes]) -> list[int]:
-        """Return of which of the keys that are about to make room `evicting` is to be told, by index."""
+        """Return the indices of the victims that `evicting` wants."""
         if self.evicting is None:
             return []
         return list(range(len(keys))) if self.evicting_of is None else self.evicting_of(keys)

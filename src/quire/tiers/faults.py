@@ -21,7 +21,7 @@ from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often what goes wrong. Chances are from 0 to 1.
+    """Faults and their chances, from 0 to 1.
 
     Of each call:
     `latency_s`    what it takes on average, exponential; beyond its timeout it times out
@@ -169,7 +169,7 @@ class Faulty(Tier):
         self.tier.close()
 
     def _begin(self, timeout_s: float, num_bytes: int) -> None:
-        """What happens to a call before it does anything."""
+        """Meet the faults of a call before it does anything."""
         plan = self.plan
         if self.is_crashed:
             raise TierError(f"{self.name} has crashed; revive it")

@@ -51,7 +51,7 @@ _CHECKSUM = Struct("<Q")
 
 
 class DType(IntEnum):
-    """What the numbers of a payload are."""
+    """The type of the numbers of a payload."""
 
     MIXED = 0
     FLOAT32 = 1
@@ -68,7 +68,7 @@ _DTYPES = frozenset(kind.to_bytes(2, "little") for kind in DType)
 
 
 class Namespace(msgspec.Struct, frozen=True):
-    """What must be equal for a record's bytes to mean the same: no process, no rank, no order of groups.
+    """The identity of a record's layout: all that must be equal for its bytes to mean the same, and no process or rank.
 
     `model`       what computed it: a fingerprint of config and weights
     `dtype`       of the payload, for instance "bfloat16", or a quantization with its parameters

@@ -44,11 +44,3 @@ def in_use(module: Any) -> InUse:
     disabled = bool(module.disable_adapters)
     active = () if disabled else tuple(name for name in module.active_adapters if name in known)
     return InUse(active, merged, frozenset(known.difference(active, merged)), disabled)
-
-
-def num_embeddings(model: Any) -> int:
-    """Return how many tokens a model has embeddings for, an adapter around them or not."""
-    layer: Any = model.get_input_embeddings()
-    while is_adapted(cast("type[object]", type(layer))):
-        layer = next(child for name, child in layer.named_children() if name in BASE_CHILDREN)
-    return layer.num_embeddings

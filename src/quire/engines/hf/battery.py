@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
-from quire.engines.hf.adapters import num_embeddings
+from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.probe import probe_model, relative
 from quire.engines.hf.twin import MAX_DISTANCE, distances, shrunk
 from quire.errors import QuireError, UnsupportedModel

@@ -1,38 +1,40 @@
 """Prefix reuse for Hugging Face models."""
 
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+import os
+import time
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
-from quire.core import Explanation, Hint, Scope
+from quire.core import CacheManager, Explanation, Hint, Scope, Stats
 from quire.core.hints import NO_HINT
-from quire.engines.hf.inputs import (
-    Plan,
-    Prompts,
-    read_plan,
-    read_prompts,
-)
-from quire.engines.hf.keeping import KeptBlocks
-from quire.engines.hf.media import Media, Named
-from quire.engines.hf.prefill import prefill
-from quire.engines.hf.recorder import Recorder
-from quire.engines.hf.report import CallReport
-from quire.engines.hf.request import Feed, Request
+from quire.engines.hf.battery import check_kind
+from quire.engines.hf.calls import NO_REPORT, Calls
+from quire.engines.hf.inputs import read_plan
+from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_settings
+from quire.engines.hf.making import Making
+from quire.engines.hf.media import Named
+from quire.engines.hf.memory import GroupMemory, used_words
+from quire.engines.hf.models import ModelFace, check_model
+from quire.engines.hf.probe import probe_model
+from quire.engines.hf.request import recorded, returned
+from quire.engines.hf.sight import Sight
 from quire.engines.hf.store import Terms
-from quire.engines.hf.texts import recorded, returned
-from quire.engines.hf.turns import in_turn
-from quire.engines.hf.verify import Check
+from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
 
 if TYPE_CHECKING:
+    from quire.engines.tiered.saved import Loaded
+    from quire.tensors.quant import QuantError
     from quire.tiers.stack.prefetch import Prefetch
 
 
-class PrefixCache(KeptBlocks):
+class PrefixCache(ModelFace):
     """The KV of what a model has read before, kept and found again by prefix.
 
         cache = PrefixCache(model, "2GiB")
@@ -47,6 +49,7 @@ class PrefixCache(KeptBlocks):
     capacity    bytes for K, V and states: "2GiB", "512MB", or an integer; or blocks per layer
                 group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
+    and, by name:
     policy      what to evict: a name of `quire.core.policies.POLICIES`, or a factory of policies
     dtype       what the pool stores; None stores K and V as computed. A smaller one saves
                 memory and gives up equality
@@ -75,6 +78,30 @@ class PrefixCache(KeptBlocks):
     Raises `ConfigError` for settings that cannot work and `UnsupportedModel` for a model whose
     KV is not a function of the tokens before it; the message names the check, the distance and its limit.
     """
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: Capacity = "1GiB",
+        block_size: int = 16,
+        **settings: Unpack[Settings],
+    ) -> None:
+        check_model(model, "PrefixCache")
+        check_settings(capacity, settings)
+        self._model = model
+        self._turn = Turn()
+        verify, before = settings.get("verify", "probe"), Sight(model)
+        kinds, computed = probe_model(model, block_size)
+        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
+        computed = computed.with_interval(settings.get("snapshot_interval"))
+        self.kept = KeptBlocks(model, computed, capacity, settings, before)
+        debug = settings.get("debug", False)
+        making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
+        first = FirstCalls(model, kinds) if verify == "first" else None
+        clock = settings.get("clock", time.monotonic)
+        self._calls = Calls(model, self.kept, making, first, clock)
+        self.layout, self.tiers = self.kept.layout, self.kept.tiers
+        self.last = NO_REPORT
 
     @in_turn
     def generate(
@@ -116,28 +143,31 @@ class PrefixCache(KeptBlocks):
         generate raises leaves the cache usable and keeps nothing of this call, but for states of the
         prompt (recurrent layers), which are kept on the way.
         """
-        started = self._clock()
-        prompts = self._prompts(input_ids, attention_mask, arguments)
-        found = self._media.read(prompts, arguments, media)
-        plan = read_plan(self.model, self._signatures, prompts, arguments)
-        self._check_expandable(prompts, found, plan)
-        if self._first is not None:
-            self._first.admit(found)
-        terms = Terms(self._weights.scope(scope), priority, retain_s, store_until, hint)
-        request = Request(self._store, prompts, found, terms)
-        try:
-            making = self._making.for_call(plan.room, plan.eos)
-            if plan.assisted and ("position_ids" not in self._signatures.forward or found.items):
+        calls, started = self._calls, self._calls.clock()
+        prompts = calls.prompts(input_ids, attention_mask, arguments)
+        found = calls.media.read(prompts, arguments, media)
+        plan = read_plan(self.model, calls.signatures, prompts, arguments)
+        last = prompts.ids.shape[1] - 1
+        if plan.expand > 1 and found.cut(last) != last:
+            raise ConfigError(
+                "the prompt ends in an image, video or audio, which cannot be fed to beams or "
+                "return sequences; let a token of text follow it"
+            )
+        if calls.first is not None:
+            calls.first.admit(found)
+        terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
+        with calls.opened(prompts, found, terms) as request:
+            making = calls.making.for_call(plan.room, plan.eos)
+            if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
                 past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
             else:
-                past = request.start(making, self._feed(plan.chunk))
+                past = request.start(making, calls.feed(plan.chunk))
             if plan.expand > 1:
-                self._prefill(prompts, found, past, plan.chunk, prompts.ids.shape[1] - 1)
+                calls.prefill(prompts, found, past, last, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
-            check = self._comparing(request, found, terms)
-            is_same = self._is_same_model(terms.scope, by_itself=True) if plan.calls_back else None
-            with self._recorder(past, found, check, is_same) as recorder:
-                output = self._watched.model.generate(
+            is_same = calls.is_same_model(request, by_itself=True) if plan.calls_back else None
+            with calls.recorder(request, past, is_same) as recorder:
+                output = calls.watched.model.generate(
                     prompts.ids,
                     attention_mask=prompts.full_mask(),
                     past_key_values=past,
@@ -145,11 +175,8 @@ class PrefixCache(KeptBlocks):
                     **arguments,
                     **plan.extra,
                 )
-            unchanged = self._weights.is_unchanged(terms.scope, by_itself=True)
-            stored = request.keep(past, returned(prompts, plan, past, output)) if unchanged else 0
-            self._report(request, stored, started, recorder)
-        finally:
-            self._close(request)
+            texts = returned(prompts, plan, past, output)
+            self.last = calls.end(request, recorder, texts, started, by_itself=True)
         return output
 
     @contextmanager
@@ -189,38 +216,31 @@ class PrefixCache(KeptBlocks):
         (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
         with self._turn:
-            started = self._clock()
-            if self._media.positions_depend:
+            calls, started = self._calls, self._calls.clock()
+            if calls.media.positions_depend:
                 raise ConfigError(
                     f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
                     "alone does not tell how to go on; use cache.generate(...)"
                 )
-            prompts = self._prompts(input_ids, attention_mask, others := {})
+            prompts = calls.prompts(input_ids, attention_mask, others := {})
             if others:
                 raise ConfigError(
                     f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
                     "the rest to the model yourself"
                 )
-            declared = self._media.declared(prompts, media or [()] * len(prompts.tokens))
-            if self._first is not None:
-                self._first.admit(declared, is_session=True)
-            terms = Terms(self._weights.scope(scope), priority, retain_s, store_until, hint)
-            request = Request(self._store, prompts, declared, terms)
-            try:
-                past = request.start(self._making, self._feed(None))
-                self._store.transfers.join()
-                check = self._comparing(request, declared, terms)
-                recorder = self._recorder(past, declared, check, self._is_same_model(terms.scope))
+            declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
+            if calls.first is not None:
+                calls.first.admit(declared, is_session=True)
+            terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
+            with calls.opened(prompts, declared, terms) as request:
+                past = request.start(calls.making, calls.feed(None))
+                self.kept.store.transfers.join()
+                recorder = calls.recorder(request, past, calls.is_same_model(request))
                 try:
-                    with recorder, self._watched.lending(), self._turn.lending():
+                    with recorder, calls.watched.lending(), self._turn.lending():
                         yield past
                 finally:
-                    refused = self._first is not None and self._first.refusal is not None
-                    unchanged = not refused and self._weights.is_unchanged(terms.scope)
-                    stored = request.keep(past, recorded(past)) if unchanged else 0
-                    self._report(request, stored, started, recorder)
-            finally:
-                self._close(request)
+                    self.last = calls.end(request, recorder, recorded(past), started)
 
     @in_turn
     def explain(
@@ -236,22 +256,20 @@ class PrefixCache(KeptBlocks):
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
-        prompts = self._prompts(input_ids, attention_mask, content)
+        prompts = self._calls.prompts(input_ids, attention_mask, content)
         if len(prompts.tokens) > 1:
             raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
-        found = (
-            self._media.read(prompts, content, media or None)
-            if content
-            else self._media.declared(prompts, media)
-        )
+        reader = self._calls.media
+        if content:
+            found = reader.read(prompts, content, media or None)
+        else:
+            found = reader.declared(prompts, media)
         if content:
             raise ConfigError(f"{', '.join(content)}: no media that this model takes")
-        bound, tokens = self._weights.scope(scope), prompts.tokens[0]
-        explained = self.manager.explain(tokens, bound, found.spans[0])
-        if self._store.tiers is not None:
-            held = self._store.tiers.held(tokens, bound, found.spans[0])
-            explained = msgspec.structs.replace(explained, in_tiers=list(held.items()))
-        return explained
+        asked = prompts.tokens[0], self.kept.identity.scope(scope), found.spans[0]
+        explained, below = self.manager.explain(*asked), self.kept.store.tiers
+        in_tiers = [] if below is None else list(below.held(*asked).items())
+        return msgspec.structs.replace(explained, in_tiers=in_tiers)
 
     @in_turn
     def prefetch(
@@ -268,9 +286,9 @@ class PrefixCache(KeptBlocks):
         One `Prefetch` for each row of which something is there. Its `finish`, when the row's turn has come, ends
         it, at once or after `wait_s`, and says how much has come.
         """
-        prompts = self._prompts(input_ids, attention_mask, content)
-        found = self._media.read(prompts, content, media)
-        bound, below = self._weights.scope(scope), self._store.tiers
+        prompts = self._calls.prompts(input_ids, attention_mask, content)
+        found = self._calls.media.read(prompts, content, media)
+        bound, below = self.kept.identity.scope(scope), self.kept.store.tiers
         if below is None:
             return []
         begun = (
@@ -279,93 +297,103 @@ class PrefixCache(KeptBlocks):
         )
         return [each for each in begun if each is not None]
 
-    def _prompts(
-        self, input_ids: object, attention_mask: object, others: dict[str, Any]
-    ) -> Prompts:
-        prompts = read_prompts(self.model, input_ids, attention_mask, others)
-        columns, below = prompts.ids.shape[1], self._making.padded_below
-        if below is not None and prompts.pads.any() and columns >= below:
-            raise ConfigError(
-                f"{type(self.model).__name__} computes rows behind padding differently from column "
-                f"{below} on, and the prompts have {columns} columns; give rows of one length, or "
-                "one row at a time"
-            )
-        return prompts
+    @property
+    def manager(self) -> CacheManager:
+        """The manager of all blocks; in a thread whose turn it is not, only to look at counters."""
+        with self._turn.if_free() as is_ours:
+            if is_ours:
+                self.kept.store.settle()
+        return self.kept.manager
 
-    def _is_same_model(self, bound: Scope, *, by_itself: bool = False) -> Callable[[], bool]:
-        """Return what tells whether the model is the one that a scope was bound to."""
-        return lambda: self._weights.is_unchanged(bound, by_itself=by_itself)
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the model when this cache was made or cleared, without adapters.
 
-    def _recorder(
-        self,
-        past: WorkingCache,
-        media: Media,
-        check: Check | None = None,
-        is_same_model: Callable[[], bool] | None = None,
-    ) -> Recorder:
-        # A forward that waits for what comes from tiers does not tell what computing takes.
-        below = self._store.tiers if self._store.transfers.is_idle else None
-        return Recorder(
-            self._watched,
-            past,
-            self._clock,
-            media=media,
-            learn=below.cost.observe if below is not None else None,
-            check=check,
-            is_same_model=is_same_model,
+        Over its settings, its layout and its weights (a sample; with tiers, all).
+        """
+        return self.kept.identity.fingerprint
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the manager: hit rate, misses by reason, evictions."""
+        return self.manager.stats
+
+    @property
+    def tier_error(self) -> "dict[str, QuantError]":
+        """The distance of K and V in tiers from the pools', by layer group; empty without tiers."""
+        return self.kept.tier_error()
+
+    @in_turn
+    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
+        """End the session of `Hint(session_id=...)` in a scope, under the adapters that are active now.
+
+        Its blocks go first. Returns how many that only this session has used are in the cache.
+        """
+        return self.manager.end_session(session_id, self.kept.identity.scope(scope))
+
+    @in_turn
+    def clear(self) -> int:
+        """Drop all that is cached, and return how many blocks that were; tiers keep what they have.
+
+        After `Interrupted` this starts the cache anew: counters start again, and 0 is returned.
+        """
+        return self.kept.clear()
+
+    @in_turn
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write all that is cached into a directory, for `load`; return how many records that were.
+
+        It holds the prompts, and the salts of their scopes, beside K and V. A cache that was saved
+        there before is replaced. Raises `ConfigError` for a directory of anything else, `TierError`
+        where it cannot be written.
+        """
+        return self.kept.save(path)
+
+    @in_turn
+    def load(self, path: str | os.PathLike[str]) -> "Loaded":
+        """Bring a saved cache back, as far as there is room: what was used last stays.
+
+        Raises `ConfigError` for what is no saved cache, or one of another model or layout. Damaged
+        records are left out, with what follows them.
+        """
+        return self.kept.load(path)
+
+    @in_turn
+    def close(self) -> None:
+        """Write to tiers what is to be written, and close those that this cache has opened.
+
+        Tiers that are written back get all that is cached. The cache goes on without tiers.
+        """
+        self.kept.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def memory(self) -> list[GroupMemory]:
+        """Return what each layer group has of the memory: blocks, their states and bytes."""
+        return self.kept.memory()
+
+    @in_turn
+    def snapshot(self) -> dict[str, Any]:
+        """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
+        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
+
+    @in_turn
+    def rebalance(self) -> bool:
+        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
+
+        Counts what each group was refused, and what prompts missed for want of it, since the last
+        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change.
+        """
+        return self.kept.rebalance()
+
+    def __repr__(self) -> str:
+        used = used_words(self.memory(), self.layout.block_size, self.kept.num_bytes)
+        below = "" if self.tiers is None else f", tiers {' > '.join(self.tiers.names)}"
+        return (
+            f"PrefixCache({type(self.model).__name__}, {used}, "
+            f"hit rate {self.stats.hit_rate:.1%}{below})"
         )
-
-    def _comparing(self, request: Request, media: Media, terms: Terms) -> Check | None:
-        if self._first is None or not request.num_reused:
-            return None
-        return self._first.check(request.prompts, media, terms.scope.lora)
-
-    def _close(self, request: Request) -> None:
-        request.close()
-        if self._first is not None and self._first.refusal is not None:
-            self.manager.clear()
-
-    def _check_expandable(self, prompts: Prompts, media: Media, plan: Plan) -> None:
-        last = prompts.ids.shape[1] - 1
-        if plan.expand > 1 and media.cut(last) != last:
-            raise ConfigError(
-                "the prompt ends in an image, video or audio, which cannot be fed to beams or "
-                "return sequences; let a token of text follow it"
-            )
-
-    def _feed(self, chunk: int | None) -> Feed:
-        """Return a function that computes a prompt of one row, without media, up to a length."""
-
-        def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
-            media = self._media.declared(prompt, [()])
-            self._prefill(prompt, media, past, chunk, num_tokens)
-
-        return feed
-
-    def _prefill(
-        self, prompts: Prompts, media: Media, past: WorkingCache, chunk: int | None, stop: int
-    ) -> None:
-        with self._recorder(past, media):
-            prefill(
-                self._watched.model, self._signatures, prompts, media, past, stop=stop, chunk=chunk
-            )
-
-    def _report(self, request: Request, stored: int, started: float, recorder: Recorder) -> None:
-        first = recorder.first_token_at
-        self.last = CallReport(
-            prompt_tokens=request.prompts.num_tokens,
-            cached_tokens=request.num_reused,
-            stored_tokens=stored,
-            ttft_s=None if first is None else first - started,
-            tier_tokens=_sum(each.tokens for each in request.onboarded),
-            tier_misses=_sum(each.causes for each in request.onboarded),
-            unknown_tokens=recorder.ledger.num_unknown,
-            unknown_reason=recorder.ledger.reason,
-        )
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return dict(total)

@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from quire.config import nearest
-from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ids import as_ids, as_mask, unpacked
+from quire.engines.hf.models import num_embeddings
 from quire.errors import ConfigError, TokensError
 
 _REFUSED = {

@@ -1,41 +1,23 @@
 """What a cache of a transformers model keeps: pools on its device, and tiers below them."""
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
-from quire.core import CacheManager, Observer, Scope, Stats
-from quire.engines.hf.battery import check_kind
-from quire.engines.hf.fingerprint import Weights
-from quire.engines.hf.inputs import Signatures
-from quire.engines.hf.making import Making
-from quire.engines.hf.media import MediaReader
-from quire.engines.hf.memory import (
-    Balance,
-    GroupMemory,
-    group_memory,
-    named_groups,
-    split_layout,
-    used_words,
-)
-from quire.engines.hf.models import ModelFace, check_model
-from quire.engines.hf.naming import checksum
+from quire.core import CacheManager, Observer
+from quire.engines.hf.identity import Identity, checksum
+from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.probe import probe_model
-from quire.engines.hf.report import NO_REPORT
-from quire.engines.hf.store import BlockStore
-from quire.engines.hf.turns import Turn, in_turn
-from quire.engines.hf.verify import FirstCalls
-from quire.engines.hf.watched import Watched
-from quire.engines.hf.weights import Sight
+from quire.engines.hf.sight import Sight
+from quire.engines.hf.store import HfStore
 from quire.errors import ConfigError, OutOfBlocks
 from quire.extras import lacking
+from quire.tensors.model import ModelLayout
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
 
@@ -46,190 +28,138 @@ if TYPE_CHECKING:
     from quire.tensors.quant import QuantError
     from quire.tiers.stack.stack import TierStack
 
-
 Verify = Literal["probe", "first"] | None
-_VERIFY = ("probe", "first", None)
+Capacity = str | int | Mapping[str, int]
 
 
-class KeptBlocks(ModelFace):
-    """The half of `PrefixCache` that keeps: memory, tiers, files. Its arguments are explained there."""
+class Settings(TypedDict, total=False):
+    """Settings of a `PrefixCache`, explained there."""
+
+    policy: Any
+    dtype: torch.dtype | None
+    expected_tokens: int
+    snapshot_interval: int | None
+    debug: bool
+    clock: Callable[[], float]
+    observer: Observer | None
+    tiers: "Tiers | None"
+    tier_dtype: str | None
+    verify: Verify
+
+
+def check_settings(capacity: Capacity, settings: Settings) -> None:
+    """Raise `ConfigError` for a setting that there is not, and for those that are wrong by themselves."""
+    known = Settings.__annotations__
+    for name in settings:
+        if name not in known:
+            near = nearest(name, {"capacity", "block_size", *known})
+            raise ConfigError(f"PrefixCache has no setting {name!r}{near}")
+    if not isinstance(capacity, Mapping):
+        parse_bytes(capacity)
+    verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
+    if verify not in allowed:
+        raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, allowed))}")
+
+
+class KeptBlocks:
+    """Pools on the device of a model with their manager, tiers below them, and the identity they are under.
+
+    computed    the layer groups as the model computes them
+    before      a sight of the model from before it was first run
+    """
 
     def __init__(
         self,
         model: Any,
-        capacity: str | int | Mapping[str, int] = "1GiB",
-        block_size: int = 16,
-        *,
-        policy: Any = "lru",
-        dtype: torch.dtype | None = None,
-        expected_tokens: int = EXPECTED_TOKENS,
-        snapshot_interval: int | None = None,
-        debug: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        observer: Observer | None = None,
-        tiers: "Tiers | None" = None,
-        tier_dtype: str | None = None,
-        verify: "Verify" = "probe",
-        **unknown: Never,
+        computed: ModelLayout,
+        capacity: Capacity,
+        settings: Settings,
+        before: Sight,
     ) -> None:
-        if unknown:
-            name = next(iter(unknown))
-            known = inspect.signature(type(self)).parameters
-            raise ConfigError(
-                f"{type(self).__name__} has no setting {name!r}{nearest(name, known)}"
-            )
-        check_model(model, type(self).__name__)
-        self._turn = Turn()
-        capacity_bytes = None if isinstance(capacity, Mapping) else parse_bytes(capacity)
-        if verify not in _VERIFY:
-            raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, _VERIFY))}")
-        before = Sight(model)
-        kinds, computed = probe_model(model, block_size)
-        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
-        computed = computed.with_interval(snapshot_interval)
-        self.layout = computed.stored_as(dtype)
+        debug = settings.get("debug", False)
+        self.layout = computed.stored_as(settings.get("dtype"))
         groups = (
-            named_groups(self.layout, cast("Mapping[str, int]", capacity))
-            if capacity_bytes is None
-            else split_layout(self.layout, capacity_bytes, expected_tokens)
+            named_groups(self.layout, capacity)
+            if isinstance(capacity, Mapping)
+            else split_layout(
+                self.layout,
+                parse_bytes(capacity),
+                settings.get("expected_tokens", EXPECTED_TOKENS),
+            )
         )
-        self._model = model
         self.pools = [
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
-        self.tiers, self._owns_tiers = _stack(tiers)
+        self.tiers, self._owns_tiers = _stack(settings.get("tiers"))
         manager = CacheManager(
             groups=groups,
-            block_size=block_size,
-            policy=policy,
+            block_size=self.layout.block_size,
+            policy=settings.get("policy", "lru"),
             evictions=self.tiers is not None and _writes_back(self.tiers),
             debug=debug,
-            clock=clock,
-            observer=observer,
+            clock=settings.get("clock", time.monotonic),
+            observer=settings.get("observer"),
             curve=True,
         )
-        self.last = NO_REPORT
-        self._first = FirstCalls(model, kinds) if verify == "first" else None
-        self._clock = clock
-        self._signatures = Signatures.of(model)
-        self._watched = Watched(model, self._signatures.forward)
-        self._media = MediaReader(model)
         # What is kept beyond this process is named by all of the weights.
         read = None if self.tiers is None else checksum
-        self._weights = Weights(
-            model, self.layout, read, before, lambda: probe_model(model, block_size)
-        )
+        verify = lambda: probe_model(model, self.layout.block_size)  # noqa: E731
+        self.identity = Identity(model, self.layout, before, verify, read)
         transfers = transfers_to(model.device)
-        self._store = BlockStore(manager, self.pools, self.layout, transfers=transfers)
+        self.store = HfStore(manager, self.pools, self.layout, transfers)
+        self._balance = Balance(manager, self.layout)
         if self.tiers is not None:
             try:
-                self._store.tiers = self._over(self.tiers, self.fingerprint, tier_dtype)
-                self._store.tiers.transfers = transfers
+                dtype = settings.get("tier_dtype")
+                self.store.tiers = self._over(self.tiers, self.identity.fingerprint, dtype)
+                self.store.tiers.transfers = transfers
             except BaseException:
                 self.close()
                 raise
-        self._balance = Balance(manager, self.layout)
-        self._making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
 
     @property
     def manager(self) -> CacheManager:
-        """What is cached, and the requests that run. Nothing is on its way to tiers meanwhile.
+        """The manager of all blocks."""
+        return self.store.manager
 
-        In a thread whose turn it is not, only to look at counters.
-        """
-        with self._turn.if_free() as is_ours:
-            if is_ours:
-                self._store.settle()
-        return self._store.manager
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the model when this cache was made or cleared, without adapters.
-
-        Over its settings, its layout and its weights (a sample; with tiers, all). What has changed since
-        is part of the key of what is computed since.
-        """
-        return self._weights.fingerprint
-
-    @property
-    def stats(self) -> Stats:
-        """Counters of the manager: hit rate, misses by reason, evictions."""
-        return self.manager.stats
-
-    @property
-    def tier_error(self) -> dict[str, "QuantError"]:
-        """How far K and V in tiers are from the pools', by layer group: measured while they are stored.
-
-        All are 0 without `tier_dtype`; empty without tiers.
-        """
-        if self._store.tiers is None:
+    def tier_error(self) -> "dict[str, QuantError]":
+        """Return how far K and V in tiers are from the pools', by layer group; empty without tiers."""
+        if self.store.tiers is None:
             return {}
-        errors = self._store.tiers.errors()
+        errors = self.store.tiers.errors()
         return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
 
-    @in_turn
-    def end_session(self, session_id: str, scope: Scope | None = None) -> int:
-        """Say that a session named by `Hint(session_id=...)` has ended in this scope: its blocks go first.
-
-        A scope is that of the session's requests, under the adapters that are active now. Returns how many
-        blocks that only this session has used are in the cache.
-        """
-        return self.manager.end_session(session_id, self._weights.scope(scope))
-
-    @in_turn
     def clear(self) -> int:
-        """Drop all that is cached, and return how many blocks that were.
-
-        Tiers keep what they have; under changed weights it is not found. After `Interrupted` this is what
-        starts the cache anew: all is dropped, counters start again, and 0 is returned.
-        """
-        if self._store.manager.interrupted:
-            self._store.recover()
-            self._balance = Balance(self._store.manager, self.layout)
-            self._weights.renew()
-            return 0
-        self._store.transfers.join()
-        dropped = self.manager.clear()
-        self._weights.renew()
+        """Drop all that is cached, and return how many blocks that were; after `Interrupted`, start anew."""
+        dropped = 0
+        if self.manager.interrupted:
+            self.store.recover()
+            self._balance = Balance(self.manager, self.layout)
+        else:
+            self.store.join()
+            dropped = self.manager.clear()
+        self.identity.renew()
         return dropped
 
-    @in_turn
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write all that is cached into a directory, for `load`; return how many records that were.
-
-        It holds the prompts, and the salts of their scopes, beside K and V. A cache that was saved
-        there before is replaced. Raises `ConfigError` for a directory of anything else, `TierError`
-        where it cannot be written.
-        """
+        """Write all that is cached into a directory; return how many records that were."""
         from quire.engines.tiered.saved import save_to  # noqa: PLC0415 - needs the extra `tiers`
 
-        self._store.transfers.join()
-        self._store.settle()
+        self.store.join()
         return save_to(path, self._over_saved())
 
-    @in_turn
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
-        """Bring a saved cache back, as far as there is room: what was used last stays.
-
-        Raises `ConfigError` for what is no saved cache, or one of another model or layout. Damaged
-        records are left out, with what follows them.
-        """
+        """Bring a saved cache back, as far as there is room."""
         from quire.engines.tiered.saved import load_saved  # noqa: PLC0415 - needs the extra `tiers`
 
-        self._store.transfers.join()
-        self._store.settle()
+        self.store.join()
         return load_saved(path, self._over_saved())
 
-    @in_turn
     def close(self) -> None:
-        """Write what is to be written to tiers, and close those that this cache has opened.
-
-        Tiers that are written back get what is still cached. Using the cache afterwards works,
-        without tiers. Twice does nothing.
-        """
-        self._store.settle()
-        below, self._store.tiers = self._store.tiers, None
+        """Write what is to be written to tiers, and close those that were opened here."""
+        self.store.settle()
+        below, self.store.tiers = self.store.tiers, None
         if below is not None and self.manager.kernel.log is not None:
             below.offload_all()
         if self.tiers is None:
@@ -239,36 +169,19 @@ class KeptBlocks(ModelFace):
         else:
             self.tiers.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def num_bytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.num_bytes for pool in self.pools)
 
     def memory(self) -> list[GroupMemory]:
-        """Return what each layer group has of the memory: blocks, their states and bytes."""
+        """Return what each layer group has of the memory."""
         return group_memory(self.layout, self.manager)
 
-    @in_turn
-    def snapshot(self) -> dict[str, Any]:
-        """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
-        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
-
-    @in_turn
     def rebalance(self) -> bool:
-        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
-
-        Counts what each group was refused, and what prompts missed for want of it, since the last
-        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change:
-        call it now and then, not in every turn. A model with one group has nothing to move.
-        """
-        refused = self._store.lacked
-        self._store.lacked = [0] * len(refused)
+        """Move memory to layer groups that lacked it; whether any was moved."""
+        refused = self.store.lacked
+        self.store.lacked = [0] * len(refused)
         wanted = self._balance.counts(refused)
         changed = {
             group.name: wanted[group.name]
@@ -276,24 +189,16 @@ class KeptBlocks(ModelFace):
             if group.num_blocks != wanted[group.name]
         }
         try:
-            self._store.resize(changed)
+            self.store.resize(changed)
         except OutOfBlocks:
             return False  # sessions that are open hold what would have moved
         return bool(changed)
 
-    def __repr__(self) -> str:
-        used = used_words(self.memory(), self.layout.block_size, self.num_bytes)
-        below = "" if self.tiers is None else f", tiers {' > '.join(self.tiers.names)}"
-        return (
-            f"PrefixCache({type(self.model).__name__}, {used}, "
-            f"hit rate {self.stats.hit_rate:.1%}{below})"
-        )
-
     def _over_saved(self) -> "Callable[[TierStack], TieredStore]":
         """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
-        whole = self._weights.whole()
+        whole = self.identity.whole()
         if self.tiers is None:
-            self.manager.kernel.digests.public[self._weights.base()] = whole
+            self.manager.kernel.digests.public[self.identity.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

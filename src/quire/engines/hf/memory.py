@@ -86,30 +86,6 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
     ]
 
 
-def memory_table(groups: list[GroupMemory]) -> str:
-    """Return the groups as a plain table, one line each."""
-    head = ("group", "kind", "layers", "bytes/block", "blocks", "share")
-    lines = [head] + [
-        (
-            group.name,
-            group.kind,
-            str(group.num_layers),
-            format_bytes(group.bytes_per_block),
-            f"{group.num_blocks:,}",
-            f"{group.share:.0%}",
-        )
-        for group in groups
-    ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def used_words(groups: list[GroupMemory], block_size: int, num_bytes: int) -> str:
     """Return in words how much of the memory is in use."""
     used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)

@@ -1,10 +1,11 @@
 """The model of a cache: what can be one, and what others ask a cache about its own."""
 
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
+from quire.engines.hf.adapters import BASE_CHILDREN, is_adapted
 from quire.errors import ConfigError
 
 _LOAD = "AutoModelForCausalLM.from_pretrained({!r}).eval()"
@@ -33,6 +34,24 @@ def check_model(model: object, cache: str) -> None:
         )
 
 
+def num_embeddings(model: Any) -> int:
+    """Return how many tokens a model has embeddings for, an adapter around them or not."""
+    layer: Any = model.get_input_embeddings()
+    while is_adapted(cast("type[object]", type(layer))):
+        layer = next(child for name, child in layer.named_children() if name in BASE_CHILDREN)
+    return layer.num_embeddings
+
+
+class _OfModel:
+    """An attribute of a cache that is its model's own."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, cache: Any, kind: type) -> Any:
+        return self if cache is None else getattr(cache.model, self._name)
+
+
 class ModelFace:
     """What a pipeline of transformers asks its model, for a cache that stands in the place of one.
 
@@ -56,49 +75,15 @@ class ModelFace:
             f"make a new {name} for another model (load_state_dict changes the weights of this one)"
         )
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is, and the pools are."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the model's weights."""
-        return self.model.dtype
-
-    @property
-    def config(self) -> Any:
-        """The config of the model."""
-        return self.model.config
-
-    @property
-    def generation_config(self) -> Any:
-        """The generation settings in force where a call gives none."""
-        return self.model.generation_config
-
-    @property
-    def name_or_path(self) -> str:
-        """Where the model was loaded from."""
-        return self.model.name_or_path
-
-    @property
-    def main_input_name(self) -> str:
-        """What `generate` calls a prompt."""
-        return self.model.main_input_name
-
-    @property
-    def input_modalities(self) -> Any:
-        """What the model reads."""
-        return self.model.input_modalities
-
-    @property
-    def output_modalities(self) -> Any:
-        """What the model gives."""
-        return self.model.output_modalities
-
-    def can_generate(self) -> bool:
-        """Whether `generate` works: a cache is made for such models only."""
-        return self.model.can_generate()
+    device = _OfModel()
+    dtype = _OfModel()
+    config = _OfModel()
+    generation_config = _OfModel()
+    name_or_path = _OfModel()
+    main_input_name = _OfModel()
+    input_modalities = _OfModel()
+    output_modalities = _OfModel()
+    can_generate = _OfModel()
 
     def to(self, device: torch.device | str | int) -> Any:
         """Return this cache if it is on that device. Raises `ConfigError` if not: pools do not move."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from quire.engines.hf.adapters import num_embeddings
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.making import Making, make_layers
+from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.kinds import (

@@ -1,18 +1,23 @@
 """Watching which tokens a model's forward computes into a working cache."""
 
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from quire.engines.hf.fed import foreign, positions
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.media import Media
 from quire.engines.hf.verify import Check
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
+
+_HARMLESS = frozenset(
+    {"input_ids", "past_key_values", "use_cache", "return_dict", "output_attentions"}
+    | {"output_hidden_states", "output_router_logits", "logits_to_keep", "tokenizer"}
+    | {"assistant_tokenizer", "labels"}
+)
+"""Arguments of a forward that change what it returns, and neither K nor V nor states."""
 
 Learn = Callable[[int, int, float], None]
 """Takes the first token of a forward, the one behind its last, and the seconds that it took."""
@@ -35,7 +40,7 @@ class Recorder:
 
     `check` is given what the first forward returned, `learn` is told what it took over one row.
     What a forward computes under a mask, positions or other arguments than quire's own counts as
-    not known, with all that follows it: `fed.foreign` says when. So do placeholders that `media`
+    not known, with all that follows it: `foreign` says when. So do placeholders that `media`
     does not declare: their K and V are those of content without a name. And so does what a forward
     computes where `is_same_model` says that the model is another than at the beginning; it is asked
     before each one where code of the caller's runs in between.
@@ -45,9 +50,8 @@ class Recorder:
         self,
         watched: Watched,
         cache: WorkingCache,
-        clock: Callable[[], float] = time.monotonic,
-        *,
         media: Media | None = None,
+        *,
         learn: Learn | None = None,
         check: Check | None = None,
         is_same_model: Callable[[], bool] | None = None,
@@ -61,13 +65,12 @@ class Recorder:
         self.num_forwards = 0
         self.num_computed = 0
         self._watched = watched
-        self._cache = cache
-        self._clock = clock
+        self.cache = cache
         self._media = media
         self._fed: torch.Tensor | str = ""
 
     def __enter__(self) -> Self:
-        self._watched.recorders[id(self._cache)] = self
+        self._watched.recorders[id(self.cache)] = self
         return self
 
     def __exit__(
@@ -76,31 +79,31 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del self._watched.recorders[id(self._cache)]
+        del self._watched.recorders[id(self.cache)]
         self.mark_first_token()
-        self._cache.drop_partial()
+        self.cache.drop_partial()
 
     @property
     def ledger(self) -> TokenLedger:
         """The tokens behind the columns of the cache."""
-        return self._cache.ledger
+        return self.cache.ledger
 
     def mark_first_token(self) -> None:
         """Note the time of the first token: the first call after the first forward does."""
         if self.first_token_at is None and self.num_forwards:
-            self.first_token_at = self._clock()
-            if self._learn is not None and self._cache.ledger.num_rows == 1:
+            self.first_token_at = self._watched.clock()
+            if self._learn is not None and self.cache.ledger.num_rows == 1:
                 self._learn(*self._first_span, self.first_token_at - self._begun_at)
 
     def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Note that a forward begins with these arguments, by name; return others where it needs them."""
         self.mark_first_token()
         if not self.num_forwards and self._learn is not None:
-            self._begun_at = self._clock()
-        self._cache.forward_starts()
+            self._begun_at = self._watched.clock()
+        self.cache.forward_starts()
         changed = self._without_head(given) or self._with_positions(given)
         given = changed or given
-        reason = foreign(given, self._cache.ledger, self._media)
+        reason = foreign(given, self.cache.ledger, self._media)
         if self._watched.model.training:
             reason = "the model was in training mode"
         if reason is None and self._is_same_model is not None and not self._is_same_model():
@@ -110,26 +113,26 @@ class Recorder:
 
     def forward_ends(self, output: Any) -> None:
         """Enter what the forward that began last has computed, and returned as `output`."""
-        start = self._cache.ledger.length
-        self.num_computed += self._cache.forward_ends(self._fed)
+        start = self.cache.ledger.length
+        self.num_computed += self.cache.forward_ends(self._fed)
         self._forget_unnamed(self._fed, start)
         self._fed = ""
         if not self.num_forwards:
-            self._first_span = (start, self._cache.ledger.length)
+            self._first_span = (start, self.cache.ledger.length)
         self.num_forwards += 1
         if self.num_forwards == 1 and self._check is not None:
-            self._check(self._cache, output)
+            self._check(self.cache, output)
 
     def _forget_unnamed(self, fed: torch.Tensor | str, start: int) -> None:
         if isinstance(fed, torch.Tensor) and self._media is not None:
-            ledger = self._cache.ledger
+            ledger = self.cache.ledger
             known = start + self._media.num_known(fed, start, ledger.origins)
             ledger.forget_from(known, "a placeholder stood for content that has no name")
 
     def _without_head(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments without what the cache holds, where they begin with the very same."""
         ids, places = given.get("input_ids"), given.get("position_ids")
-        ledger = self._cache.ledger
+        ledger = self.cache.ledger
         held = ledger.known
         if not isinstance(ids, torch.Tensor) or not isinstance(places, torch.Tensor):
             return None
@@ -143,7 +146,7 @@ class Recorder:
 
     def _with_positions(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments with the positions of the tokens, where these are left out."""
-        ids, ledger = given.get("input_ids"), self._cache.ledger
+        ids, ledger = given.get("input_ids"), self.cache.ledger
         if given.get("position_ids") is not None or "position_ids" not in self._watched.names:
             return None
         if not isinstance(ids, torch.Tensor) or not (ledger.length or ledger.pads.any()):
@@ -153,3 +156,61 @@ class Recorder:
         start = ledger.length
         own = positions(ledger, start, start + ids.shape[-1], ids.device)
         return {**given, "position_ids": own.clamp_min(0)}
+
+
+def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media | None) -> str | None:
+    """Return why a forward with these arguments computes something else than its tokens' KV.
+
+    None: all it is given is what quire itself would give it for the next columns of `ledger`: token
+    ids, the mask of the padding, positions counted from each row's first token, the named content
+    of `media`. An argument that is not known to be harmless is a reason.
+    """
+    ids = given.get("input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[0] != ledger.num_rows:
+        return f"input_ids were not a tensor [{ledger.num_rows}, tokens]"
+    stop = ledger.length + ids.shape[1]
+    for name, value in given.items():
+        if value is None or name in _HARMLESS or (media is not None and name in media.names):
+            continue
+        if name == "position_ids":
+            if not _same_positions(value, ids, ledger, media):
+                return "position_ids were not those of the tokens, counted from the first of a row"
+        elif name != "attention_mask":
+            return f"{name} may change K and V"
+    if not _same_mask(given.get("attention_mask"), ledger, stop):
+        return f"attention_mask was not [{ledger.num_rows}, {stop}] with zeros for padding alone"
+    return None
+
+
+def positions(ledger: TokenLedger, start: int, stop: int, device: Any) -> torch.Tensor:
+    """Return the positions of columns as tokens of their rows: `[rows, n]`, negative in padding.
+
+    `[1, n]` where no row has padding.
+    """
+    columns = torch.arange(start, stop, device=device)[None]
+    if not ledger.pads.any():
+        return columns
+    return columns - torch.as_tensor(ledger.pads, device=device)[:, None]
+
+
+def _same_mask(mask: object, ledger: TokenLedger, stop: int) -> bool:
+    if mask is None:
+        return not ledger.pads.any()
+    if not isinstance(mask, torch.Tensor) or mask.shape != (ledger.num_rows, stop):
+        return False
+    return bool((mask == (positions(ledger, 0, stop, mask.device) >= 0)).all())
+
+
+def _same_positions(
+    given: object, ids: torch.Tensor, ledger: TokenLedger, media: Media | None
+) -> bool:
+    start, stop = ledger.length, ledger.length + ids.shape[1]
+    if not isinstance(given, torch.Tensor) or given.shape[-1] != ids.shape[1]:
+        return False
+    if media is not None and media.positions is not None:
+        ours = media.positions_of(ledger.origins, start, stop).to(given.device)
+        return given.shape == ours.shape and bool((given == ours).all())
+    ours = positions(ledger, start, stop, given.device)
+    if given.ndim != 2 or given.shape[0] not in {1, ledger.num_rows}:
+        return False
+    return bool(((given == ours) | (ours < 0)).all())

@@ -1,19 +1,20 @@
 """One call: its sequences, the working cache they share, and what is kept of it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from quire.core import Sequence
-from quire.engines.hf.inputs import Prompts
+from quire.engines.hf.inputs import Plan, Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import BlockStore, Terms, Tokens, first_token, media_before
+from quire.engines.hf.store import HfStore, Terms, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
-from quire.engines.tiered.onboarded import Onboarded
+from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
 
 Feed = Callable[[Prompts, WorkingCache, int], None]
@@ -35,11 +36,11 @@ class Request:
     together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
     """
 
-    def __init__(self, store: BlockStore, prompts: Prompts, media: Media, terms: Terms) -> None:
+    def __init__(self, store: HfStore, prompts: Prompts, media: Media, terms: Terms) -> None:
         self.prompts = prompts
-        self._media = media
+        self.media = media
         self._store = store
-        self._terms = terms
+        self.terms = terms
         self._sequences: list[Sequence] = []
         self.num_reused = 0
         self.onboarded: list[Onboarded] = []
@@ -55,7 +56,7 @@ class Request:
     @property
     def num_columns(self) -> int:
         """Columns that need no compute in any row."""
-        return self._media.cut(
+        return self.media.cut(
             min(
                 int(pad) + seq.num_cached
                 for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
@@ -223,8 +224,8 @@ class Request:
     def _keep_other(self, cache: WorkingCache, text: Kept, origin: int) -> int:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
         prompt = self.prompts.tokens[origin]
-        media = media_before(self._media.spans[origin], _num_shared(text.tokens, prompt))
-        seq = self._store.open(text.tokens, self._terms, media)
+        media = media_before(self.media.spans[origin], _num_shared(text.tokens, prompt))
+        seq = self._store.open(text.tokens, self.terms, media)
         try:
             return self._save(cache, seq, text)
         finally:
@@ -235,6 +236,32 @@ class Request:
             return cache.row_kv(layers, text.row, start, stop)
 
         return self._store.save(seq, text.tokens, read, cache.snapshots[text.row])
+
+
+def recorded(past: WorkingCache) -> Iterator[Kept]:
+    """Every row of a working cache, with all tokens that it holds."""
+    for row, tokens in enumerate(past.ledger.rows()):
+        yield Kept(row, tokens)
+
+
+def returned(prompts: Prompts, plan: Plan, past: WorkingCache, output: Any) -> Iterator[Kept]:
+    """Each returned sequence, cut after its end, as far as a row of its prompt holds it."""
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    texts = sequences.cpu().numpy().astype(np.int32)
+    per_prompt = max(len(texts) // len(prompts.tokens), 1)
+    held = past.ledger.rows()
+    for index, padded in enumerate(texts):
+        origin = index // per_prompt
+        text = padded[prompts.pads[origin] :]
+        ends = np.flatnonzero(np.isin(text[prompts.tokens[origin].size :], plan.eos))
+        if ends.size:
+            text = text[: prompts.tokens[origin].size + int(ends[0]) + 1]
+        candidates = [
+            (_num_shared(text, held[row]), -int(row))
+            for row in np.flatnonzero(past.ledger.origins == origin)
+        ]
+        length, row = max(candidates)
+        yield Kept(-row, text[:length])
 
 
 def _behind(k: torch.Tensor, v: torch.Tensor, num_columns: int) -> KV:

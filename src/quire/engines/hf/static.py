@@ -9,8 +9,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
-from quire.engines.hf.adapters import num_embeddings
-from quire.engines.hf.fingerprint import Weights
+from quire.engines.hf.identity import Identity
 from quire.engines.hf.inputs import (
     Plan,
     Prompts,
@@ -18,11 +17,11 @@ from quire.engines.hf.inputs import (
     read_plan,
     read_prompts,
 )
-from quire.engines.hf.models import ModelFace, check_model
+from quire.engines.hf.models import ModelFace, check_model, num_embeddings
 from quire.engines.hf.probe import probe_model
+from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
-from quire.engines.hf.weights import Sight
-from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
+from quire.errors import ConfigError, TokensError, UnsupportedModel
 from quire.slots import SlotCache, SlotHandle, SlotStats
 from quire.tensors.kinds import decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -158,16 +157,14 @@ class SlotPrefixCache(ModelFace):
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._weights = Weights(
-            model, self.layout, before=before, verify=lambda: slot_layout(model)
-        )
+        self._identity = Identity(model, self.layout, before, lambda: slot_layout(model))
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what binds K and V to the model: config, layout, a sample of weights."""
-        return self._weights.fingerprint
+        return self._identity.fingerprint
 
     @property
     def stats(self) -> SlotStats:
@@ -231,7 +228,7 @@ class SlotPrefixCache(ModelFace):
 
     @contextmanager
     def _opened(self, prompts: Prompts, scope: Scope | None) -> Generator[SlotSession, None, None]:
-        handle = self.slots.open(prompts.tokens[0], self._scope(scope))
+        handle = self.slots.open(prompts.tokens[0], self._identity.scope(scope))
         try:
             self._copy()
             self.pool.forget(handle.slot, handle.num_cached)
@@ -258,15 +255,6 @@ class SlotPrefixCache(ModelFace):
                 "holds one row without padding: make a call for each, or use PrefixCache"
             )
         return prompts
-
-    def _scope(self, scope: object) -> Scope:
-        if scope is None:
-            return self._weights.bind(Scope())
-        if not isinstance(scope, Scope) or scope.model is not None:
-            raise ScopeError(
-                f"scope is {scope!r}; pass quire.Scope(salt=..., lora=...): the cache sets its model"
-            )
-        return self._weights.bind(scope)
 
     def __repr__(self) -> str:
         return f"SlotPrefixCache({type(self.model).__name__}, {self.slots!r}, {self.pool!r})"

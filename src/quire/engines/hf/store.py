@@ -20,7 +20,7 @@ from quire.core import (
 from quire.core.groups import Kind
 from quire.core.hints import NO_HINT, Hint
 from quire.engines.hf.states import RowStates, Snapshot
-from quire.engines.tiered.onboarded import NOTHING, Onboarded
+from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
@@ -49,7 +49,7 @@ class Terms:
     hint: Hint = NO_HINT
 
 
-class BlockStore:
+class HfStore:
     """Keeps the bytes of all pools in step with the manager's decisions.
 
     Whatever the manager plans is done here before anything is read or written: copies first,
@@ -66,12 +66,11 @@ class BlockStore:
         manager: CacheManager,
         pools: list[Pool],
         layout: ModelLayout,
-        tiers: "TieredStore | None" = None,
-        transfers: Transfers | None = None,
+        transfers: Transfers,
     ) -> None:
         self.manager = manager
-        self.tiers = tiers
-        self.transfers = transfers or Transfers()
+        self.tiers: TieredStore | None = None
+        self.transfers = transfers
         self._saved: set[int] = set()
         self.pools = pools
         self.layout = layout
@@ -135,6 +134,11 @@ class BlockStore:
         self.settle()
         self._saved.clear()
         self.manager.reset()
+
+    def join(self) -> None:
+        """Wait for all that is on its way, up or down."""
+        self.transfers.join()
+        self.settle()
 
     def settle(self) -> None:
         """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
@@ -213,8 +217,7 @@ class BlockStore:
 
         Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
         """
-        self.transfers.join()
-        self.settle()
+        self.join()
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
         try:

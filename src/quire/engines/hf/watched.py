@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -26,11 +27,15 @@ class Watched:
     set and taken away in one step each, which passes by all calls but those with a cache that is recorded.
 
     names      the parameters of `model.forward`, in order
+    clock      seconds, rising
     recorders  by the `id` of a working cache, as long as it is recorded and no forward over it runs
     """
 
-    def __init__(self, model: Any, names: Sequence[str]) -> None:
+    def __init__(
+        self, model: Any, names: Sequence[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.names = names
+        self.clock = clock
         self.recorders: dict[int, Recorder] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model

@@ -14,7 +14,7 @@ PUT_OFF_SHARE = 0.5
 
 
 class Beside:
-    """What goes down beside the thread of a manager, and what keeps its blocks in place meanwhile."""
+    """Work that hands blocks down beside the thread of a manager, and the holds on them meanwhile."""
 
     def __init__(self, manager: CacheManager, stack: TierStack) -> None:
         self._manager = manager

@@ -1,6 +1,6 @@
-"""What computing a prompt takes, learned from prompts that were computed."""
+"""The cost of computing a prompt, learned from prompts that were computed."""
 
-import math
+import numpy as np
 
 UNKNOWN_S_PER_TOKEN = 0.01
 """Before anything was measured: slow, so that what is stored is loaded, and then measured."""
@@ -21,24 +21,22 @@ class PrefillCost:
 
     def __init__(self) -> None:
         self.num_observed = 0
-        # Plain numbers: requests wait for every step here, and three of them are too few for arrays.
-        self._products = [[1e-9 if i == j else 0.0 for j in range(3)] for i in range(3)]
-        self._sums = [0.0, 0.0, 0.0]
+        self._products = 1e-9 * np.eye(3)
+        self._sums = np.zeros(3)
         self._weights = [0.0, 0.0, 0.0]
 
     def observe(self, start: int, stop: int, seconds: float) -> None:
         """Learn from one forward over tokens [start, stop) of a prompt."""
         if stop <= start or not seconds > 0:
             return
-        features = [each / seconds for each in _features(start, stop)]
-        for row, one in zip(self._products, features, strict=True):
-            row[:] = [FORGET * old + one * other for old, other in zip(row, features, strict=True)]
-        self._sums = [FORGET * old + one for old, one in zip(self._sums, features, strict=True)]
+        features = np.array(_features(start, stop)) / seconds
+        self._products = FORGET * self._products + np.outer(features, features)
+        self._sums = FORGET * self._sums + features
         self.num_observed += 1
         self._solve()
 
     def seconds(self, start: int, stop: int) -> float:
-        """Return what computing tokens [start, stop) will take."""
+        """Return the seconds of computing tokens [start, stop)."""
         if stop <= start:
             return 0.0
         if not self.num_observed:
@@ -47,7 +45,7 @@ class PrefillCost:
         return sum(feature * weight for feature, weight in pairs)
 
     def saved(self, start: int, end: int, num_tokens: int) -> float:
-        """Return what having tokens [start, end) of a prompt saves; 0 as long as nothing was measured."""
+        """Return the seconds that having tokens [start, end) of a prompt saves; 0 before anything was measured."""
         if not self.num_observed:
             return 0.0
         return self.seconds(start, num_tokens) - self.seconds(end, num_tokens)
@@ -55,37 +53,16 @@ class PrefillCost:
     def _solve(self) -> None:
         used = [0, 1, 2]
         while used:
-            scale = [math.sqrt(self._products[i][i]) for i in used]
-            products = [
-                [
-                    self._products[i][j] / (one * other) + (SHARED if i == j else 0.0)
-                    for j, other in zip(used, scale, strict=True)
-                ]
-                for i, one in zip(used, scale, strict=True)
-            ]
-            sums = [self._sums[i] / one for i, one in zip(used, scale, strict=True)]
-            solved = _solution(products, sums)
-            if min(solved) >= 0:
+            products = self._products[np.ix_(used, used)]
+            scale = np.sqrt(products.diagonal())
+            products = products / np.outer(scale, scale) + SHARED * np.eye(len(used))
+            solved = np.linalg.solve(products, self._sums[used] / scale)
+            if solved.min() >= 0:
                 self._weights = [0.0, 0.0, 0.0]
-                for i, weight, one in zip(used, solved, scale, strict=True):
-                    self._weights[i] = weight / one
+                for i, weight in zip(used, (solved / scale).tolist(), strict=True):
+                    self._weights[i] = weight
                 return
-            del used[solved.index(min(solved))]
-
-
-def _solution(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small system with a positive definite matrix, which needs no pivots. Uses up both."""
-    size = len(right)
-    for at in range(size):
-        for row in range(at + 1, size):
-            factor = matrix[row][at] / matrix[at][at]
-            for column in range(at, size):
-                matrix[row][column] -= factor * matrix[at][column]
-            right[row] -= factor * right[at]
-    for at in reversed(range(size)):
-        known = sum(matrix[at][column] * right[column] for column in range(at + 1, size))
-        right[at] = (right[at] - known) / matrix[at][at]
-    return right
+            del used[int(solved.argmin())]
 
 
 def _features(start: int, stop: int) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What the keys in a tier's directory stand for, written beside the records, for `quire inspect`."""
+"""Names of the keys in a tier's directory, written beside the records, for `quire inspect`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ class Naming:
                     self._namespaces[each.digest] = each
 
     def of(self, manager: CacheManager, node: Node, scope: Scope) -> Callable[[], None]:
-        """Return what writes down the blocks from the root to the end of a node, as far as they are new.
+        """Return a function that writes down the new blocks from the root to the end of a node.
 
         Any thread may call it, once they are stored.
         """

@@ -30,7 +30,7 @@ REMEMBERED_KEYS = 1 << 15
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What made the bytes, and in which pieces they are stored.
+    """The origin of the bytes, and the pieces in which they are stored.
 
     `model`   a name that equal weights, config and code have in common, and no others
     `dtype`   None stores what pools hold; "fp8", "int8", "int4" store K and V in fewer bits

@@ -49,7 +49,7 @@ class SavedPrefix(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-1"):
-    """What a saved cache says of itself. `namespaces` are those of the parts, as hexadecimal digests."""
+    """The description of a saved cache. `namespaces` are those of the parts, as hexadecimal digests."""
 
     model: str
     block_size: int
@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-1"):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What came of a saved cache: tokens in the cache now, of so many saved; why others did not come."""
+    """The result of loading a saved cache: tokens in the cache now, of so many saved; causes why others are not."""
 
     num_tokens: int
     num_saved_tokens: int

@@ -1,15 +1,13 @@
-"""Which blocks of a prompt the tiers have, and up to which boundary they are of use together."""
+"""The search for a prompt in the tiers: its blocks there, and the boundary up to which they are of use together."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from quire.core import CacheManager, FullAttention, Recurrent
 from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
-from quire.tiers.stack.stack import TierStack
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
@@ -24,25 +22,22 @@ class Search:
 
     Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
     Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
-    and `here.accepted` where nothing can be gained. Tiers whose lookups take longer than `patience_s`, or than
-    what they gain, are left out.
+    and `here.accepted` where nothing can be gained.
+
+    `find`  `TierStack.find`, with what it is to leave out
     """
 
     def __init__(
         self,
         manager: CacheManager,
-        stack: TierStack,
+        find: Callable[..., list[int]],
         parts: Sequence[Sequence[BlockPart]],
         here: Residency,
         limit: int,
-        *,
-        patience_s: float = math.inf,
-        gains_s: Sequence[float] = (),
     ) -> None:
         self.here = here
-        self._patience_s, self._gains_s = patience_s, gains_s
         self._manager = manager
-        self._stack = stack
+        self._find = find
         self._parts = parts
         self._levels: dict[tuple[int, int], list[int]] = {}
         self._looks = [FIRST_LOOK] * len(parts)
@@ -58,7 +53,7 @@ class Search:
         return not self._sparse
 
     def brought(self, end: int) -> dict[int, list[int]]:
-        """Return which blocks of each group must come for a hit of `end` blocks."""
+        """Return the gaps of each group: the blocks that must come for a hit of `end` blocks."""
         held = self.here.held
         return {
             group: [
@@ -75,7 +70,7 @@ class Search:
         return [part.key(digests[at]) for at in places for part in self._parts[group]]
 
     def levels(self, group: int, places: Sequence[int]) -> list[int]:
-        """Return where each of these keys was found, as `TierStack.find` does."""
+        """Return the level of each of these keys, as `TierStack.find` does."""
         missing = [-1] * len(self._parts[group])
         return [level for at in places for level in self._levels.get((group, at), missing)]
 
@@ -94,7 +89,7 @@ class Search:
             sizes += [part.record_bytes for part in self._parts[group]]
         return keys, levels, sizes
 
-    def by_tier(self, end: int) -> dict[str, int]:
+    def by_tier(self, end: int, names: Sequence[str]) -> dict[str, int]:
         """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
         here, size = self.here, self._manager.block_size
         if end <= here.accepted:
@@ -106,10 +101,24 @@ class Search:
         gained = slowest[here.accepted :]
         gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
         counts = Counter[int](gained.tolist())
-        return {self._stack.names[level]: size * counts[level] for level in sorted(counts)}
+        return {names[level]: size * counts[level] for level in sorted(counts)}
+
+    def whole(self, end: int, came: Container[bytes]) -> int:
+        """Return the largest boundary up to `end` for which all that it needs has come, by key."""
+        while end > self.here.accepted:
+            missing = [
+                (group, at)
+                for group, places in self.brought(end).items()
+                for at in places
+                if not all(key in came for key in self.keys(group, [at]))
+            ]
+            if not missing:
+                return end
+            end = min([end - 1, *(at for group, at in missing if group in self.full)])
+        return self.here.accepted
 
     def _full_end(self, limit: int) -> int:
-        """Return how far groups of full attention could go, and the pools have room."""
+        """Return the boundary that groups of full attention could reach, and the pools have room for."""
         here = self.here
         for group in self.full:
             limit = min(limit, here.matched + here.room[group])
@@ -122,7 +131,7 @@ class Search:
             for group in self.full
             for part in self._parts[group]
         ]
-        found = self._stack.find(keys, patience_s=self._patience_s, gains_s=self._gains_s)
+        found = self._find(keys)
         at = 0
         for place in places:
             for group in self.full:
@@ -168,11 +177,6 @@ class Search:
 
     def _look(self, group: int, places: Sequence[int]) -> None:
         width = len(self._parts[group])
-        found = self._stack.find(
-            self.keys(group, places),
-            contiguous=False,
-            patience_s=self._patience_s,
-            gains_s=self._gains_s,
-        )
+        found = self._find(self.keys(group, places), contiguous=False)
         for index, at in enumerate(places):
             self._levels[group, at] = found[index * width : (index + 1) * width]

@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,6 @@ from quire.core.tokens import IntArray
 from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
-from quire.engines.tiered.onboarded import NOTHING, Onboarded
 from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
 from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
@@ -35,6 +35,21 @@ ASKING_SHARE = 0.05
 
 LEAST_PATIENCE_S = 0.005
 """A tier that answers faster is always asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onboarded:
+    """The tokens that came back for one prompt.
+
+    tokens   per tier, by name: those that a request finds now and would not have found before
+    causes   why records that were found did not come, by the name of their `quire.tiers.Outcome`
+    """
+
+    tokens: dict[str, int] = field(default_factory=dict[str, int])
+    causes: dict[str, int] = field(default_factory=dict[str, int])
+
+
+NOTHING = Onboarded()
 
 
 class TieredStore:
@@ -116,9 +131,9 @@ class TieredStore:
     def held(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> dict[str, int]:
-        """Return how many tokens of a prompt each tier would add to what the device holds, by name."""
+        """Return the tokens of a prompt that each tier would add to those on the device, by name."""
         search = self._search(tokens, scope, media)
-        return {} if search is None else search.by_tier(search.end)
+        return {} if search is None else search.by_tier(search.end, self.stack.names)
 
     # -- down ------------------------------------------------------------------------------
 
@@ -129,7 +144,7 @@ class TieredStore:
         return self._store_wanted(self.pieces(blocks_of(self.manager, seq)), names)
 
     def offload_beside(self, seq: Running) -> None:
-        """As `offload`, but blocks are copied later, beside the caller, where they only have to be copied.
+        """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
 
         They stay where they are until `beside` has settled, even when the sequence is closed; pools
         must not be resized before. To all who ask the stack it is as if they were stored already. In a process
@@ -169,7 +184,7 @@ class TieredStore:
             self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))
 
     def errors(self) -> list[QuantError]:
-        """Return how far what was handed down is from the pools, per layer group; 0 where it is exact."""
+        """Return the error of what was handed down, per layer group; 0 where it is exact."""
         return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
@@ -198,9 +213,10 @@ class TieredStore:
         if limit < 1:
             return None
         here = residency(self.manager, tokens, scope, tuple(media))
+        find = self.stack.find
         is_patient = not (self.stack.settings.gate and self._asks_others)
         if is_patient or not self.cost.num_observed or share == math.inf:
-            return Search(self.manager, self.stack, self.parts, here, limit)
+            return Search(self.manager, find, self.parts, here, limit)
         size = self.manager.block_size
         computing_s = self.cost.seconds(here.accepted * size, tokens.size)
         saved_s = self.cost.saved(here.accepted * size, limit * size, tokens.size)
@@ -208,15 +224,10 @@ class TieredStore:
         for group, parts in enumerate(self.parts):
             lacking = sum(at >= here.matched for at in required_blocks(self.manager, group, limit))
             num_bytes += lacking * sum(part.record_bytes for part in parts)
-        return Search(
-            self.manager,
-            self.stack,
-            self.parts,
-            here,
-            limit,
-            patience_s=max(LEAST_PATIENCE_S, share * computing_s),
-            gains_s=self.stack.gate.gains(num_bytes, saved_s),
-        )
+        patience_s = max(LEAST_PATIENCE_S, share * computing_s)
+        gains_s = self.stack.gate.gains(num_bytes, saved_s)
+        find = partial(find, patience_s=patience_s, gains_s=gains_s)
+        return Search(self.manager, find, self.parts, here, limit)
 
     def _worth(self, search: Search, num_tokens: int) -> int:
         """Return up to which boundary loading beats computing."""
@@ -249,12 +260,15 @@ class TieredStore:
         buffers = self.stack.buffers(sizes)
         outcomes = self.stack.load(keys, buffers, found=levels)
         begun_s = time.perf_counter()
-        by_key = dict(zip(keys, buffers, strict=True))
-        lost = {key for key, what in zip(keys, outcomes, strict=True) if what is not Outcome.HIT}
         causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
+        came = {
+            key: buffer
+            for key, buffer, what in zip(keys, buffers, outcomes, strict=True)
+            if what is Outcome.HIT
+        }
         try:
-            end = self._whole(search, end, lost)
-            tokens = self._enter(search, end, prompt, by_key)
+            end = search.whole(end, came) if causes else end
+            tokens = self._enter(search, end, prompt, came)
         except BaseException:
             self.transfers.join()  # blocks that have gone back are nobody's, but only for now
             raise
@@ -266,37 +280,6 @@ class TieredStore:
             saved_s = self.cost.saved(search.here.accepted * size, end * size, prompt[0].size)
             self.stack.feeding.earn(saved_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
-
-    def _whole(self, search: Search, end: int, lost: set[bytes]) -> int:
-        """Return the largest boundary for which all that it needs has come."""
-        while lost and end > search.here.accepted:
-            missing = [
-                at
-                for group, places in search.brought(end).items()
-                for at in places
-                if not lost.isdisjoint(search.keys(group, [at]))
-            ]
-            if not missing:
-                return end
-            end = self._came(search, min(missing), lost)
-        return end
-
-    def _came(self, search: Search, end: int, lost: set[bytes]) -> int:
-        """Lower a boundary until nothing of what was lost, or never asked for, is needed there."""
-        if search.is_full:
-            return end
-        asked = {
-            (group, at)
-            for group, places in search.brought(search.end).items()
-            for at in places
-            if lost.isdisjoint(search.keys(group, [at]))
-        }
-        while end > search.here.accepted:
-            brought = search.brought(end)
-            if all((group, at) in asked for group, places in brought.items() for at in places):
-                return end
-            end -= 1
-        return end
 
     def _enter(
         self,
@@ -326,7 +309,7 @@ class TieredStore:
                     else:
                         step(None)  # states are copied before anything computes
             restored.commit()
-        return search.by_tier(end)
+        return search.by_tier(end, self.stack.names)
 
     def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:
         """Encode and hand down pieces, the head first, as far as they are taken; return the records.
@@ -359,7 +342,7 @@ class TieredStore:
         return stored
 
     def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return what blocks are written as, the parts of a block side by side."""
+        """Return the pieces of blocks, the parts of a block side by side."""
         return [(block, part) for block in blocks for part in self.parts[block.group]]
 
     def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""What a model stores and computes, what an accelerator gives, and how long a step takes."""
+"""Models, accelerators, and the roofline of both: bytes, FLOPs and seconds."""
 
 from quire.sim.hardware.accelerators import Accelerator, accelerator_named, accelerator_names
 from quire.sim.hardware.calibration import calibrate

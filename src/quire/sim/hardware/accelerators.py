@@ -43,10 +43,9 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
             "link_bandwidth",
             "peer_bandwidth",
         ):
-            if not getattr(self, field) > 0:
-                raise ConfigError(
-                    f"{field} of {self.name!r} is {getattr(self, field)}; it is above 0"
-                )
+            value = getattr(self, field)
+            if not value > 0:
+                raise ConfigError(f"{field} of {self.name!r} is {value}; it is above 0")
 
 
 def _gpu(name: str, tflops: float, tb_per_s: float, gib: int, links: Links) -> Accelerator:
@@ -114,12 +113,8 @@ def accelerator_named(name: str) -> Accelerator:
     if wanted == "cpu":
         return cpu()
     if wanted not in _BY_NAME:
-        raise unknown(
-            "accelerator",
-            name,
-            accelerator_names(),
-            "describe yours in a .json file with the fields of Accelerator",
-        )
+        instead = "describe yours in a .json file with the fields of Accelerator"
+        raise unknown("accelerator", name, accelerator_names(), instead)
     return _BY_NAME[wanted]
 
 

@@ -127,7 +127,7 @@ def _reads(new: int) -> bool:
 
 
 def _work(roofline: Roofline, points: Sequence[Point], computes: Callable[[int], bool]) -> Floats:
-    """Return what each step does, float [points, 5], less the time of its collectives."""
+    """Return the work of each step, float [points, 5], less the time of its collectives."""
     rows = np.zeros((len(points), 5))
     for row, (new, cached, _) in zip(rows, points, strict=True):
         if computes(new):

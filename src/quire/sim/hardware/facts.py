@@ -17,7 +17,7 @@ per 128 (int4 in groups, as AWQ and GPTQ store it)."""
 
 
 class KVBytes(msgspec.Struct, frozen=True):
-    """What a cache holds of a sequence, in three parts.
+    """The bytes of a cached sequence, in three parts.
 
     `per_token`      bytes per token, over all layers that see the whole prefix
     `window_bytes`   bytes of one full window, over all layers with a window

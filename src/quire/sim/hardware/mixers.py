@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer: its parameters, what it stores, and what a pair of tokens costs.
+"""Token mixers of layers: their parameters, stored bytes, and FLOPs of a pair of tokens.
 
 K and V are counted in elements per token; states in bytes, since some are kept in 32 bits whatever
 the rest is. Sources: the modelling code of transformers, whose parameter counts the tests compare.
@@ -68,7 +68,7 @@ def head_dim(config: Config) -> int:
 
 
 def kv_head_count(config: Config) -> int:
-    """Return how many heads K and V have."""
+    """Return the number of heads of K and V."""
     heads = config.size("num_attention_heads")
     one = config.flag("multi_query") and not config.flag("new_decoder_architecture")
     return 1 if one else config.size("num_key_value_heads", "num_kv_heads", default=heads)
@@ -106,7 +106,7 @@ def _grouped(config: Config, index: int, kind: str, *, owns_kv: bool) -> Layer:
 
 
 def _own_settings(config: Config, index: int) -> Config:
-    """Return what `per_layer_config` says of one layer."""
+    """Return the settings of one layer in `per_layer_config`."""
     every: Any = config.get("per_layer_config")
     if not isinstance(every, Mapping):
         return Config({})

@@ -1,4 +1,4 @@
-"""How long a step of a model takes: the larger of computing and reading, and what is added to it."""
+"""The duration of a step of a model: the larger of computing and reading, and additions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTES_PER_ACTIVATION = 2
 
 
 class Attention(Enum):
-    """Which pairs of tokens attention is charged for."""
+    """The pairs of tokens that attention is charged for."""
 
     CAUSAL = "causal"
     """each new token with the cached ones, those before it and itself: n x (p + (n + 1) / 2)"""
@@ -77,7 +77,7 @@ class Roofline(msgspec.Struct, frozen=True):
 
     @property
     def kv_copies(self) -> float:
-        """How often K and V are stored: more than once where devices outnumber the KV heads."""
+        """Copies of K and V: more than one where devices outnumber the KV heads."""
         return max(1.0, self.num_gpus / self.model.num_kv_heads)
 
     @property

@@ -1,4 +1,4 @@
-"""Which block size: what larger blocks lose, and what smaller ones cost."""
+"""Choice of a block size: the losses of larger blocks, the costs of smaller ones."""
 
 from __future__ import annotations
 
@@ -63,15 +63,10 @@ def advise(
     is the token hit of that trace in blocks of `size`. The largest size that loses at most `LOSS`
     of the prompt tokens is recommended.
     """
-    if trace_block is None or hit_at is None:
-        measured: dict[int, float] = {}
-        sizes = list(SIZES)
-    else:
-        sizes = [
-            trace_block * factor
-            for factor in (1, 2, 4, 8, 16)
-            if factor <= 2 or trace_block * factor <= LARGEST
-        ]
+    sizes, measured = list(SIZES), dict[int, float]()
+    if trace_block is not None and hit_at is not None:
+        multiples = (trace_block * factor for factor in (1, 2, 4, 8, 16))
+        sizes = [size for size in multiples if size <= max(2 * trace_block, LARGEST)]
         measured = {size: hit_at(size) for size in sizes}
     best = max(measured.values(), default=0.0)
     choices: list[BlockChoice] = []
@@ -105,21 +100,13 @@ def _reasons(
 ) -> list[str]:
     smallest = choices[0]
     if chosen.token_hit is None:
-        reasons = [
-            (
-                f"half a block of each context is lost to its border, {chosen.lost:.2%} of the tokens "
-                "(expected; --trace measures it)"
-            )
-        ]
+        lost = f"{chosen.lost:.2%} of the tokens (expected; --trace measures it)"
+        reasons = [f"half a block of each context is lost to its border, {lost}"]
     elif chosen is smallest:
         reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens"]
     else:
-        reasons = [
-            (
-                f"the trace finds {chosen.token_hit:.2%} of its tokens, {chosen.lost:.2%} fewer than in "
-                f"blocks of {smallest.block_size}"
-            )
-        ]
+        fewer = f"{chosen.lost:.2%} fewer than in blocks of {smallest.block_size}"
+        reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens, {fewer}"]
     larger = [each for each in choices if each.block_size > chosen.block_size]
     if larger:
         reasons.append(f"blocks of {larger[0].block_size} lose {larger[0].lost:.2%}")

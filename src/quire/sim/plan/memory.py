@@ -1,4 +1,4 @@
-"""What fits: weights, room to compute, and the rest for K and V."""
+"""The memory of a deployment: weights, room to compute, and the rest for K and V."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_copies(self) -> float:
-        """How often K and V are stored: more than once where devices outnumber the KV heads."""
+        """Copies of K and V: more than one where devices outnumber the KV heads."""
         return max(1.0, self.num_gpus / self.model.num_kv_heads)
 
     @property
     def free_bytes(self) -> int:
-        """What weights and activations leave; negative where they do not fit."""
+        """Bytes beside weights and activations; negative where they do not fit."""
         return self.usable_bytes - self.model.weight_bytes - self.reserved_bytes
 
     def sequence_bytes(self, context: int) -> int:
@@ -90,7 +90,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory goes, and for whom it suffices. All devices together.
+    """The parts of the memory, and the users for whom it suffices. All devices together.
 
     `block_bytes`   bytes of a block in layers that see the whole prefix (0: there are none)
     `num_blocks`    such blocks beside the windows and states of `users`

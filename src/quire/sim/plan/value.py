@@ -1,4 +1,4 @@
-"""What memory is worth on a trace: hits, seconds of prefill, time to the first token."""
+"""The worth of memory on a trace: hits, seconds of prefill, time to the first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report shows, as plain values: nothing here knows how it looks."""
+"""The content of a report as plain values: nothing here knows how it looks."""
 
 from __future__ import annotations
 

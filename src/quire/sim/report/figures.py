@@ -100,7 +100,7 @@ def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
 
 
 def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
-    """How large a cache must be to find a reuse."""
+    """Reuses by the size of the cache that finds them."""
     sizes, shares = report.reuse_distances()
     axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=PLAIN)
     step = max(-(-len(sizes) // (9 if size is WIDE else 5)), 1)
@@ -113,7 +113,7 @@ def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
 
 
 def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
-    """How long after its last use a block is used again."""
+    """Uses of blocks by the time since the last one."""
     counts = report.focus.reuse_times
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
     total = max(sum(counts) + report.focus.new_blocks, 1)
@@ -154,7 +154,7 @@ def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
 
 
 def draw_misses(report: Report, axes: Axes, size: FigureSize) -> None:
-    """Where the prompt tokens went: found, or missed for a reason."""
+    """Prompt tokens by their fate: found, or missed for a reason."""
     rows = report.focus_rows
     names = [row["policy"] for row in rows]
     left = [0.0] * len(rows)

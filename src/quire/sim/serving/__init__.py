@@ -11,7 +11,7 @@ from quire.sim.serving.metrics import Objective, ServingResult
 from quire.sim.serving.replica import Limits
 from quire.sim.serving.requests import Served
 from quire.sim.serving.roofline_timing import RooflineTiming, blocks_that_fit
-from quire.sim.serving.router import LeastLoaded, PrefixAware, RoundRobin, Router, router_named
+from quire.sim.serving.router import PrefixAware, Router, least_loaded, round_robin, router_named
 from quire.sim.serving.simulate import Cluster, Load, simulate
 from quire.sim.serving.timing import Timing
 
@@ -19,21 +19,21 @@ __all__ = [
     "Arrivals",
     "ClosedLoop",
     "Cluster",
-    "LeastLoaded",
     "Limits",
     "Load",
     "Objective",
     "PoissonArrivals",
     "PrefixAware",
     "RooflineTiming",
-    "RoundRobin",
     "Router",
     "Served",
     "ServingResult",
     "Timing",
     "TraceArrivals",
     "blocks_that_fit",
+    "least_loaded",
     "parse_arrivals",
+    "round_robin",
     "router_named",
     "simulate",
 ]

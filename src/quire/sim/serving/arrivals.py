@@ -1,4 +1,4 @@
-"""When requests arrive: as the trace says, as a Poisson process, or when users come back."""
+"""Arrivals of requests: those of the trace, a Poisson process, or users who come back."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Decoding:
         return sorted((self.requests[slot] for slot in done.tolist()), key=lambda r: r.order)
 
     def blocks_short(self, num_steps: int) -> int:
-        """Return how many blocks more all of them need for the next `num_steps` steps."""
+        """Return the blocks that are missing for the next `num_steps` steps of all."""
         return int(self._short(num_steps).sum())
 
     def extend(self, num_steps: int) -> list[tuple[Job, int]]:

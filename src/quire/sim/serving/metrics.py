@@ -1,10 +1,9 @@
-"""What users of a simulated service saw, and what its replicas did."""
+"""Figures of a simulated service: times that users saw, work of its replicas."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +26,7 @@ MIN_BACKLOG = 8
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What a request must reach to count as good. None: any. Raises `ConfigError`."""
+    """The times of a good request, at most. None: any. Raises `ConfigError`."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -47,7 +46,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a duration is spread over requests, in seconds."""
+    """The spread of a duration over requests, in seconds."""
 
     mean: float
     p50: float
@@ -151,10 +150,6 @@ class ServingResult(msgspec.Struct, frozen=True):
     tiers: list[TierUse]
     overloaded: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, which JSON can hold."""
-        return msgspec.to_builtins(self)
-
 
 class Collector:
     """Takes what happens, in order of time, and makes a `ServingResult` of it."""
@@ -191,14 +186,14 @@ class Collector:
             self._running.append(running)
 
     def result(self, replicas: Sequence[Replica], objective: Objective | None) -> ServingResult:
-        """Return what was collected."""
+        """Return the figures of all that was served."""
         served = self._served
         makespan_s = max((each.finished_s for each in served), default=0.0)
         rate = 1 / makespan_s if makespan_s else 0.0
         prompt_tokens = sum(each.prompt_tokens for each in served)
         output_tokens = sum(each.output_tokens for each in served)
         cached_tokens = sum(each.cached_tokens for each in served)
-        tpots = [each.tpot_s for each in served]
+        tpots = [each.tpot_s for each in served if each.tpot_s is not None]
         ttfts = [each.ttft_s for each in served]
         goodput = None
         if objective is not None:
@@ -214,9 +209,9 @@ class Collector:
             num_replicas=len(replicas),
             makespan_s=makespan_s,
             ttft_s=Spread.of(ttfts),
-            tpot_s=Spread.of([tpot for tpot in tpots if tpot is not None]),
+            tpot_s=Spread.of(tpots),
             e2e_s=Spread.of([each.e2e_s for each in served]),
-            waited_s=Spread.of([each.admitted_s - each.arrived_s for each in served]),
+            waited_s=Spread.of([each.waited_s for each in served]),
             requests_per_s=len(served) * rate,
             output_tokens_per_s=output_tokens * rate,
             total_tokens_per_s=(prompt_tokens + output_tokens) * rate,

@@ -19,11 +19,11 @@ from quire.sim.serving.timing import Chunk, Timing
 from quire.sim.trace.rows import TraceRequest
 
 MAX_RUN = 1024
-"""So many decode steps at most are simulated at once."""
+"""Decode steps that are simulated at once, at most."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a replica has and how it schedules. Raises `ConfigError`.
+    """The size of a replica and the limits of its schedule. Raises `ConfigError`.
 
     `num_blocks`         KV blocks on the device
     `block_size`         tokens per block: the trace's
@@ -117,7 +117,7 @@ class Replica:
 
     @property
     def next_s(self) -> float | None:
-        """When the run ends; None while idle."""
+        """The end of the run, in seconds; None while idle."""
         return float(self._ends[-1]) if len(self._ends) else None
 
     @property
@@ -163,7 +163,7 @@ class Replica:
                 continue
             self._prefilling.remove(request)
             if not request.generated:
-                request.first_token_s = now
+                request.account.first_token_s = now
             request.generated += 1
             if request.generated < request.trace.output_tokens:
                 decoding.add(request)
@@ -220,12 +220,12 @@ class Replica:
             if tiers is not None:
                 tiers.listen(self.manager)
                 fetched += self._fetch(request, tiers)
-            request.recomputed_tokens += max(request.lost - request.computed, 0)
+            request.account.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
             request.order = self._num_admitted
             self._num_admitted += 1
-            if request.admitted_s is None:
-                request.admitted_s = self.now
+            if request.account.admitted_s is None:
+                request.account.admitted_s = self.now
             self.running.append(request)
             self._prefilling.append(request)
             budget -= request.target - request.computed
@@ -252,7 +252,7 @@ class Replica:
         request.num_blocks = wanted
         request.computed = request.found_tokens(seq.computed, size)
         if request.seq is None:
-            request.cached_tokens = request.computed
+            request.account.cached_tokens = request.computed
         request.seq = seq
         return True
 
@@ -283,7 +283,7 @@ class Replica:
             tiers.listen(self.manager)
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
-            request.fetched_tokens += request.computed - before
+            request.account.fetched_tokens += request.computed - before
         return taken
 
     # -- steps -----------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Replica:
         seq = request.seq
         assert seq is not None
         request.computed += num_tokens
-        request.computed_tokens += num_tokens
+        request.account.computed_tokens += num_tokens
         ready = request.num_named_blocks
         if request.computed < request.trace.prompt_tokens:
             ready = min(request.computed // self.limits.block_size, ready)
@@ -324,7 +324,7 @@ class Replica:
             self.tiers.listen(self.manager)
 
     def _affordable(self, num_steps: int) -> int:
-        """Return how many steps, of so many, there are blocks for; at least the first has them."""
+        """Return the number of steps that there are blocks for; the first has them."""
         available = self._pool.num_available
         if self._decoding.blocks_short(num_steps) <= available:
             return num_steps
@@ -348,7 +348,7 @@ class Replica:
         self.manager.suspend(request.seq)
         request.lost = request.computed
         request.num_blocks = request.computed = 0
-        request.preemptions += 1
+        request.account.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
 

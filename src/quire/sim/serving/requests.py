@@ -11,8 +11,8 @@ from quire.sim.replay import UNFINISHED
 from quire.sim.trace.rows import TraceRequest
 
 
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """One finished request. Seconds of virtual time, tokens.
+class Served(msgspec.Struct, gc=False):
+    """The account of one request. Seconds of virtual time, tokens.
 
     `cached_tokens` were found on the device when it was first admitted, `fetched_tokens` came
     from a tier below; `recomputed_tokens` had KV once and lost it to a preemption.
@@ -20,18 +20,23 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     row: int
-    replica: int
     prompt_tokens: int
     output_tokens: int
     arrived_s: float
-    admitted_s: float
-    first_token_s: float
-    finished_s: float
-    cached_tokens: int
-    fetched_tokens: int
-    computed_tokens: int
-    recomputed_tokens: int
-    preemptions: int
+    replica: int = -1
+    admitted_s: float | None = None
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    cached_tokens: int = 0
+    fetched_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def waited_s(self) -> float:
+        """From arrival to the first admission."""
+        return 0.0 if self.admitted_s is None else self.admitted_s - self.arrived_s
 
     @property
     def ttft_s(self) -> float:
@@ -51,53 +56,31 @@ class Served(msgspec.Struct, frozen=True, gc=False):
         return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
 
 
-class Job:
-    """A request that waits or runs, the simulator's own account of it.
+class Job(msgspec.Struct, eq=False):
+    """A request that waits or runs.
 
     `key`         what its manager sees: the ids that the trace names, then one for the rest
-    `generated`   output tokens so far
+    `account`     what is kept of it once it is finished
     `target`      tokens to have KV before the next token comes out of a prefill
-    `computed`    tokens of them that have KV
+    `generated`   output tokens so far
+    `computed`    tokens of the target that have KV
     `num_blocks`  blocks that its sequence holds
     `order`       when it was admitted: the newest is preempted first
+    `lost`        tokens that had KV before it was preempted
     `slot`        its place among the decoding ones
     """
 
-    __slots__ = (
-        "admitted_s",
-        "arrived_s",
-        "cached_tokens",
-        "computed",
-        "computed_tokens",
-        "fetched_tokens",
-        "first_token_s",
-        "generated",
-        "key",
-        "lost",
-        "num_blocks",
-        "number",
-        "order",
-        "preemptions",
-        "recomputed_tokens",
-        "seq",
-        "slot",
-        "target",
-        "trace",
-    )
-
-    def __init__(self, number: int, trace: TraceRequest, arrived_s: float) -> None:
-        self.number = number
-        self.trace = trace
-        self.arrived_s = arrived_s
-        self.key: IntArray = np.concatenate((trace.blocks, UNFINISHED))
-        self.seq: Sequence | None = None
-        self.admitted_s: float | None = None
-        self.first_token_s = 0.0
-        self.target = trace.prompt_tokens
-        self.generated = self.computed = self.num_blocks = self.order = self.lost = 0
-        self.slot = -1
-        self.cached_tokens = self.fetched_tokens = self.computed_tokens = 0
-        self.recomputed_tokens = self.preemptions = 0
+    trace: TraceRequest
+    key: IntArray
+    account: Served
+    target: int
+    seq: Sequence | None = None
+    generated: int = 0
+    computed: int = 0
+    num_blocks: int = 0
+    order: int = 0
+    lost: int = 0
+    slot: int = -1
 
     @property
     def num_named_blocks(self) -> int:
@@ -108,23 +91,9 @@ class Job:
         """Return the tokens in its first so many named blocks, but the one always computed."""
         return min(num_blocks * block_size, self.trace.prompt_tokens, self.target - 1)
 
-    def served(self, replica: int, now: float) -> Served:
-        """Return what is to be kept of it, now that it is finished."""
-        assert self.admitted_s is not None
-        trace = self.trace
-        return Served(
-            number=self.number,
-            row=trace.row,
-            replica=replica,
-            prompt_tokens=trace.prompt_tokens,
-            output_tokens=trace.output_tokens,
-            arrived_s=self.arrived_s,
-            admitted_s=self.admitted_s,
-            first_token_s=self.first_token_s,
-            finished_s=now,
-            cached_tokens=self.cached_tokens,
-            fetched_tokens=self.fetched_tokens,
-            computed_tokens=self.computed_tokens,
-            recomputed_tokens=self.recomputed_tokens,
-            preemptions=self.preemptions,
-        )
+
+def job_of(number: int, trace: TraceRequest, arrived_s: float) -> Job:
+    """Return a request of a trace as it arrives."""
+    account = Served(number, trace.row, trace.prompt_tokens, trace.output_tokens, arrived_s)
+    key = np.concatenate((trace.blocks, UNFINISHED))
+    return Job(trace, key, account, target=trace.prompt_tokens)

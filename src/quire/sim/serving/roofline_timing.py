@@ -75,7 +75,7 @@ class RooflineTiming:
         return np.maximum(compute, reading) + added_s + seen * self.roofline.cached_token_s
 
     def _per_tokens(self, num_tokens: int) -> tuple[float, float, float]:
-        """Return what depends on the tokens of a step alone, kept for the next one."""
+        """Return the terms that depend on the tokens of a step alone, kept for the next one."""
         known = self._fixed.get(num_tokens)
         if known is None:
             roofline = self.roofline

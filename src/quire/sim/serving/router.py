@@ -1,9 +1,10 @@
-"""Which replica a request goes to."""
+"""Routers: the choice of a replica for a request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TypeAlias
 
 from quire.errors import ConfigError
 from quire.sim.hardware.names import unknown
@@ -13,41 +14,19 @@ from quire.sim.serving.requests import Job
 ROUTERS = ("round-robin", "least-loaded", "prefix")
 
 
-class Router(Protocol):
-    """Chooses one of the replicas for each arrival."""
-
-    def choose(self, request: Job, replicas: Sequence[Replica], now: float) -> Replica:
-        """Return the replica that gets this request."""
-        ...
+Router: TypeAlias = Callable[[Job, Sequence[Replica], float], Replica]
+"""Chooses one of the replicas for an arrival: called with it, all of them, and the time."""
 
 
-class RoundRobin:
-    """Each in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(
-        self,
-        request: Job,  # noqa: ARG002 - whatever it asks
-        replicas: Sequence[Replica],
-        now: float,  # noqa: ARG002 - whenever it comes
-    ) -> Replica:
-        chosen = replicas[self._next % len(replicas)]
-        self._next += 1
-        return chosen
+def round_robin() -> Router:
+    """Return a router that takes each in turn."""
+    turns = count()
+    return lambda _job, replicas, _now: replicas[next(turns) % len(replicas)]
 
 
-class LeastLoaded:
-    """The one with the fewest requests waiting or running; of equals the first."""
-
-    def choose(
-        self,
-        request: Job,  # noqa: ARG002 - whatever it asks
-        replicas: Sequence[Replica],
-        now: float,  # noqa: ARG002 - whenever it comes
-    ) -> Replica:
-        return min(replicas, key=_load)
+def least_loaded(_job: Job, replicas: Sequence[Replica], _now: float) -> Replica:
+    """Return the replica with the fewest requests waiting or running; of equals the first."""
+    return min(replicas, key=_load)
 
 
 class PrefixAware:
@@ -64,24 +43,24 @@ class PrefixAware:
             raise ConfigError(f"the load limit is 1 or more, got {load_limit:g}")
         self.load_limit = load_limit
 
-    def choose(self, request: Job, replicas: Sequence[Replica], now: float) -> Replica:
+    def __call__(self, job: Job, replicas: Sequence[Replica], now: float) -> Replica:
         total = sum(replica.load for replica in replicas) + 1
         limit = -(-self.load_limit * total // len(replicas))
         able = [replica for replica in replicas if replica.load < limit]
-        return max(able, key=lambda replica: (replica.cached_blocks(request, now), -replica.load))
+        return max(able, key=lambda replica: (replica.cached_blocks(job, now), -replica.load))
 
 
 def router_named(name: str, *, load_limit: float = 1.25) -> Router:
     """Return a router by name. Raises `ConfigError`."""
     match name:
         case "round-robin":
-            return RoundRobin()
+            return round_robin()
         case "least-loaded":
-            return LeastLoaded()
+            return least_loaded
         case "prefix":
             return PrefixAware(load_limit)
         case _:
-            raise unknown("router", name, ROUTERS, "write a class with `choose`")
+            raise unknown("router", name, ROUTERS, "write a function like these")
 
 
 def _load(replica: Replica) -> int:

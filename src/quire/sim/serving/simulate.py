@@ -15,8 +15,8 @@ from quire.sim.hardware import MemoryTier
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals, check_above_zero
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Limits, Replica
-from quire.sim.serving.requests import Job, Served
-from quire.sim.serving.router import LeastLoaded, Router
+from quire.sim.serving.requests import Job, Served, job_of
+from quire.sim.serving.router import Router, least_loaded
 from quire.sim.serving.tiers import Tiers
 from quire.sim.serving.timing import Timing
 from quire.sim.trace.rows import TraceRequest
@@ -56,7 +56,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What arrives, and when. Raises `ConfigError`.
+    """Requests and their arrivals. Raises `ConfigError`.
 
     `requests`      a trace, or any iterable of its requests, with the cluster's block size
     `max_requests`  stop after so many
@@ -92,7 +92,7 @@ def simulate(
     requests = list(islice(load.requests, load.max_requests))
     for request in requests:
         cluster.limits.check(request)
-    simulation = Simulation(cluster, load, router or LeastLoaded(), observers)
+    simulation = Simulation(cluster, load, router or least_loaded, observers)
     simulation.run(requests)
     return simulation.collector.result(simulation.replicas, objective)
 
@@ -125,14 +125,14 @@ class Simulation:
             if arrivals and (not turns or arrivals[0] <= turns[0][0]):
                 now = heapq.heappop(arrivals)
                 if number < len(requests):
-                    self._arrive(Job(number, requests[number], now), now)
+                    self._arrive(job_of(number, requests[number], now), now)
                     number += 1
             else:
                 now, replica = heapq.heappop(turns)
                 self._turn(self.replicas[replica], now)
 
     def _arrive(self, request: Job, now: float) -> None:
-        replica = self._router.choose(request, self.replicas, now)
+        replica = self._router(request, self.replicas, now)
         ends_s = replica.next_s
         replica.submit(request, now)
         self.collector.arrived(now, self.replicas)
@@ -147,7 +147,8 @@ class Simulation:
             self._schedule(replica)
         elif replica.next_s == now:
             for request in replica.complete(now):
-                self._finish(request.served(replica.number, now))
+                request.account.replica, request.account.finished_s = replica.number, now
+                self._finish(request.account)
             heapq.heappush(self._turns, (now, replica.number))
         else:
             return

@@ -52,7 +52,7 @@ class Tiers:
             raise InvariantError(f"{manager.num_dropped_events} events of a manager went unread")
 
     def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
-        """Return where the first blocks of a run are: (tier, blocks), until one is nowhere."""
+        """Return the tiers of the first blocks of a run: (tier, blocks), until one is nowhere."""
         found: list[tuple[int, int]] = []
         for block in blocks.tolist():
             tier = self.tier_of(block)
@@ -72,7 +72,7 @@ class Tiers:
         return None
 
     def fetch_s(self, segments: Iterable[tuple[int, int]]) -> float:
-        """Return how long it takes to bring blocks up; tiers work side by side."""
+        """Return the seconds of bringing blocks up; tiers work side by side."""
         num_blocks = [0] * len(self.tiers)
         for tier, count in segments:
             num_blocks[tier] += count

@@ -1,4 +1,4 @@
-"""What the simulation asks of a performance model: how long a step takes."""
+"""A performance model as the simulation asks it: durations of steps."""
 
 from __future__ import annotations
 

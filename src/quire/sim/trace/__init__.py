@@ -4,8 +4,7 @@ from quire.sim.trace.coarse import with_block_size
 from quire.sim.trace.files import FileTrace
 from quire.sim.trace.formats import FORMATS, Format
 from quire.sim.trace.opening import open_trace
-from quire.sim.trace.report import Findings, ReportingTrace
-from quire.sim.trace.rows import Trace, TraceRequest
+from quire.sim.trace.rows import Findings, ReportingTrace, Trace, TraceRequest
 from quire.sim.trace.saving import check_ending, save_trace
 
 __all__ = [

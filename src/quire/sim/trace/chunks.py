@@ -14,7 +14,7 @@ from quire.errors import ConfigError, TraceError
 from quire.extras import lacking
 
 CHUNK_BYTES = 1 << 20
-"""So much of the text is read at once."""
+"""Bytes of text that are read at once."""
 
 LINE_LIMIT = 64 << 20
 """No line is longer, in bytes: a prompt of 100 million tokens with ids of eight digits."""

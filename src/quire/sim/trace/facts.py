@@ -1,4 +1,4 @@
-"""What a trace is like: sizes, sessions, and how far apart the uses of a block are."""
+"""Facts of a trace: sizes, sessions, and distances between the uses of a block."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 
 from quire.sim.reuse import Reuses, reuses
 from quire.sim.stacks import Steps, lru_steps
-from quire.sim.trace.report import Findings, ReportingTrace
-from quire.sim.trace.rows import TraceRequest
+from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
 
 Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -24,11 +23,11 @@ GAPS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 21_600.0, 86_400.0)
 """Upper ends of the histogram of times between uses, in seconds."""
 
 EVERY = 1024
-"""So many requests between two reports of progress."""
+"""Requests between two reports of progress."""
 
 
 class Distances(msgspec.Struct, frozen=True):
-    """How far apart the uses of a block are, over all references to blocks seen before.
+    """Distances between the uses of a block, over all references to blocks seen before.
 
     `percentiles`  values by name, see `SHARES`; empty where no block is used again
     `histogram`    (upper end, share of all reuses up to it and above the one before), rising
@@ -39,7 +38,7 @@ class Distances(msgspec.Struct, frozen=True):
 
 
 class TraceFacts(msgspec.Struct, frozen=True):
-    """What a trace is like.
+    """Sizes, sessions and reuse of a trace.
 
     `rows`, `without_prompt`     rows of the file; of these, rows without a prompt, left out
     `requests`                   the rest
@@ -155,7 +154,7 @@ def _in_blocks(found: Reuses) -> Distances:
 
 
 def _reached(steps: Steps, capacity: int) -> int:
-    """Return how many reuses are no further apart."""
+    """Return the number of reuses that are no further apart."""
     return int(np.clip(capacity - steps.below, 0, steps.width).sum())
 
 

@@ -12,8 +12,7 @@ from quire.errors import TraceError
 from quire.sim.trace.chunks import line_chunks
 from quire.sim.trace.formats import Layout
 from quire.sim.trace.numbering import Addresses, Numbering
-from quire.sim.trace.report import Findings
-from quire.sim.trace.rows import TraceRequest
+from quire.sim.trace.rows import Findings, TraceRequest
 from quire.sim.trace.schemas import ChatRow, QuireRow, decode_lines, no_row, why_impossible
 
 

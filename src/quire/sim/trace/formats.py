@@ -15,7 +15,6 @@ from quire.sim.trace.schemas import (
     RUN_ROWS,
     ChatRow,
     IdsRow,
-    NamesRow,
     QuireHeader,
     QuireRow,
     RunsRow,
@@ -37,7 +36,7 @@ MOONCAKE_BLOCK = 512
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How to read the rows of a file.
+    """The way to read the rows of a file.
 
     `row_type`    what a line becomes
     `block_size`  tokens per block
@@ -78,7 +77,7 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)
-    row_type, ticks_per_s = _row_type(found, head)
+    row_type, ticks_per_s = _row_type(found)
     if block_size is None:
         block_size = _guessed_block_size(path, head, row_type)
     return Layout(found, row_type, block_size, ticks_per_s)
@@ -94,12 +93,12 @@ def _format_of(keys: dict[str, Any]) -> Format | None:
     return None
 
 
-def _row_type(found: Format, head: bytes) -> tuple[type[Any], float]:
+def _row_type(found: Format) -> tuple[type[Any], float]:
     if found == "bailian":
         return ChatRow, 1.0
     if found == "hash-runs":
         return RunsRow, 1000.0
-    return (NamesRow if _has_names(head) else IdsRow), 1000.0
+    return IdsRow, 1000.0
 
 
 def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) -> Layout:
@@ -119,18 +118,6 @@ def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) 
         raise TraceError(f"{path} has a header and no rows: a trace has at least one request")
     local = header.ids == "session"
     return Layout("quire", QuireRow, header.block_size, has_header=True, local_ids=local)
-
-
-def _has_names(head: bytes) -> bool:
-    """Whether the first id of a file is text."""
-    for line in head.split(b"\n"):
-        try:
-            ids = msgspec.json.decode(line)["hash_ids"]
-            if ids:
-                return isinstance(ids[0], str)
-        except (*NO_ROW, LookupError, TypeError):
-            continue
-    return False
 
 
 def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:

@@ -34,8 +34,7 @@ from quire.errors import ConfigError, TraceError
 from quire.sim.columns import Column
 from quire.sim.trace.formats import Format
 from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
-from quire.sim.trace.report import Findings
-from quire.sim.trace.rows import Runs, TraceRequest, compress
+from quire.sim.trace.rows import Findings, Runs, TraceRequest, compress
 
 SAME_REQUEST_S = 5.0
 """What continues a run so much later, in seconds, is another request: slower than a block of an

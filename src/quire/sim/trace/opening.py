@@ -10,7 +10,7 @@ from quire.sim.trace.chunks import open_text, read_some
 from quire.sim.trace.files import FileTrace
 from quire.sim.trace.formats import FORMATS, Format, layout_of
 from quire.sim.trace.kv_events import open_events
-from quire.sim.trace.report import ReportingTrace
+from quire.sim.trace.rows import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
 from quire.sim.trace.talks import TALK_KEYS
 from quire.sim.trace.texts import BLOCK_SIZE, ConversationTrace
@@ -24,7 +24,7 @@ _TALK_KEY = re.compile(rb'"(%s)"\s*:\s*\[' % "|".join(TALK_KEYS).encode())
 def open_trace(
     path: str | Path,
     *,
-    format: Format | None = None,  # noqa: A002 - the word of everybody
+    format: str | None = None,  # noqa: A002 - the word of everybody
     block_size: int | None = None,
     tokenizer: str | Path | None = None,
     seed: int = 0,
@@ -39,14 +39,15 @@ def open_trace(
     Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
     a block size that is not given and cannot be found out. Rows are checked as they are read.
     """
-    if format is not None and format not in FORMATS:
+    wanted: Format | None = next((name for name in FORMATS if name == format), None)
+    if wanted is None and format is not None:
         raise ConfigError(f"format is one of {', '.join(FORMATS)}, got {format!r}")
     if block_size is not None and not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ConfigError(
             f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
         )
     path = Path(path).expanduser()
-    found = format or _format_without_rows(path)
+    found = wanted or _format_without_rows(path)
     if tokenizer is not None and found != "conversations":
         raise ConfigError(f"{path} has ids and no texts: leave the tokenizer out")
     if found == "kv-events":

@@ -1,4 +1,4 @@
-"""What every trace is to its readers: a stream of requests, each a chain of block ids."""
+"""A trace as its readers see it: a stream of requests, each a chain of block ids."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Trace(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people."""
+        """Its origin, for people."""
         ...
 
     @property
@@ -71,6 +71,30 @@ class Trace(Protocol):
         ...
 
     def __iter__(self) -> Iterator[TraceRequest]: ...
+
+
+class Findings(msgspec.Struct):
+    """Counts and notes of one pass over a trace, beside its requests.
+
+    `rows`                rows read: of events, batches; of conversations, their answers
+    `without_prompt`      of these, rows of no prompt tokens, which are left out
+    `violations`          references to an id that followed another than at first: the file names
+                          blocks by content alone, and its ids were replaced by those of prefixes
+    `notes`               sentences for people: how requests were made of what is none
+    """
+
+    rows: int = 0
+    without_prompt: int = 0
+    violations: int = 0
+    notes: list[str] = msgspec.field(default_factory=list[str])
+
+
+class ReportingTrace(Trace, Protocol):
+    """A trace with findings beside its requests: whatever `open_trace` opens."""
+
+    def read(self, report: Findings) -> Iterator[TraceRequest]:
+        """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
+        ...
 
 
 def expand(runs: Runs) -> Blocks:

@@ -25,7 +25,7 @@ Session: TypeAlias = str | int | None
 
 
 class Row(msgspec.Struct, gc=False):
-    """What most formats record: arrival, and lengths in tokens."""
+    """The fields of most formats: arrival, and lengths in tokens."""
 
     timestamp: float
     input_length: Tokens
@@ -33,16 +33,9 @@ class Row(msgspec.Struct, gc=False):
 
 
 class IdsRow(Row, gc=False):
-    """A request of the Mooncake format: an id for each block."""
+    """A request of the Mooncake format: an id for each block, a number or text."""
 
-    hash_ids: list[int]
-    session_id: Session = None
-
-
-class NamesRow(Row, gc=False):
-    """The same with text for ids: digests, say."""
-
-    hash_ids: list[str]
+    hash_ids: list[int | str]
     session_id: Session = None
 
 
@@ -97,7 +90,7 @@ class QuireHeader(msgspec.Struct, kw_only=True):
 
 
 NO_ROW = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding a line that is no row may raise."""
+"""Errors of decoding a line that is no row."""
 
 RUN_ROWS = (RunsRow, QuireRow)
 """The types of rows whose ids come in runs."""
@@ -120,7 +113,7 @@ def decode_lines(decoder: msgspec.json.Decoder[Any], chunk: bytes) -> tuple[list
 
 
 def num_ids_of(row: Any) -> int:
-    """Return how many block ids a row has."""
+    """Return the number of block ids of a row."""
     if isinstance(row, RUN_ROWS):
         return sum(length for _, length in row.hash_runs)
     return len(row.hash_ids)
@@ -152,7 +145,7 @@ def why_impossible(row: Any, block_size: int, time_s: float, last_s: float) -> s
 
 
 def why(error: Exception, line: bytes) -> str:
-    """Say what is wrong with a line, with the value where it is one."""
+    """Return the fault of a line, with the value where it is one."""
     if not isinstance(error, msgspec.ValidationError):
         return f"not JSON ({str(error).removeprefix('JSON is malformed: ')}): {excerpt(line)}"
     reason, _, path = str(error).partition(" - at `$")

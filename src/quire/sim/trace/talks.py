@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[\s,]*")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Who said what; `left_out` counts parts that are no text."""
+    """A role and its text; `left_out` counts parts that are no text."""
 
     role: str
     text: str

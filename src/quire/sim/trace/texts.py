@@ -25,8 +25,7 @@ from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import TraceError
 from quire.sim.distributions import Lognormal, draw_gap, generator
 from quire.sim.trace.formats import Format
-from quire.sim.trace.report import Findings
-from quire.sim.trace.rows import TraceRequest, compress
+from quire.sim.trace.rows import Findings, TraceRequest, compress
 from quire.sim.trace.talks import Message, read_talks
 from quire.sim.trace.tokenizers import Encoder
 
@@ -37,7 +36,7 @@ ANSWER = "assistant"
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """When the requests of conversations come.
+    """The times of the requests of conversations.
 
     `starts_per_s`  conversations that begin per second, a Poisson process
     `tokens_per_s`  speed of an answer

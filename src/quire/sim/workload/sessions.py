@@ -29,7 +29,7 @@ Sessions: TypeAlias = Callable[[], Iterator[SessionTurn]]
 
 
 def sessions_of(kind: Kind, name: str, library: Library, rng: Generator) -> Sessions:
-    """Return what begins sessions of a kind, all drawn from one generator."""
+    """Return the maker of sessions of a kind, all drawn from one generator."""
     match kind:
         case Chat():
             return _chats(kind, name, library, rng)

@@ -1,4 +1,4 @@
-"""What made-up traffic is like: every distribution and every default, in one place.
+"""The settings of made-up traffic: every distribution and every default, in one place.
 
 Lengths are in tokens and lognormal; sessions begin as a Poisson process; turns are geometric;
 thinking and tools take lognormal times. The defaults are round numbers of the order of what

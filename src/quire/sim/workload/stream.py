@@ -10,8 +10,7 @@ import msgspec
 from quire.core.groups import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive, draw_gap, generator
-from quire.sim.trace.report import Findings
-from quire.sim.trace.rows import TraceRequest
+from quire.sim.trace.rows import Findings, TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
 from quire.sim.workload.prompts import Library
 from quire.sim.workload.sessions import Sessions, SessionTurn, sessions_of, turns_per_session
@@ -65,12 +64,12 @@ class Workload:
 
     @property
     def source(self) -> str:
-        """What it is made of."""
+        """Its kinds and its seed."""
         return f"{' + '.join(self.parts)}, seed {self.seed}"
 
     @property
     def format(self) -> str:
-        """That it is made up."""
+        """The name of no format: it is made up."""
         return "made-up"
 
     def __iter__(self) -> Iterator[TraceRequest]:

@@ -1,1 +1,1 @@
-"""What tiers hold, for people: names and surveys."""
+"""The contents of tiers, for people: names and surveys."""

@@ -1,4 +1,4 @@
-"""What the keys of a tier's directory stand for: a file beside the records, for people.
+"""Names of the keys of a tier's directory: a file beside the records, for people.
 
 Keys are digests. `names.jsonl` says what they were made of, one JSON object per line, appended:
 

@@ -1,4 +1,4 @@
-"""What a tier holds: by namespace, by scope and prefix as far as names are known, and how hot."""
+"""A count of a tier: by namespace, by scope and prefix as far as names are known, and by recency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every tier keeps to, as pytest classes: bind one to a tier of your own.
+"""The contract of all tiers, as pytest classes: bind one to a tier of your own.
 
 Tests only: it needs pytest.
 """

@@ -1,4 +1,4 @@
-"""What a tier keeps to that makes room by itself: `TierContract` and what goes first."""
+"""The contract of a tier that makes room by itself: `TierContract`, and the order in which records go."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BoundedContract(TierContract):
         tier.check()
 
     def found(self, tier: Tier, keys: Sequence[bytes]) -> int:
-        """Return how many leading keys are there; assert that no other is."""
+        """Return the number of leading keys that are there; assert that no other is."""
         there = tier.contains(keys, timeout_s=10)
         assert there == sorted(there, reverse=True), "a tail is there without its head"
         return sum(there)

@@ -1,4 +1,4 @@
-"""What every tier keeps to, as pytest classes to be bound to one.
+"""The contract of every tier, as pytest classes to be bound to one.
 
     class TestMine(TierContract):
         @pytest.fixture
@@ -59,7 +59,7 @@ class TierContract:
 
     @pytest.fixture
     def make_tier(self) -> MakeTier:
-        """Return what makes a tier. A subclass must give it."""
+        """Return a function that makes a tier. A subclass must give it."""
         raise NotImplementedError
 
     def tamper(self, tier: Tier, key: bytes, record: bytes) -> None:

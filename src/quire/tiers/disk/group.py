@@ -1,4 +1,4 @@
-"""What a call writes at once: places that it has reserved, and runs of them that lie behind each other."""
+"""Groups: the reserved places that one call writes at once, and the runs of neighbours among them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Group:
         self.num_bytes += written.slab.record_bytes
 
     def runs(self) -> list[range]:
-        """Return which places lie behind each other in a slab, up to `RUN_BYTES`, as ranges in `places`."""
+        """Return the runs of neighbours in a slab, up to `RUN_BYTES` each, as ranges in `places`."""
         starts = [0] if self.places else []
         for at, (last, each) in enumerate(pairwise(self.places), 1):
             count = at - starts[-1]

@@ -72,7 +72,7 @@ class LogHead(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a place holds from here on; with stamp 0: nothing."""
+    """The content of a place from here on; with stamp 0: nothing."""
 
     record_bytes: int
     place: int
@@ -88,7 +88,7 @@ def encode_head(head: LogHead) -> bytes:
 
 
 def decode_head(line: bytes) -> LogHead:
-    """Return what a log's first line says. Raises `RecordError`, `is_foreign` for another version."""
+    """Return the head in a log's first line. Raises `RecordError`, `is_foreign` for another version."""
     if len(line) < LINE_BYTES:
         raise RecordError(f"{len(line)} bytes; a log's head takes {LINE_BYTES}")
     magic, major, _, kind, number, _ = _HEAD.unpack_from(line)

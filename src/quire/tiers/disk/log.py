@@ -38,7 +38,7 @@ _ATTEMPTS = 20
 
 
 class LogContents(msgspec.Struct, frozen=True):
-    """What the logs of a directory say.
+    """The lines of the logs of a directory.
 
     `lines`       an array of `LINE` in order; those of size 0 do not count
     `numbers`     of the logs that they come from
@@ -60,7 +60,7 @@ class LogContents(msgspec.Struct, frozen=True):
 
 
 def log_path(directory: Path, number: int) -> Path:
-    """Return where the log of a number lies."""
+    """Return the path of the log of a number."""
     return directory / f"log-{number:08d}.quire"
 
 
@@ -128,7 +128,7 @@ def _all_lines(logs: Sequence[tuple[LogHead, FileIO]]) -> tuple[NDArray[Any], in
 
 
 def records_in(lines: NDArray[Any], num_places: Mapping[int, int]) -> tuple[dict[int, Places], int]:
-    """Return which lines name records, by record size, and how many more are named in vain.
+    """Return the lines that name records, by record size, and the number of those that do so in vain.
 
     Indices of lines, int64. `num_places` holds the places that each slab really has: what lies
     beyond is in vain, and of places with one key all but the last that was written.

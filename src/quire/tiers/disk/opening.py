@@ -1,4 +1,4 @@
-"""What a directory holds when it is opened: slabs, and the records that the logs still name."""
+"""Opening of a directory: its slabs, and the records that the logs still name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"slab-(\d+)\.quire")
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What was found in a directory.
+    """Counts of what was found in a directory.
 
     `num_records`  records that the logs name; each is verified when it is read
     `lost_lines`   lines of logs that did not hold; each is at most a record
@@ -39,7 +39,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 def slab_path(directory: Path, record_bytes: int) -> Path:
-    """Return where the slab of a record size lies."""
+    """Return the path of the slab of a record size."""
     return directory / f"slab-{record_bytes}.quire"
 
 
@@ -79,5 +79,5 @@ def remove_empty(slabs: dict[int, Slab], files: DiskFiles) -> None:
 
 
 def open_flags(*, direct: bool) -> int:
-    """Return how slabs are opened for writing."""
+    """Return the flags that slabs are opened with for writing."""
     return os.O_RDWR | os.O_CREAT | (getattr(os, "O_DIRECT", 0) if direct else 0)

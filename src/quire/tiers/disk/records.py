@@ -1,4 +1,4 @@
-"""Which record lies in which place of which slab: the indexes and the log, changed together."""
+"""Records by key over slabs: the indexes and the log, changed together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FEW = 128
 
 
 class Spot(msgspec.Struct, frozen=True):
-    """Where a record lies, and the tag that it must carry there.
+    """The slab and place of a record, and the tag that it must carry there.
 
     With a stamp, it is meant only as long as it was not used again.
     """
@@ -85,11 +85,11 @@ class DiskRecords:
         return sum(len(slab.index) * slab.record_bytes for slab in self._all())
 
     def find(self, key: bytes) -> Spot | None:
-        """Return where a key's record lies. The caller holds `lock`."""
+        """Return the spot of a key's record. The caller holds `lock`."""
         return spot_in(self.slabs.values(), key)
 
     def pinned(self, key: bytes) -> Spot | None:
-        """Return where a key's record lies; its bytes stay until `unpin`."""
+        """Return the spot of a key's record; its bytes stay until `unpin`."""
         with self.lock:
             spot = self.find(key)
             if spot is not None:
@@ -114,7 +114,7 @@ class DiskRecords:
             spot.slab.unpin(spot.place)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which keys have a record."""
+        """Return the keys that have a record: bool per key."""
         with self.lock:
             return self._are_there(keys)
 
@@ -281,7 +281,7 @@ class DiskRecords:
         return list(self.slabs.values())
 
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which keys have a record. The lock is held."""
+        """Return the keys that have a record: bool per key. The lock is held."""
         there = [False] * len(keys)
         for slab in self._all():
             find = slab.index.find
@@ -312,7 +312,7 @@ class DiskRecords:
 
 
 def spot_in(slabs: Iterable[Slab], key: bytes) -> Spot | None:
-    """Return where a key's record lies."""
+    """Return the spot of a key's record."""
     for slab in slabs:
         place = slab.index.find(key)
         if place != NOWHERE:

@@ -1,4 +1,4 @@
-"""What a directory of record files holds, and which of them go when it is more than its capacity."""
+"""Room of a directory of record files: a count of them, and the oldest go where they exceed the capacity."""
 
 # A Path per record would cost more than the system call.
 # ruff: noqa: PTH108, PTH116

@@ -131,7 +131,7 @@ class Arena:
         shelf.index.publish_all(places, keys, range(first, first + len(places)), stamps)
 
     def find(self, key: bytes) -> tuple[Shelf, int] | None:
-        """Return where a key's record lies."""
+        """Return the shelf and place of a key's record."""
         for shelf in self.shelves.values():
             place = shelf.index.find(key)
             if place != NOWHERE:
@@ -139,7 +139,7 @@ class Arena:
         return None
 
     def contains(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
-        """Return which keys have a place: bool [keys]."""
+        """Return the keys that have a place: bool [keys]."""
         found = np.zeros(len(keys), np.bool_)
         for shelf in self.shelves.values():
             found |= _places_of(shelf, keys) != NOWHERE

@@ -34,7 +34,7 @@ class Lending:
         self._by_place: dict[tuple[int, int], _Loan] = {}
 
     def room(self, size: int) -> int:
-        """Return how many more places of this size may be lent."""
+        """Return the number of places of this size that may still be lent."""
         return (self.limit_bytes - self.num_bytes) // size
 
     def lend(self, shelf: Shelf, places: Sequence[int]) -> list[memoryview]:

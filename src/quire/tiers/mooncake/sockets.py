@@ -1,4 +1,4 @@
-"""Whether Mooncake's master answers, and keeping its clients' listening sockets to this machine."""
+"""Sockets of Mooncake: a probe of its master, and listeners of its clients that are kept to this machine."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class Store(Protocol):
-    """What is used of `mooncake.store.MooncakeDistributedStore`; codes below 0 are errors."""
+    """The methods that are used of `mooncake.store.MooncakeDistributedStore`; codes below 0 are errors."""
 
     def setup(self, *settings: Any) -> int: ...
     def close(self) -> int: ...
@@ -315,7 +315,7 @@ class Mooncake(Tier):
             yield batch
 
     def _places(self, caller: Caller, batch: Sequence[int], sizes: list[int]) -> list[int]:
-        """Return where in the caller's memory each record of a batch lies."""
+        """Return the offset of each record of a batch in the caller's memory."""
         starts: list[int] = []
         end = 0
         for index in batch:

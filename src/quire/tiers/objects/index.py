@@ -1,4 +1,4 @@
-"""Which bundle holds a key: what the names in an object store say, kept in memory."""
+"""The index of an object store: its names, kept in memory, by the keys in them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BundleIndex:
         return name
 
     def find(self, key: bytes) -> Place | None:
-        """Return where a key is read from."""
+        """Return the bundle and record that a key is read from."""
         with self._lock:
             code = self._first.get(short_of(key))
             return None if code is None else self._place(code)

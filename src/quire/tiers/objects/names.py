@@ -79,7 +79,7 @@ def burial_name(object_id: str, bundle: str, mask: int) -> str:
 
 
 def parse_name(name: str) -> BundleName | BurialName | None:
-    """Return what a name says, or None where it is none of ours."""
+    """Return the content of a name, or None where it is none of ours."""
     if match := _BUNDLE.fullmatch(name):
         text = match[2]
         count, rest = divmod(len(text), SHORT_CHARS)

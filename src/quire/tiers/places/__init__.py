@@ -1,1 +1,1 @@
-"""What lies in fixed places: where each key is, and which was used longest ago."""
+"""Fixed places: the one of each key, and those used longest ago."""

@@ -1,4 +1,4 @@
-"""Where each key's record lies among fixed places, and which were used longest ago.
+"""The index of fixed places: the one of each key, and those used longest ago.
 
 Arrays of fixed width, so that ten million records take about 60 bytes each and are loaded
 without a loop:

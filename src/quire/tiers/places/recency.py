@@ -1,4 +1,4 @@
-"""When records were used, in counts of uses, and until when they are kept, by the clock."""
+"""Stamps of use, by a counter, and leases, by the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Redis server has a key: one server for all, or a cluster that moves slots between its nodes."""
+"""Routes from keys to Redis servers: one server for all, or a cluster that moves slots between its nodes."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _owners(answer: Reply, asked: Endpoint) -> dict[int, Endpoint]:
 
 
 def _redirect(answer: Answer, asked: Endpoint) -> tuple[Endpoint, bool] | None:
-    """Return where `MOVED` or `ASK` sends to, and whether for good."""
+    """Return the endpoint that `MOVED` or `ASK` sends to, and whether for good."""
     if not isinstance(answer, Failure):
         return None
     words = answer.text.split(" ")

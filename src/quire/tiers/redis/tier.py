@@ -26,7 +26,7 @@ SCAN_COUNT = b"512"
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What a server says of itself.
+    """The figures that a server gives of itself.
 
     `used_bytes`, `max_bytes`  of its memory; `max_bytes` is -1 where it has no limit
     `policy`                   what it does when they meet: for instance "noeviction", "allkeys-lru"
@@ -113,7 +113,7 @@ class Redis(Tier):
                         yield ListedRecord(key, size)
 
     def servers(self) -> list[ServerInfo]:
-        """Return what each server that holds keys says of itself. Raises `TierError`."""
+        """Return the figures of each server that holds keys. Raises `TierError`."""
         return [self._info(endpoint) for endpoint in self._routes.endpoints()]
 
     def check(self) -> None:
@@ -370,7 +370,7 @@ def _is_moved(answer: Answer) -> bool:
 
 
 def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:
-    """Return what a value of another size than the buffer's is; the buffer holds as much of it as fits."""
+    """Return the outcome of a value of another size than the buffer's, which holds as much of it as fits."""
     if len(buffer) < HEADER_BYTES:
         return Outcome.FOREIGN
     try:

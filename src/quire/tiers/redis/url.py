@@ -1,4 +1,4 @@
-"""Where a Redis server is, and as whom to talk to it: a URL becomes connections."""
+"""Addresses of Redis servers, and logins: a URL becomes connections."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 def parse_server(url: str) -> ServerAddress:
-    """Return what a URL says.
+    """Return the address in a URL.
 
     `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `redis+cluster://` and
     `rediss+cluster://` for a cluster by any of its nodes, `unix:///path?db=1`.

@@ -111,7 +111,7 @@ def _remaining(deadline: float) -> float:
 
 
 def _behind(pieces: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
-    """Return what is left of pieces behind so many bytes."""
+    """Return the rest of pieces behind so many bytes."""
     first = 0
     while first < len(pieces) and count >= len(pieces[first]):
         count -= len(pieces[first])

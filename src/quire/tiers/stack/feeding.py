@@ -27,7 +27,7 @@ IDLE_CORES = 0.7
 """A process that uses less of the processor meanwhile computes nothing."""
 
 SPELL_S = 0.02
-"""So long is worked in an idle process before it is watched again."""
+"""So long is worked before the process is watched again."""
 
 LATEST_S = 30.0
 """What has waited for so long is late."""
@@ -44,7 +44,6 @@ class Fed:
         self.num_bytes = num_bytes
         self.error: BaseException | None = None
         self.is_over = False
-        self.is_on_credit = False
         self.latest = Deadline(feeding.lanes, LATEST_S)
         self._feeding = feeding
         self._work = work
@@ -75,7 +74,7 @@ class Feeding:
 
     It copies and seals in memory, so that waiting for it takes milliseconds. Whoever asks for a key
     that is being made waits for it, and so sees what was stored at once. It is *behind* when as much waits as
-    may, or what waits is late: then it goes on without pauses if hits have saved the time, and else has no room.
+    may, or what waits is late: then a busy process pays with what hits have saved, and else has no room.
 
     `passed_over`  prompts that were not fed, or not to the end, since nobody had the time
 
@@ -85,38 +84,35 @@ class Feeding:
 
     def __init__(self, shared: Shared, placing: Placing) -> None:
         self.passed_over = 0
-        self._share = shared.settings.busy_share
-        self._credit_s = 0.0
         self.lanes: Lanes = shared.lanes
         self._placing = placing
         self._shared = shared
         self._lane = TierLane(shared.lanes, "feeding", 1, lambda: None)
         self._wake = shared.lanes.signal()
         self._under_way: dict[Fed, None] = {}
-        self._keys: set[bytes] = set()
         self._preferred: deque[Fed] = deque()
         self._gathered: dict[Fed, None] = {}
-        self._gathered_bytes = self._most_bytes = 0
-        self._is_running = self._is_busy = self._is_urgent = False
+        self._most_bytes = 0
+        self._is_running = self._is_busy = False
         self._look_s = LOOK_S
         self._spell = Deadline(shared.lanes, 0.0)
-        self._budget_s = self._counted_s = 0.0
+        self._counted_s = 0.0
+        self._share_s = self._credit_s = 0.0
 
     def has_room(self, most_bytes: int) -> bool:
         """Return whether to `begin` work of one more prompt; if not, counts it as passed over."""
         with self._shared.lock:
-            has_room = not (self._must_spare and self._is_behind(most_bytes))
+            self._most_bytes = most_bytes
+            has_room = not (self._must_spare and self._is_behind)
             self.passed_over += not has_room
         return has_room
 
     def finish(self, fed: Fed) -> None:
         """Wait until this is done; if it has not begun and nobody has the time for it, it is passed over."""
         with self._shared.lock:
-            is_waiting = fed in self._gathered
-            fed.is_on_credit |= is_waiting and self._is_busy
-            is_passed_over = is_waiting and self._must_spare
+            is_passed_over = fed in self._gathered and self._must_spare
             if is_passed_over:
-                self._take(fed)
+                del self._gathered[fed]
                 self.passed_over += 1
         if is_passed_over:
             self._end(fed)
@@ -132,28 +128,24 @@ class Feeding:
         fed = Fed(self, keys, work, num_bytes)
         with self._shared.lock:
             self._under_way[fed] = self._gathered[fed] = None
-            self._keys |= fed.keys
-            self._gathered_bytes += num_bytes
             self._most_bytes = most_bytes
-            is_much = 0 <= self._gathered_bytes - most_bytes < num_bytes
             is_first, self._is_running = not self._is_running, True
-        if is_much:
-            self._wake.set()
         if is_first:
             self._lane.submit(self, Job(self._run, self._drop))
         return fed
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys are under way, and not stored yet: bool [keys]. They are not given again."""
+        """Return the keys that are under way and not stored yet: bool [keys]. They are not given again."""
         with self._shared.lock:
-            return np.array([key in self._keys for key in keys], np.bool_)
+            under_way = frozenset[bytes]().union(*(fed.keys for fed in self._under_way))
+        return np.array([key in under_way for key in keys], np.bool_)
 
     def prefer(self, chosen: list[Fed]) -> None:
         """Do these next: somebody waits."""
         with self._shared.lock:
             for fed in chosen:
                 if fed in self._gathered:
-                    self._take(fed)
+                    del self._gathered[fed]
                     self._preferred.append(fed)
         self._wake.set()
 
@@ -162,10 +154,9 @@ class Feeding:
         if not self._under_way:
             return True
         with self._shared.lock:
-            if self._keys.isdisjoint(keys):
-                return True
             waiting = [fed for fed in self._under_way if not fed.keys.isdisjoint(keys)]
-        self.prefer(waiting)
+        if waiting:
+            self.prefer(waiting)
         deadline = Deadline(self.lanes, timeout_s)
         return all(fed.wait(deadline.left_s) for fed in waiting)
 
@@ -202,7 +193,7 @@ class Feeding:
             dropped = [*self._preferred, *self._gathered]
             self._preferred.clear()
             self._gathered.clear()
-            self._gathered_bytes, self._is_running = 0, False
+            self._is_running = False
         for fed in dropped:
             self._end(fed)
 
@@ -224,72 +215,74 @@ class Feeding:
             begun_s = self.lanes.now()
             fed.run()
             self._end(fed)
-            took_s = max(0.0, self.lanes.now() - begun_s)
-            if fed.is_on_credit:
-                self.earn(-took_s)
-            elif self._is_busy:
-                self._budget_s -= took_s
+            if self._is_busy:
+                self._pay(max(0.0, self.lanes.now() - begun_s))
 
     def _next(self) -> Fed | None:
         """Take what is to be done now, if anything is. The lock is held."""
         if self._preferred:
             return self._preferred.popleft()
-        in_its_share = self._is_busy and self._budget_s > 0
-        if not self._gathered or (self._spell.passed and not in_its_share and not self._is_urgent):
+        if not self._gathered or self._spell.passed or (self._is_busy and not self._may_work):
             return None
         oldest = next(iter(self._gathered))
         if self._placing.is_filling and not oldest.latest.passed:
             return None
-        oldest.is_on_credit = self._spell.passed and not in_its_share
-        self._is_urgent = False
-        self._take(oldest)
+        del self._gathered[oldest]
         return oldest
 
     def _watch(self) -> None:
-        """See for a while whether anything computes; let work go on if not, or within its share, or on credit.
+        """See for a while whether anything computes, and let work go on for a spell.
 
-        Even then it does not begin at once: at the start of a request and between tokens two threads take the
-        interpreter from each other every few microseconds; in a prompt's long operations they do not.
+        Beside what computes it does not begin at once: at the start of a request and between tokens two threads take
+        the interpreter from each other every few microseconds; in a prompt's long operations they do not.
         """
-        with self._shared.lock:
-            is_urgent = self._is_behind(self._most_bytes) and self._pays
-        if is_urgent:
-            self._look_s = LOOK_S
         begun_s, used_s = self.lanes.now(), self.lanes.cpu_s()
         if self._wake.wait(self._look_s):
             return
         now_s = self.lanes.now()
         took_s = max(now_s - begun_s, self._look_s)
         self._is_busy = self.lanes.cpu_s() - used_s >= IDLE_CORES * took_s
-        if self._is_busy:
-            self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
-            self._is_urgent = is_urgent
-            self._budget_s += self._share * max(0.0, now_s - self._counted_s)
-        else:
-            self._look_s = LOOK_S
-            self._spell = Deadline(self.lanes, SPELL_S)
+        with self._shared.lock:
+            if self._is_busy:
+                share = self._shared.settings.busy_share
+                self._share_s += share * max(0.0, now_s - self._counted_s)
+            is_patient = self._is_busy and not (self._is_behind and self._pays)
+        self._look_s = min(2 * self._look_s, LONGEST_LOOK_S) if is_patient else LOOK_S
+        self._spell = Deadline(self.lanes, SPELL_S)
         self._counted_s = now_s
+
+    def _pay(self, took_s: float) -> None:
+        """Count what work took beside what computes: first as its share of the time."""
+        if self._share_s > 0:
+            self._share_s -= took_s
+        else:
+            self.earn(-took_s)
+
+    # The lock is held
+
+    @property
+    def _may_work(self) -> bool:
+        return self._share_s > 0 or (self._is_behind and self._pays)
 
     @property
     def _pays(self) -> bool:
-        return self._credit_s > 0 or self._share >= 1
+        return self._credit_s > 0 or self._shared.settings.busy_share >= 1
 
     @property
     def _must_spare(self) -> bool:
         return self._is_busy and not self._pays
 
-    def _is_behind(self, most_bytes: int) -> bool:
-        """Return whether much waits, or something is late. The lock is held."""
+    @property
+    def _is_behind(self) -> bool:
+        """Whether much waits, or something is late."""
         oldest = next(iter(self._gathered), None)
-        return oldest is not None and (self._gathered_bytes >= most_bytes or oldest.latest.passed)
-
-    def _take(self, fed: Fed) -> None:
-        """Take it out of what is gathered. The lock is held."""
-        del self._gathered[fed]
-        self._gathered_bytes -= fed.num_bytes
+        if oldest is None:
+            return False
+        return oldest.latest.passed or (
+            sum(fed.num_bytes for fed in self._gathered) >= self._most_bytes
+        )
 
     def _end(self, fed: Fed) -> None:
         with self._shared.lock:
             del self._under_way[fed]
-            self._keys -= fed.keys
         fed.end()

@@ -1,4 +1,4 @@
-"""Who reads what into whose buffer, and until when.
+"""Fetches, chunks and tickets: reads that requests share, each until its own deadline.
 
     Fetch    keys that one request wants, and the buffers for them
     Chunk    keys that one call reads from one tier, into the buffers of the request that came first
@@ -23,7 +23,7 @@ from quire.tiers.stack.level import Level, Shared
 
 
 class ChunkState(Enum):
-    """How far a chunk is."""
+    """The progress of a chunk."""
 
     WAITING = auto()
     READING = auto()
@@ -72,7 +72,7 @@ class Chunk:
 
 
 class Span:
-    """What one fetch reads from one tier, as the gate's estimate sees it."""
+    """The bytes and time of one fetch at one tier, for the gate's estimate."""
 
     __slots__ = ("began_s", "num_bytes", "open_tickets")
 

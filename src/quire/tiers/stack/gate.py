@@ -27,7 +27,7 @@ FEW_KEYS = 16
 
 
 class Estimate:
-    """What loading n bytes takes, as latency + n / bandwidth, from what loads took.
+    """Seconds for loading n bytes, as latency + n / bandwidth, learned from loads.
 
     Least squares on relative errors, older loads forgotten step by step, both numbers kept from
     falling below 0. A change is noticed when two loads in a row are off by more than a factor of
@@ -72,11 +72,11 @@ class Estimate:
         self._solve()
 
     def seconds(self, num_bytes: float) -> float:
-        """Return what a load will take, on average."""
+        """Return the mean seconds of a load."""
         return self._expected(num_bytes / UNIT) if num_bytes else 0.0
 
     def careful_seconds(self, num_bytes: float) -> float:
-        """Return what it will hardly exceed on average: the estimate and its uncertainty."""
+        """Return the seconds that its mean will hardly exceed: the estimate and its uncertainty."""
         if not num_bytes:
             return 0.0
         x = num_bytes / UNIT
@@ -159,7 +159,7 @@ class CostGate:
         recompute_s: Callable[[int], float],
         step: int = 1,
     ) -> Choice:
-        """Return how many of the keys to load; see `TierStack.choose`."""
+        """Return the number of leading keys to load; see `TierStack.choose`."""
         whole = next((at for at, level in enumerate(found) if level < 0), len(found))
         whole -= whole % step
         behind = dict.fromkeys(sorted(set(found[:whole])), 0)

@@ -37,7 +37,7 @@ class Signal(ABC):
 
 
 class Lanes(ABC):
-    """Where a stack's time and threads come from."""
+    """The source of a stack's time and threads."""
 
     @abstractmethod
     def now(self) -> float:

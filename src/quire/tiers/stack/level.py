@@ -34,7 +34,7 @@ Kind: TypeAlias = Literal["lookup", "load", "store"]
 
 
 class BreakerState(StrEnum):
-    """Whether a tier is called."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     """It is."""
@@ -117,7 +117,7 @@ class Breaker:
 
 
 class Shared:
-    """What all parts of a stack share. `lock` guards all that is counted and remembered."""
+    """State that all parts of a stack share. `lock` guards all that is counted and remembered."""
 
     def __init__(self, lanes: Lanes, settings: StackSettings) -> None:
         self.lanes = lanes

@@ -50,7 +50,7 @@ class LaneCall(Generic[T]):
 
 
 class _Habits:
-    """How one tier answered lately.
+    """The recent answers of one tier.
 
     `lookups_s`    what the last two lookups took; the shorter counts, so that one hiccup does not
     `asked_at`, `probed_at`  when it was last asked what it has, and measured by a load
@@ -113,7 +113,7 @@ class Lookup:
         return level.answers_at_once or self._shared.lanes.now() - asked_at >= PROBE_S
 
     def _ask(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
-        """Return which keys a tier has; nothing where it does not say so in time."""
+        """Return the keys that a tier has, bool per key; nothing where it does not say so in time."""
         shared, left_s = self._shared, deadline.left_s
         if any(other.reading.allows for other in self._levels[level.index + 1 :]):
             left_s /= 2

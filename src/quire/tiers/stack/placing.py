@@ -1,4 +1,4 @@
-"""Which records go to which tier, and when: write policies, promotion, demotion, nothing twice."""
+"""Placement of records in tiers: write policies, promotion, demotion, nothing twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Placing:
         self._counts_uses = any(level.settings.write == "second_use" for level in levels)
 
     def wanted(self, keys: Keys) -> Bits:
-        """Return which tiers would take each key now, a bit for each tier."""
+        """Return the tiers that would take each key now, a bit for each tier."""
         bits = np.zeros(len(keys), np.uint8)
         for level, queue in zip(self._levels, self.queues, strict=True):
             if not level.writes or level.settings.write == "back":
@@ -70,7 +70,7 @@ class Placing:
         return self._give(levels, keys, Chain(self._shared, records, is_ordered=False))
 
     def lacking_below(self, above: Level, keys: list[bytes]) -> list[int]:
-        """Return which of what a tier lets go the next one that is written lacks, by index."""
+        """Return the indices of the victims of a tier that the next written one lacks."""
         below = self._below(above, keys)
         return [] if below is None else np.flatnonzero(self._lacks(below, keys)).tolist()
 
@@ -114,7 +114,7 @@ class Placing:
         return all(queue.wait(deadline) for queue in self.queues)
 
     def _lacks(self, level: Level, keys: Keys) -> NDArray[np.bool_]:
-        """Return which keys a tier should have, has not as far as is known, and is not about to get."""
+        """Return the gaps of a tier: keys that it should have, has not as far as is known, and is not about to get."""
         # A tier that answers at once knows what it has; nothing is remembered of it.
         there = np.array(level.tier.contains(keys), np.bool_) if level.answers_at_once else None
         with self._shared.lock:

@@ -110,7 +110,7 @@ class Prefetch:
             self.advance()
 
     def _kept(self, keys: Keys) -> int:
-        """Return how many leading keys the fastest tier has, leased from now on; 0 where it is not in memory."""
+        """Return the number of leading keys that the fastest tier has, leased from now on; 0 where it is not in memory."""
         top = self._owner.top
         if not top.in_memory:
             return 0

@@ -1,4 +1,4 @@
-"""What a stack of tiers can be told: every setting, its unit and its default."""
+"""Settings of a stack of tiers, with their units and defaults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TierSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds for one tier; what is `None` is as the stack has it.
+    """Settings of one tier; `None` is the stack's.
 
     `threads`          loads that this tier works on at once
     """
@@ -54,7 +54,7 @@ class TierSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a stack writes, reads, waits and gives up.
+    """Settings of a stack: writing, reading, waiting, giving up.
 
     `write`               when records are written, see `Write`
     `read_only`           nothing is written, promoted or demoted
@@ -89,7 +89,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     tiers: dict[str, TierSettings] = {}
 
     def of(self, tier: str) -> TierSettings:
-        """Return what holds for the tier of this name, the stack's settings filled in."""
+        """Return the settings of the tier of this name, the stack's filled in."""
         own = self.tiers.get(tier, TierSettings())
         filled = {
             field: getattr(self, field)

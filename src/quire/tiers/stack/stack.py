@@ -118,7 +118,7 @@ class TierStack:
         *,
         step: int = 1,
     ) -> int:
-        """Return how many leading keys to load: the least of loading them and computing the rest.
+        """Return the number of leading keys to load, so that loading them and computing the rest takes least.
 
         `found`        what `find` said; nothing is loaded from the first -1 on
         `sizes`        bytes of each key's record
@@ -191,7 +191,7 @@ class TierStack:
     # Writing
 
     def wanted(self, keys: Keys) -> Bits:
-        """Return which keys are worth encoding for `store` now, not 0, and for which tiers.
+        """Return the tiers that want each key, as bits; a key with 0 is not worth encoding for `store` now.
 
         Asks no tier that could wait.
         """
@@ -287,7 +287,7 @@ class TierStack:
             signal.wait(deadline.left_s)
 
     def stats(self) -> StackStats:
-        """Return what every tier holds and what became of calls."""
+        """Return the counts of every tier."""
         self.feeding.catch_up()
         with self._shared.lock:
             queued = [queue.waiting_bytes for queue in self._placing.queues]

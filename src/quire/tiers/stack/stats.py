@@ -1,4 +1,4 @@
-"""What a stack has done, tier by tier."""
+"""Counts of a stack, tier by tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered about keys, in bounded memory: how often they were used, which tiers have them."""
+"""A byte per key, in bounded memory: uses of a block, or the tiers that have it."""
 
 from __future__ import annotations
 

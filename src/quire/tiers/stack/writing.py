@@ -110,7 +110,7 @@ def _put(level: Level, keys: list[bytes], records: list[memoryview]) -> list[Out
 
 
 class StoreQueue:
-    """What waits to be written to one tier: at most `queue_bytes`, each key once.
+    """Records that wait to be written to one tier: at most `queue_bytes`, each key once.
 
     `waiting_bytes` is the sum over the records in `_waiting`, what is being written included.
     """
@@ -141,7 +141,7 @@ class StoreQueue:
         return self._level.writing.allows and 2 * self.waiting_bytes > self._limit_bytes
 
     def has(self, keys: Keys) -> list[bool]:
-        """Return which keys wait. The lock is held."""
+        """Return the keys that wait, bool per key. The lock is held."""
         return [key in self._waiting for key in keys]
 
     def offer(self, chain: Chain, indices: Sequence[int], keys: Keys) -> list[Outcome]:

@@ -1,0 +1,216 @@
+"""Calls of one cache: how they reach its model, what is recorded of them, and what they report."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
+from quire.engines.hf.keeping import KeptBlocks
+from quire.engines.hf.making import Making
+from quire.engines.hf.media import Media, MediaReader
+from quire.engines.hf.recorder import Learn, Recorder
+from quire.engines.hf.request import Feed, Kept, Request
+from quire.engines.hf.store import Terms
+from quire.engines.hf.verify import FirstCalls
+from quire.engines.hf.watched import Watched
+from quire.engines.hf.working import WorkingCache
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """The account of one call of `PrefixCache.generate` or one session.
+
+    prompt_tokens == cached_tokens + computed_tokens, summed over the rows of the call, padding
+    not counted. Rows of a batch advance together: a row's cached head is reused up to the
+    column that all rows have cached, so `cached_tokens` may be below what the manager found.
+
+    stored_tokens: tokens written to the pool by this call, those included that another call
+    turned out to have written already.
+    ttft_s: seconds from the call to the first new token, the lookup included; None when no
+    forward finished.
+    tier_tokens: tokens that came back from tiers for this call, by the tier's name; they are
+    among `cached_tokens` where all rows could start behind them.
+    tier_misses: records that were found in a tier and did not come, by cause: `quire.tiers.Outcome`.
+    unknown_tokens: tokens that cannot be stored, as what the model computed for them, or for one before
+    them, is not what their ids alone give: a mask, positions or embeddings of the caller's.
+    unknown_reason: what came first among these; None where all tokens are known.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    stored_tokens: int
+    ttft_s: float | None
+    tier_tokens: dict[str, int] = field(default_factory=dict[str, int])
+    tier_misses: dict[str, int] = field(default_factory=dict[str, int])
+    unknown_tokens: int = 0
+    unknown_reason: str | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the model had to compute."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s=None)
+
+
+class Calls:
+    """The model of a cache as calls reach it, and all that they have in common.
+
+    signatures  the arguments that the model takes
+    watched     the model as it is called, and as others call it with a cache that was lent to them
+    media       finds the images, videos and audio of a prompt
+    first       compares the first calls of each shape, in strict mode
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kept: KeptBlocks,
+        making: Making,
+        first: FirstCalls | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._kept = kept
+        self.making = making
+        self.first = first
+        self.clock = clock
+        self.signatures = Signatures.of(model)
+        self.watched = Watched(model, self.signatures.forward, clock)
+        self.media = MediaReader(model)
+
+    def prompts(self, input_ids: object, attention_mask: object, others: dict[str, Any]) -> Prompts:
+        """Read the prompts of a call; what else comes with them goes into `others`."""
+        prompts = read_prompts(self._model, input_ids, attention_mask, others)
+        columns, below = prompts.ids.shape[1], self.making.padded_below
+        if below is not None and prompts.pads.any() and columns >= below:
+            raise ConfigError(
+                f"{type(self._model).__name__} computes rows behind padding differently from column "
+                f"{below} on, and the prompts have {columns} columns; give rows of one length, or "
+                "one row at a time"
+            )
+        return prompts
+
+    @contextmanager
+    def opened(
+        self, prompts: Prompts, media: Media, terms: Terms
+    ) -> Generator[Request, None, None]:
+        """Open the sequences of a call, and close them at the end of the block."""
+        request = Request(self._kept.store, prompts, media, terms)
+        try:
+            yield request
+        finally:
+            request.close()
+            if self.first is not None and self.first.refusal is not None:
+                self._kept.manager.clear()
+
+    def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
+        """Return a function that tells whether the model is the one that a call began with."""
+        bound = request.terms.scope
+        return lambda: self._kept.identity.is_unchanged(bound, by_itself=by_itself)
+
+    def recorder(
+        self, request: Request, past: WorkingCache, is_same_model: Callable[[], bool] | None
+    ) -> Recorder:
+        """Return what records what the model computes into the working cache of a call."""
+        check = None
+        if self.first is not None and request.num_reused:
+            check = self.first.check(request.prompts, request.media, request.terms.scope.lora)
+        return Recorder(
+            self.watched,
+            past,
+            request.media,
+            learn=self._learn(),
+            check=check,
+            is_same_model=is_same_model,
+        )
+
+    def feed(self, chunk: int | None) -> Feed:
+        """Return a function that computes a prompt of one row, without media, up to a length."""
+
+        def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
+            self.prefill(prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk)
+
+        return feed
+
+    def prefill(
+        self, prompts: Prompts, media: Media, past: WorkingCache, stop: int, chunk: int | None
+    ) -> None:
+        """Compute the columns of prompts that `past` lacks, up to column `stop`.
+
+        So a prompt is computed once before its rows multiply, where generate would do it once per beam
+        or return sequence, and so rows and pieces are computed that generate knows nothing of.
+        `chunk`: tokens that one forward may have, None for all.
+        """
+        names, device = self.signatures.forward, self._model.device
+        ids, mask = prompts.ids[:, :stop].to(device), prompts.mask
+        if mask is not None and "position_ids" not in names:
+            return
+        fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
+        if "logits_to_keep" in names:
+            fixed["logits_to_keep"] = 1
+        content = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in media.content(past.get_seq_length()).items()
+        }
+        # Content is fed whole, in one forward: generate cannot split it either.
+        step = max(ids.shape[1], 1) if content or chunk is None else chunk
+        with Recorder(self.watched, past, media, learn=self._learn()), torch.no_grad():
+            for start in range(past.get_seq_length(), ids.shape[1], step):
+                end = min(start + step, ids.shape[1])
+                given: dict[str, Any] = {}
+                if mask is not None:
+                    seen = mask[:, :end].to(device)
+                    positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
+                    given = {"attention_mask": seen, "position_ids": positions[:, start:]}
+                elif "position_ids" in names:  # some models count them from 0 in every forward
+                    given = {"position_ids": torch.arange(start, end, device=device)[None]}
+                if media.positions is not None:
+                    given["position_ids"] = media.positions[..., start:end]
+                self.watched.model(input_ids=ids[:, start:end], **fixed, **given, **content)
+
+    def end(
+        self,
+        request: Request,
+        recorder: Recorder,
+        texts: Iterable[Kept],
+        started: float,
+        *,
+        by_itself: bool = False,
+    ) -> CallReport:
+        """Keep texts that a call has left in its working cache, unless the model changed; report.
+
+        `by_itself`: only the model has run meanwhile; see `Identity.is_unchanged`.
+        """
+        refused = self.first is not None and self.first.refusal is not None
+        keeps = not refused and self.is_same_model(request, by_itself=by_itself)()
+        stored = request.keep(recorder.cache, texts) if keeps else 0
+        first, ledger = recorder.first_token_at, recorder.ledger
+        return CallReport(
+            prompt_tokens=request.prompts.num_tokens,
+            cached_tokens=request.num_reused,
+            stored_tokens=stored,
+            ttft_s=None if first is None else first - started,
+            tier_tokens=_sum(each.tokens for each in request.onboarded),
+            tier_misses=_sum(each.causes for each in request.onboarded),
+            unknown_tokens=ledger.num_unknown,
+            unknown_reason=ledger.reason,
+        )
+
+    def _learn(self) -> Learn | None:
+        # A forward that waits for what comes from tiers does not tell what computing takes.
+        store = self._kept.store
+        return store.tiers.cost.observe if store.tiers and store.transfers.is_idle else None
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return dict(total)

@@ -1,0 +1,319 @@
+"""The identity of what computed K and V: a name for a model as it is, which is part of their key."""
+
+import hashlib
+import operator
+import secrets
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+import transformers
+
+from quire.core import Scope
+from quire.engines.hf.sight import Held, Sight, Stamp, Weight
+from quire.errors import ConfigError, ScopeError
+
+SAMPLED_VALUES = 32
+
+PIECE_BYTES = 64 << 20
+"""Weights are copied from a device in pieces of so many bytes."""
+
+Read = Callable[[torch.Tensor], bytes]
+"""Turns a tensor into bytes that stand for its values."""
+
+_NUM_SIGHTS = 8
+
+
+class _Part(NamedTuple):
+    """A setting or a tensor in the name of a model; `owner` is None for a parameter."""
+
+    owner: str | None
+    content: bytes
+
+
+_Parts = dict[str, _Part]
+
+
+class Identity:
+    """Binds scopes to the model as it is when it is asked.
+
+    Everything that decides K and V is part of the key: the values of parameters, buffers and other
+    tensors of the modules, their settings, classes and hooks, the config, autocast. So weights may
+    be trained, replaced, merged and switched between calls: each state finds what it has computed
+    itself, and nothing else. Adapters as PEFT injects them count where they take part.
+
+    A call looks at the address, the version and a few values of each tensor, and reads whole what
+    has changed. `docs/identity.md` says what that cannot notice.
+
+    `read` turns a tensor into bytes that name it: when the cache is made a sample of its values, which
+    tells models of one process apart, or all of them, for what is kept beyond it. Then names are
+    of contents alone, the same in every process.
+
+    What a model notes in its own forward (a count, the offset of its last positions) is working
+    state: it counts as it was before. `before` is a sight of the model from before it was first run.
+
+    `verify` looks whether K and V are still a function of the tokens before them. It is called when
+    modules of another class take part, or the forward of a class is another, and raises if they are not.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: object,
+        before: Sight,
+        verify: Callable[[], object],
+        read: Read | None = None,
+    ) -> None:
+        self._model = model
+        self._layout = layout
+        self._read = read
+        self._names = Names()
+        self._known: dict[str, tuple[Stamp, bytes]] = {}
+        self._verify = verify
+        self._working: set[str] = set()
+        self._pinned: _Parts = {}
+        self._sights: OrderedDict[str, tuple[Sight, _Parts]] = OrderedDict()
+        self._kind = (model.dtype, model.device)
+        self._last: tuple[Sight, str, tuple[str, ...]] | None = None
+        sight = Sight(model)
+        self._verified = sight.classes
+        own = {weight.owner for weight in sight.weights if not weight.added} | sight.facts.keys()
+        parts = self._parts(before, before.facts, sampled_values, added=False)
+        self._let_go(parts, [path for path in before.changes(sight) if path in own])
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what the model was, and take it as it is now."""
+        self._known.clear()
+        self._sights.clear()
+        self._last = None
+        self.fingerprint = self.base(self._read or sampled_values)
+
+    def scope(self, scope: object = None) -> Scope:
+        """Return a caller's scope for the model as it is now, None being nobody's. Raises `ScopeError`."""
+        scope = Scope() if scope is None else scope
+        if not isinstance(scope, Scope):
+            raise ScopeError(f"scope is {scope!r}; pass quire.core.Scope(salt=..., lora=...)")
+        if scope.model is not None:
+            raise ScopeError(
+                f"scope.model is {scope.model!r}; the cache sets it to the fingerprint of its "
+                "model: leave it out, and use salt to keep prompts apart"
+            )
+        model, names = self._now()
+        lora = scope.lora if scope.lora is not None else "+".join(names) or None
+        return Scope(salt=scope.salt, lora=lora, model=model)
+
+    def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
+        """Whether the model is what a scope was bound to.
+
+        `by_itself`: only the model has run meanwhile, so that what it counts and notes in its
+        attributes is working state. Numbers with a fraction are not: K and V may depend on them.
+        """
+        if (self._model.dtype, self._model.device) != self._kind:
+            return False
+        last = self._last
+        if last is not None and last[1] == bound.model and last[0].holds(sampled=not by_itself):
+            return True
+        if self._now()[0] == bound.model:
+            return True
+        if not by_itself or bound.model not in self._sights:
+            return False
+        before, parts = self._sights[str(bound.model)]
+        changes = before.changes(Sight(self._model))
+        self._let_go(parts, [path for path, is_note in changes.items() if is_note])
+        return self._now()[0] == bound.model
+
+    def base(self, read: Read | None = None) -> str:
+        """Return the name of the model as it is now, without adapters."""
+        return self._name(self._base_parts(Sight(self._model), read or self._read or all_values))
+
+    def whole(self) -> str:
+        """Return `base` over all values of the weights, the same in every process."""
+        known, self._known = self._known, {}
+        try:
+            return self.base(checksum)
+        finally:
+            self._known = known
+
+    def _let_go(self, parts: _Parts, paths: Iterable[str]) -> None:
+        """Let settings and tensors that the model changes itself count as they were, if they were there."""
+        self._working.update(paths)
+        for name, part in parts.items():
+            if part.owner in self._working:
+                self._pinned.setdefault(name, part)
+        self._last = None
+
+    def _now(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the model as it is now, and its adapters that take part."""
+        if self._last is not None and self._last[0].holds():
+            return self._last[1:]
+        kind = (self._model.dtype, self._model.device)
+        if kind != self._kind:
+            raise ConfigError(
+                f"the model is {kind[0]} on {kind[1]} now, and was {self._kind[0]} on {self._kind[1]} when "
+                "this cache took its memory: K and V of the one are of no use to the other; make a new cache"
+            )
+        sight, read = Sight(self._model), self._read or all_values
+        if not sight.classes <= self._verified:
+            self._verify()
+            self._verified |= sight.classes
+        parts, adapters = self._base_parts(sight, read), tuple(sorted(sight.names))
+        name = self._name(parts)
+        if adapters:
+            name = _digest(name, self._parts(sight, sight.added, read, added=True))
+        if len(self._known) > _NUM_SIGHTS * (len(sight.weights) + 1):  # of adapters that are gone
+            here = {weight.path for weight in sight.weights}
+            self._known = {path: known for path, known in self._known.items() if path in here}
+        self._last = (sight.forget_tensors(), name, adapters)
+        self._sights[name] = (sight, parts)
+        self._sights.move_to_end(name)
+        if len(self._sights) > _NUM_SIGHTS:
+            self._sights.popitem(last=False)
+        return name, adapters
+
+    def _name(self, parts: _Parts) -> str:
+        # The numbers may depend on the release of the library that computes, up to its second number.
+        release = ".".join(transformers.__version__.split(".")[:2])
+        return _digest(f"{release} {self._layout!r}", parts)
+
+    def _base_parts(self, sight: Sight, read: Read) -> _Parts:
+        """Return the parts that belong to no adapter, working state as it was before."""
+        parts = self._parts(sight, sight.facts, read, added=False)
+        own = {name: part for name, part in parts.items() if part.owner not in self._working}
+        return own | self._pinned
+
+    def _parts(self, sight: Sight, facts: dict[str, object], read: Read, *, added: bool) -> _Parts:
+        """Return the parts of settings, and of the tensors that belong to them."""
+        parts = {path: _Part(path, self._names.of(fact).encode()) for path, fact in facts.items()}
+        for weight, stamp in zip(sight.weights, sight.stamps, strict=True):
+            if weight.added is added:
+                about = f"{list(weight.tensor.shape)} {weight.tensor.dtype} ".encode()
+                values = about + self._values(weight, stamp, read)
+                parts[f"{weight.path} values"] = _Part(weight.owner, values)
+        return parts
+
+    def _values(self, weight: Weight, stamp: Stamp, read: Read) -> bytes:
+        """Return bytes that stand for a tensor's values; they are read again only when it was changed."""
+        known = self._known.get(weight.path)
+        values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
+        self._known[weight.path] = (stamp, values)
+        return values
+
+
+class Names:
+    """Canonical text of settings: equal for equal settings, in every process where that can be told.
+
+    Functions and classes go by their module and name. One that cannot be found under its name (a
+    closure, a patch) has a name that no other process makes; a second object that claims the name of
+    another gets a number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[object]] = {}
+        self._here = secrets.token_hex(8)
+
+    def of(self, fact: object) -> str:
+        """Return the text of what `Sight` notes."""
+        if isinstance(fact, tuple):
+            parts = [self.of(part) for part in cast("tuple[object, ...]", fact)]
+            return f"({','.join(parts)})"
+        if isinstance(fact, frozenset):
+            return f"{{{','.join(sorted(map(self.of, cast('frozenset[object]', fact))))}}}"
+        if isinstance(fact, Held):
+            return self._numbered(_class_name(type(fact.thing)), fact.thing)
+        if isinstance(fact, type):
+            return self._numbered(_class_name(cast("type[object]", fact)), fact)
+        if isinstance(fact, types.MethodType):
+            return f"{self.of(fact.__func__)} of {self._numbered('', fact.__self__)}"
+        if isinstance(fact, (types.FunctionType, types.BuiltinFunctionType)):
+            return self._numbered(self._function_name(fact), fact)
+        return repr(fact)
+
+    def _numbered(self, name: str, thing: object) -> str:
+        same = self._known.setdefault(name, [])
+        index = next((index for index, each in enumerate(same) if each is thing), len(same))
+        if index == len(same):
+            same.append(thing)
+        return f"{name}#{index}" if index else name
+
+    def _function_name(self, function: Any) -> str:
+        where, name = function.__module__, function.__qualname__
+        code = getattr(function, "__code__", None)
+        inside = (
+            "" if code is None else f" {function.__globals__.get('__name__')} {code.co_qualname}"
+        )
+        found = _look_up(where, name) is function
+        return f"{where}.{name}{inside}{'' if found else ' ' + self._here}"
+
+
+def _class_name(kind: type[object]) -> str:
+    """Return the name of a class, with those it is made from as far as it is not found by its own."""
+    names: list[str] = []
+    for each in kind.__mro__:
+        names.append(f"{each.__module__}.{each.__qualname__}")
+        if _look_up(each.__module__, each.__qualname__) is each:
+            break
+    return "<".join(names)
+
+
+def _look_up(module: str | None, name: str) -> object:
+    try:
+        return operator.attrgetter(name)(sys.modules[module or "builtins"])
+    except (KeyError, AttributeError):
+        return None
+
+
+def sampled_values(tensor: torch.Tensor) -> bytes:
+    """Return `SAMPLED_VALUES` evenly spaced values.
+
+    It tells checkpoints and fine-tunes apart in milliseconds, and is no proof of equal weights.
+    """
+    flat = tensor.detach().reshape(-1)
+    values = flat[:: max(flat.numel() // SAMPLED_VALUES, 1)][:SAMPLED_VALUES].contiguous()
+    return values.view(torch.uint8).cpu().numpy().tobytes()
+
+
+def all_values(tensor: torch.Tensor) -> bytes:
+    """Return SHA-256 over every byte of a tensor; one on a device is copied to the host in pieces."""
+    return _through(tensor, hashlib.sha256())
+
+
+def checksum(tensor: torch.Tensor) -> bytes:
+    """Return a checksum over every byte of a tensor: XXH3 with 128 bits, at the speed of memory."""
+    import xxhash  # noqa: PLC0415 - of the extra `tiers`
+
+    return _through(tensor, xxhash.xxh3_128())
+
+
+def _through(tensor: torch.Tensor, checksum: Any) -> bytes:
+    if tensor.is_meta:
+        return b"meta"
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    for start in range(0, flat.numel(), PIECE_BYTES):
+        checksum.update(cast("Any", flat[start : start + PIECE_BYTES].cpu().numpy()).data)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+    return checksum.digest()
+
+
+def _is_same(known: Stamp, now: Stamp) -> bool:
+    """Whether a tensor's values are those that were read.
+
+    PEFT merges through `.data`, which torch does not count: a layer whose merged adapters are
+    others, or that is unwrapped, is read again. Wrapping alone changes nothing.
+    """
+    *values, merged = known
+    *values_now, merged_now = now
+    unwrapped = merged is not None and merged_now is None
+    return (values, merged or ()) == (values_now, merged_now or ()) and not unwrapped
+
+
+def _digest(start: str, parts: _Parts) -> str:
+    """Return SHA-256 (hex) over parts, in the order of their names."""
+    digest = hashlib.sha256(start.encode())
+    for name in sorted(parts):
+        for each in (name.encode(), parts[name].content):
+            digest.update(len(each).to_bytes(8, "little"))
+            digest.update(each)
+    return digest.hexdigest()

@@ -1,0 +1,355 @@
+"""A model at a moment: every tensor and every setting that its K and V are computed from."""
+
+# ruff: noqa: SLF001 - the registers of a module have no other names, and walking them is faster
+# pyright: reportPrivateUsage=false
+
+import dataclasses
+import enum
+import types
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any, NamedTuple, cast
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import output_capturing
+
+from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
+from quire.engines.hf.stamps import Place, places_of, samples_of, stamps_of, values_of
+from quire.engines.hf.watched import SeenForward
+
+Stamp = tuple[Place, bytes, tuple[str, ...] | None]
+"""A tensor's place, a sample of its values, and the adapters that are merged into it (None where PEFT has
+not wrapped the layer): its values are known by them without reading all."""
+
+_ATOMS = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
+)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+# Attributes that every module has: registers, which are read as such, and hooks of gradients and loading.
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"} | {"_is_hf_initialized"}
+# What transformers notes about a model, what `generate` alone reads, and the offset of the last call's
+# positions, which quire sets before it computes. Private attributes are plans of loading and placing.
+_OF_MODELS = frozenset(
+    {"name_or_path", "peft_config", "generation_config", "loss_type", "hf_device_map"}
+    | {"all_tied_weights_keys", "warnings_issued", "kernel_config", "rope_deltas"}
+)
+_NOTES_OF_CONFIG = frozenset(
+    {"_name_or_path", "name_or_path", "transformers_version", "architectures", "_commit_hash"}
+    | {"id2label", "label2id", "problem_type", "_post_init_done", "use_cache"}
+)
+_MAX_DEPTH = 8
+_GONE = torch.empty(0)
+
+
+class Weight(NamedTuple):
+    """A tensor where it is held; `owner` is the buffer or attribute, None for a parameter."""
+
+    path: str
+    owner: str | None
+    added: bool
+    are_floats: bool
+    merged: tuple[str, ...] | None
+    tensor: torch.Tensor
+
+
+class Held:
+    """An object of any other kind that a module holds: equal to itself alone."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+class Values(NamedTuple):
+    """The place of a tensor among settings."""
+
+    are_floats: bool
+
+
+class _Spot(NamedTuple):
+    """A place in a model, by its path, and what adapters have to do with it.
+
+    merged  adapters merged into the weights there; None where PEFT has not wrapped the layer
+    added   whether it belongs to an adapter
+    unused  names of adapters whose entries there take no part
+    """
+
+    path: str
+    merged: tuple[str, ...] | None = None
+    added: bool = False
+    unused: frozenset[str] = frozenset()
+
+    def at(self, path: str) -> "_Spot":
+        return self._replace(path=path)
+
+
+class Sight:
+    """A model at a moment: all that decides its K and V, as far as it can be seen.
+
+    facts    settings, by path: classes and their `forward`, numbers, hooks, the config
+    added    the same of adapters that take part; the wrapper around a layer, and adapters that take
+             no part, leave no trace elsewhere
+    names    the adapters that take part
+    classes  those of all modules that compute, with their `forward`
+    weights  all tensors but those of adapters that take no part; `stamps` are theirs
+
+    Weights are not kept alive after `forget_tensors`, but modules that the model has replaced are, as
+    long as the sight is.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._surroundings = _surroundings(model)
+        self.facts: dict[str, object] = dict(self._surroundings)
+        self.added: dict[str, object] = {}
+        self.names: set[str] = set()
+        self.classes: set[tuple[type[object], object]] = set()
+        self.weights: list[Weight] = []
+        self._first: dict[int, str] = {}
+        self._modules: list[Any] = []
+        self._containers: list[Any] = []
+        self._loose: list[torch.Tensor] = []
+        self._note(model, _Spot(""))
+        self._seal()
+        stamps = stamps_of([weight.tensor for weight in self.weights])
+        self.stamps: list[Stamp] = [
+            (*stamp, weight.merged) for stamp, weight in zip(stamps, self.weights, strict=True)
+        ]
+
+    def holds(self, *, sampled: bool = True) -> bool:
+        """Whether the model is still as it was, found without walking it; values are looked at if `sampled`.
+
+        Compared where they lie: attributes and registers of modules, the containers that they hold, the
+        classes' `forward`, the places and a few values of tensors. False may be a false alarm.
+        """
+        try:
+            return (
+                list(map(type, self._modules)) == self._kinds
+                and list(map(len, self._registers)) == self._lengths
+                and all(now == then for now, then in self._contents)
+                and all(kind.forward is forward for kind, forward in self._forwards)
+                and list(map(list, self._holders)) == self._names
+                and _surroundings(self._model) == self._surroundings
+                and self._tensors_hold(sampled=sampled)
+            )
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return False  # tensors and arrays that are no longer the same object do not compare
+
+    def forget_tensors(self) -> "Sight":
+        """Keep the stamps alone, so that weights which are replaced can be freed."""
+        self.weights = [weight._replace(tensor=_GONE) for weight in self.weights]
+        return self
+
+    def changes(self, other: "Sight") -> dict[str, bool]:
+        """Return the paths at which two sights differ; a buffer or an attribute stands for its tensors.
+
+        True marks what a model may note in its own forward: a count, a flag or an offset. Numbers
+        with a fraction are none: K and V may depend on them.
+        """
+        changed: dict[str, bool] = {}
+        for path in self.facts.keys() | other.facts.keys():
+            both = self.facts.get(path), other.facts.get(path)
+            if both[0] != both[1] or (path in self.facts) != (path in other.facts):
+                is_attribute = path.startswith(".") and not path.endswith(".training")
+                changed[path] = is_attribute and all(map(_is_note, both))
+        for path in self.added.keys() | other.added.keys():
+            if self.added.get(path) != other.added.get(path):
+                changed[path] = False
+        mine, theirs = (
+            dict(zip((weight.path for weight in each.weights), each.stamps, strict=True))
+            for each in (self, other)
+        )
+        for weight in (*self.weights, *other.weights):
+            if mine.get(weight.path) != theirs.get(weight.path):
+                is_note = not (weight.owner is None or weight.added or weight.are_floats)
+                path = weight.owner or weight.path
+                changed[path] = changed.get(path, True) and is_note
+        return changed
+
+    def _seal(self) -> None:
+        """Note what `holds` compares, after all modules, containers and loose tensors were found."""
+        self._kinds: list[Any] = list(map(type, self._modules))
+        self._forwards = [(kind, kind.forward) for kind in dict.fromkeys(self._kinds)]
+        others: list[dict[str, Any]] = []
+        holders: list[dict[str, Any]] = []
+        for module in self._modules:
+            others += (module._modules, module._forward_hooks, module._forward_pre_hooks)
+            holders += (module._parameters, module._buffers)
+        self._registers = others + holders
+        self._lengths = list(map(len, self._registers))
+        contents = [*map(vars, self._modules), *self._containers, *filter(None, others)]
+        self._contents = [(each, each.copy()) for each in contents]
+        self._holders = list(filter(None, holders))
+        self._names: list[list[str]] = list(map(list, self._holders))
+        tensors = self._tensors()
+        self._places, self._samples = places_of(tensors), samples_of(tensors)
+        self._values = values_of(tensors, self._samples)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        held = chain.from_iterable(each.values() for each in self._holders)
+        return [tensor for tensor in held if tensor is not None] + self._loose
+
+    def _tensors_hold(self, *, sampled: bool) -> bool:
+        tensors = self._tensors()
+        if places_of(tensors) != self._places:
+            return False
+        return not sampled or values_of(tensors, self._samples) == self._values
+
+    def _note(self, module: torch.nn.Module, spot: _Spot) -> None:
+        """Note a module of the model, and what is below it."""
+        if is_adapted(type(module)):
+            self._note_wrapper(module, spot)
+            return
+        first = self._first.setdefault(id(module), spot.path)
+        if first is not spot.path:
+            if first != spot.path:
+                self.facts[spot.path] = ("the module at", first)
+            return
+        self._note_own(module, spot)
+        for name, child in _children(module):
+            self._note(child, spot.at(f"{spot.path}.{name}"))
+
+    def _note_wrapper(self, module: torch.nn.Module, spot: _Spot) -> None:
+        """Note the adapters of a wrapper that take part, and the layer that it is around."""
+        use, children = in_use(module), _children(module)
+        self._modules += [module, *(child for _, child in children)]
+        self._containers += [each for each in vars(module).values() if isinstance(each, list)]
+        if use.active or use.merged:
+            self.names.update(use.active, use.merged)
+            where = f"{spot.path}+"
+            while where in self.added:
+                where += "+"
+            self._note_added(module, _Spot(where, added=True, unused=use.unused), frozenset())
+            self.added[f"{where}in use"] = (use.active, use.merged, use.undone)
+        for name, child in children:
+            if name in BASE_CHILDREN:
+                self._note(child, spot._replace(merged=(spot.merged or ()) + use.merged))
+
+    def _note_added(self, module: torch.nn.Module, spot: _Spot, above: frozenset[int]) -> None:
+        """Note a part of a wrapper, and what is below it, but no entry that takes no part."""
+        self._note_own(module, spot)
+        below = spot if not above else spot._replace(unused=frozenset())
+        for name, child in _children(module):
+            if name in spot.unused or name in BASE_CHILDREN or id(child) in above:
+                continue
+            if not is_adapted(cast("type[object]", type(child))):
+                self._note_added(child, below.at(f"{spot.path}.{name}"), above | {id(module)})
+
+    def _note_own(self, module: Any, spot: _Spot) -> None:
+        """Note the class, the attributes, the hooks and the tensors of a module."""
+        facts = self.added if spot.added else self.facts
+        kind, path = cast("Any", type(module)), spot.path
+        facts[path] = (kind, kind.forward)
+        self.classes.add((kind, kind.forward))
+        self._modules.append(module)
+        is_model = issubclass(kind, PreTrainedModel)
+        for name, value in tuple(cast("dict[str, Any]", vars(module)).items()):
+            if name in _OF_MODULES or (is_model and (name in _OF_MODELS or name[0] == "_")):
+                continue
+            if spot.added and name in OWN_STATE:
+                continue
+            if isinstance(value, SeenForward):  # of open sessions
+                value = value.beneath()  # noqa: PLW2901
+                if value is None:
+                    continue
+            if spot.unused and isinstance(value, dict):
+                self._containers.append(value)
+                entries = cast("dict[Any, Any]", value).items()
+                value = {k: v for k, v in entries if k not in spot.unused}  # noqa: PLW2901
+            facts[f"{path}.{name}"] = self._frozen(value, spot.at(f"{path}.{name}"))
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hooks := tuple(hook for hook in hooks if not _only_looks(hook)):
+            facts[f"{path} hooks"] = hooks
+        for held, is_buffer in ((module._parameters, False), (module._buffers, True)):
+            for name, tensor in held.items():
+                if tensor is not None and name not in spot.unused:
+                    at = f"{path}.{name}"
+                    self._note_tensor(tensor, spot.at(at), at if is_buffer else None)
+
+    def _note_tensor(self, tensor: Any, spot: _Spot, owner: str | None) -> None:
+        kind = cast("Any", type(tensor))
+        if hasattr(kind, "__tensor_flatten__"):  # a quantized weight, made of several
+            for name in tensor.__tensor_flatten__()[0]:
+                self._note_tensor(getattr(tensor, name), spot.at(f"{spot.path}.{name}"), owner)
+        else:
+            floats = tensor.is_floating_point()
+            self.weights.append(Weight(spot.path, owner, spot.added, floats, spot.merged, tensor))
+
+    def _frozen(self, value: Any, spot: _Spot, owner: str = "") -> object:
+        """Return what an attribute holds as something that compares and stays as it is."""
+        owner = owner or spot.path
+        if type(value) in _ATOMS or isinstance(value, (enum.Enum, type, *_FUNCTIONS)):
+            return value
+        if isinstance(value, torch.Tensor):
+            self._note_tensor(value, spot._replace(merged=None), owner)
+            self._loose.append(value)
+            return Values(value.is_floating_point())
+        if spot.path.count("/") > _MAX_DEPTH:
+            return Held(cast("object", value))
+        if isinstance(value, (list, dict, set)):
+            self._containers.append(value)
+        entries: Iterable[tuple[Any, Any]]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            entries = enumerate(cast("Iterable[Any]", value))
+        elif isinstance(value, torch.nn.Module):
+            if not spot.added and id(value) not in self._first:
+                self._note(value, _Spot(spot.path))
+            return Held(value)
+        elif isinstance(value, PreTrainedConfig):
+            first = self._first.setdefault(id(value), spot.path)
+            if first is not spot.path:
+                return ("the config at", first)
+            self._containers.append(vars(value))
+            entries = ((k, v) for k, v in vars(value).items() if k not in _NOTES_OF_CONFIG)
+        elif isinstance(value, Mapping):
+            entries = cast("Mapping[Any, Any]", value).items()
+        elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
+            entries = vars(value).items()
+        else:
+            return Held(cast("object", value))
+        frozen = [(k, self._frozen(v, spot.at(f"{spot.path}/{k}"), owner)) for k, v in entries]
+        if isinstance(value, (set, frozenset)):
+            return frozenset(each for _, each in frozen)
+        return (
+            tuple(each for _, each in frozen) if isinstance(value, (list, tuple)) else tuple(frozen)
+        )
+
+
+def _only_looks(hook: object) -> bool:
+    """Whether it is a hook by which transformers collects hidden states and attentions."""
+    return getattr(hook, "__module__", None) == output_capturing.__name__
+
+
+def _is_note(fact: object) -> bool:
+    return fact is None or type(fact) in (bool, int) or fact == Values(are_floats=False)
+
+
+def _surroundings(model: Any) -> dict[str, object]:
+    """Return what decides K and V outside the model."""
+    kind = model.device.type
+    state: dict[str, object] = {
+        "default dtype": torch.get_default_dtype(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+    }
+    if torch.is_autocast_enabled(kind):
+        state["autocast"] = torch.get_autocast_dtype(kind)
+    everywhere = cast("Any", torch.nn.modules.module)
+    hooks = (
+        *everywhere._global_forward_hooks.values(),
+        *everywhere._global_forward_pre_hooks.values(),
+    )
+    if hooks:
+        state["hooks"] = hooks
+    return state
+
+
+def _children(module: Any) -> list[tuple[str, Any]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
