@@ -2,7 +2,7 @@
 
 import pytest
 from core_help import found, generate, prefill, run, serve
-from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, make, turn
+from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 
 from quire.core import Hint, Scope
 

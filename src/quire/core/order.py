@@ -123,12 +123,12 @@ class Order:
         if lower.mark is not None:
             mark = lower.mark
             upper.mark = Mark(mark.priority, mark.keep_until, policy=mark.policy)
-            if mark.is_due:
-                self._remind(upper, upper.mark)
             if mark.owner is not None:
                 self._own(upper, mark.owner)
         if not lower.locks:
             self._holder(lower).split(upper, lower)
+            if upper.mark is not None and upper.mark.keep_until > self._latest:
+                self._remind(upper, upper.mark)
 
     def gone(self, node: Node) -> None:
         """A node left the tree."""
