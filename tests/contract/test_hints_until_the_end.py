@@ -6,6 +6,7 @@ import pytest
 from core_help import found, prefill, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 
+from quire import ops
 from quire.core import Hint
 from quire.core.node import Owner
 
@@ -23,7 +24,7 @@ class TestClosedWhileSuspended:
         seq = prefill(manager, blocks(0, 3), hint=NEVER)
         manager.suspend(seq)
         manager.close(seq)
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 3
 
     def test_its_time_to_live_counts_from_its_end(self, policy):

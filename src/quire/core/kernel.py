@@ -19,7 +19,8 @@ from quire.core.owners import Owners
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
-from quire.core.settings import Settings, factory_of
+from quire.core.sequence import Drafted
+from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
 from quire.core.stats import Counters
@@ -35,7 +36,9 @@ class Kernel:
     `CacheManager` does.
     """
 
-    def __init__(self, settings: Settings, cut_off: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, settings: ManagerSettings, cut_off: Callable[[str, BaseException], None]
+    ) -> None:
         size = settings.block_size
         self.pools = tuple(
             BlockPool(group.num_blocks, group.name, debug=settings.debug)
@@ -53,6 +56,8 @@ class Kernel:
         self.owners = Owners(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
+        # Drafts that wait behind open sequences, by row.
+        self.drafts: dict[int, Drafted] = {}
         self.live_curve = LiveCurve(size, self.counters, capacity) if settings.curve else None
         self.digests = Digests(self.tree)
         self.events = EventLog(self.tree.block_bytes, self.digests) if settings.events else None
@@ -67,7 +72,7 @@ class Kernel:
 
 
 def _sparse_groups(
-    settings: Settings, pools: tuple[BlockPool, ...], evictor: Order
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Order
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
@@ -82,7 +87,7 @@ def _sparse_groups(
     return tuple(sparse)
 
 
-def _capacity(settings: Settings, pools: tuple[BlockPool, ...]) -> Capacity:
+def _capacity(settings: ManagerSettings, pools: tuple[BlockPool, ...]) -> Capacity:
     """Return what tells how large the smallest pool of full attention is now.
 
     It knows the pools alone: policies are referenced by nodes, which the garbage collector does
