@@ -28,7 +28,9 @@ def main(rows_source: str, *options: str) -> None:
     if is_old:
         for name in WATCHERS:
             sys.modules[name] = ModuleType(name)
-            sys.modules[name].__getattr__ = lambda _: None  # whatever is imported from there is not used
+            sys.modules[name].__getattr__ = lambda _: (
+                None
+            )  # whatever is imported from there is not used
     from quire.bench import core_rows, managers
 
     if is_old:
