@@ -5,10 +5,10 @@ That it says what `open`, `reserve` and `resume` then do is a rule of both state
 
 import pytest
 from core_help import prefill, rejected, run, serve, state
-from hybrid_help import BLOCK, make
+from hybrid_help import BLOCK
 
 from quire import errors, ops
-from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
+from quire.core import CacheManager, Hint, MediaItem, Scope
 
 
 class Calls:
@@ -62,18 +62,6 @@ def test_a_pin_counts_until_its_time_has_run_out():
     assert ops.fits(manager, run(1000, 32))
     assert state(manager) == before
     assert prefill(manager, run(1000, 32)).computed == 32
-
-
-def test_it_says_which_group_is_short():
-    manager = make(
-        ("full", 16, FullAttention()), ("sliding", 5, SlidingWindow(8)), ("state", 1, Recurrent())
-    )
-    fit = ops.fits(manager, run(0, 24))
-    assert (bool(fit), fit.needed, fit.room) == (False, (6, 6, 1), (16, 5, 1))
-    assert ops.fits(manager, run(0, 24), 12), "a part of the prompt first"
-    seq = prefill(manager, run(0, 4))
-    assert ops.fits(manager, run(1000, 4)).room == (15, 4, 0)
-    assert ops.fits(manager, seq, 4).needed == (1, 1, 0)
 
 
 def test_a_prompt_that_never_fits_is_told_from_one_that_waits(manager):
