@@ -115,7 +115,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
             list(observer.told),
             list(watcher(manager, Curve)._notes),
             order,
-            len(manager.kernel.sessions),
+            len(manager.kernel.owners),
         )
 
     before = noted()

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
-from quire.core.eviction import Evictor
 from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.hints import Sessions
 from quire.core.lookup import Lookup, Missed
 from quire.core.node import Node, NodePart
+from quire.core.order import Order
+from quire.core.owners import Owners
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
@@ -109,7 +109,7 @@ class Kernel:
             for group in settings.groups
         )
         capacity = _capacity(settings, self.pools)
-        evictor = Evictor(factory_of(settings.policy), capacity, settings.clock)
+        evictor = Order(factory_of(settings.policy), capacity, settings.clock)
         sparse = _sparse_groups(settings, self.pools, evictor)
         self.watchers = Audience(watchers)
         self.tree = PrefixTree(size, self.pools, evictor, sparse, self.watchers.parts)
@@ -118,7 +118,7 @@ class Kernel:
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
         self.pins = PinBoard(self.tree, settings.pin_budget, settings.clock, cut_off)
-        self.sessions = Sessions(evictor)
+        self.owners = Owners(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
         # Drafts that wait behind open sequences, by row.
@@ -152,7 +152,7 @@ def _has(watcher: Watcher, hook: str) -> bool:
 
 
 def _sparse_groups(
-    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Evictor
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Order
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):

@@ -101,8 +101,7 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     for state in rows.states:
         ids[state.index] = NO_IDS
     blocks = tuple(array("i", each.tobytes()) for each in ids)
-    node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.priority)
-    node.session = parent.session
+    node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.terms)
     kernel.tree.stand(node, rows.windows)
     kernel.tree.leave(parent, rows.windows)
     for window in rows.windows:
@@ -132,16 +131,13 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         node.locks == 1
         and not node.children
         and node.parent is not None
-        and node.session is seq.session
-        and node.spent_from == seq.outlook
-        and tree.evictor.extendable(node, seq.priority, seq.keep_for)
+        and tree.evictor.alike(node, seq.terms)
     ):
         tree.extend(node, key, ids)
     else:
         blocks = tuple(array("i", each.tobytes()) for each in ids)
         first = first or key[: tree.block_bytes].tobytes()
-        new = seq.node = tree.add(node, first, key, blocks, seq.priority)
-        new.session, new.spent_from = seq.session, seq.outlook
+        new = seq.node = tree.add(node, first, key, blocks, seq.terms)
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
@@ -177,9 +173,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
     while each is not seq.node:
         assert each.parent is not None
         tree.lock(each)
-        if each.session is not seq.session:
-            each.session = None
-        each.priority = max(each.priority, seq.priority)
+        tree.evictor.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.free(without_gaps(slots))

@@ -113,7 +113,7 @@ class Recorder(Watcher):
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         if self.full or self._file.closed:
             return
-        hint = seq.hint
+        hint = seq.terms.hint
         root = root_digest(seq.scope)
         name = self._name(root + hint.session_id.encode()) if hint.session_id else None
         if hint.session_id:
