@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from core_help import found, prefill, rejected, run, serve, state
+from core_help import found, prefill, rejected, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
+from quire import ops
 from quire.core import (
     ChunkedAttention,
     FullAttention,
-    MediaItem,
     Recurrent,
-    Scope,
     SlidingWindow,
     block_hashes,
 )
@@ -52,7 +51,7 @@ def test_nothing_is_found_before_the_commit_and_without_one_all_goes_back():
     with restore(manager, run(0, 16), 4, brought):
         assert found(manager, run(0, 16)) == 0
         assert [pool.num_active for pool in manager.pools] == [4, 2, 1]
-        manager.check()
+        ops.check(manager)
     assert [pool.num_free for pool in manager.pools] == [20, 20, 4]
     assert conserved(manager)
 
@@ -154,43 +153,16 @@ def test_it_waits_until_planned_copies_are_done():
     assert bring(manager, run(1000, 8)) == {0: [0, 1]}
 
 
-def test_scopes_and_media_keep_restored_prefixes_apart():
-    manager = make(("full", 20, FULL))
-    item = MediaItem(b"a" * 16, 2, 3)
-    bring(manager, run(0, 8), Scope(salt="a"))
-    bring(manager, run(0, 8), media=[item])
-    assert found(manager, run(0, 8)) == 0
-    assert found(manager, run(0, 8), Scope(salt="b")) == 0
-    assert found(manager, run(0, 8), Scope(salt="a")) == 8
-    assert found(manager, run(0, 8), media=[item]) == 8
-    assert found(manager, run(0, 8), media=[MediaItem(b"b" * 16, 2, 3)]) == 0
-
-
 def test_what_another_request_computed_meanwhile_is_kept_once():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
     with restore(manager, run(0, 16), 4, brought) as restored:
         serve_in_pieces(manager, run(0, 17))
         restored.commit()
-        manager.check()
+        ops.check(manager)
     assert found(manager, run(0, 16)) == 16
     assert manager.pools[0].num_cached == 4
     assert conserved(manager)
-
-
-def test_digests_are_those_of_the_prompt_whatever_is_cached_of_it():
-    manager = make(("full", 20, FULL))
-    tokens, scope = run(0, 30), Scope(salt="x")
-    expected = block_hashes(tokens, 4, scope)
-    assert residency(manager, tokens, scope).digests == expected
-    serve(manager, run(0, 14), scope)
-    serve(manager, np.append(run(0, 9), run(1000, 9)), scope)
-    before = state(manager)
-    assert residency(manager, tokens, scope).digests == expected
-    assert state(manager) == before
-    item = MediaItem(b"a" * 16, 2, 3)
-    digests = residency(manager, tokens, scope, media=[item]).digests
-    assert digests == block_hashes(tokens, 4, scope, (item,))
 
 
 def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
@@ -200,7 +172,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     manager.commit(seq, run(0, 17))
     let_go = hold(manager, seq)
     manager.close(seq)
-    manager.check()
+    ops.check(manager)
     with pytest.raises(OutOfBlocks):
         serve(manager, run(1000, 20))
     serve(manager, run(1000, 16))
@@ -208,7 +180,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     assert manager.probe(run(0, 9)).num_blocks == 2, "a request may cut what is held"
     serve(manager, [*run(0, 8), 9])
     let_go()
-    manager.check()
+    ops.check(manager)
     serve(manager, run(2000, 32))
     assert manager.probe(run(0, 17)).num_blocks == 0
     with pytest.raises(SequenceError):

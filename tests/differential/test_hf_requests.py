@@ -13,6 +13,7 @@ from hf_help import (
     tiny_model,
 )
 
+from quire import ops
 from quire.core import Scope
 
 
@@ -222,7 +223,7 @@ def test_sessions_that_hold_the_whole_pool_do_not_fail_others(model, ids):
             cache.generate(other, max_new_tokens=4), model.generate(other, max_new_tokens=4)
         )
         assert cache.last.stored_tokens == 0
-    cache.manager.check()
+    ops.check(cache.manager)
     assert cache.manager.num_cached >= 4
 
 
@@ -231,7 +232,7 @@ def test_the_kv_of_a_later_turn_is_kept_as_far_as_there_is_room(model, ids):
     cache.generate(ids, max_new_tokens=60, min_new_tokens=60)
     assert cache.last.stored_tokens == 56
     assert cache.manager.num_cached == 7
-    cache.manager.check()
+    ops.check(cache.manager)
 
 
 # -- beams and return sequences ------------------------------------------------------------

@@ -10,6 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from quire import ops
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, UnsupportedModel
 
@@ -85,13 +86,13 @@ def test_trap_4_a_session_that_was_not_expanded_says_what_to_do(model, ids, warm
     cache = make_cache(model)
     if warm:
         cache.generate(ids, max_new_tokens=1)
-        before = cache.manager.snapshot()
+        before = ops.snapshot(cache.manager)
         with (
             pytest.raises(ConfigError, match=r"1 rows.*fed 3.*batch_repeat_interleave"),
             cache.session(ids) as past,
         ):
             model.generate(ids, past_key_values=past, num_beams=3, max_new_tokens=4)
-        assert cache.manager.snapshot()["groups"] == before["groups"]
+        assert ops.snapshot(cache.manager)["groups"] == before["groups"]
     with cache.session(ids) as past:
         past.batch_repeat_interleave(3)
         out = model.generate(ids, past_key_values=past, num_beams=3, max_new_tokens=4)

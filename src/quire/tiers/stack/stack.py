@@ -16,8 +16,7 @@ from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sea
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
-from quire.tiers.stack.leaving import close_at_exit
+from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import Lookup
 from quire.tiers.stack.placing import Bits, Placing
