@@ -20,7 +20,7 @@ from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted
-from quire.core.settings import Settings, factory_of
+from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
 from quire.core.stats import Counters
@@ -36,7 +36,9 @@ class Kernel:
     `CacheManager` does.
     """
 
-    def __init__(self, settings: Settings, cut_off: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, settings: ManagerSettings, cut_off: Callable[[str, BaseException], None]
+    ) -> None:
         size = settings.block_size
         self.pools = tuple(
             BlockPool(group.num_blocks, group.name, debug=settings.debug)
@@ -70,7 +72,7 @@ class Kernel:
 
 
 def _sparse_groups(
-    settings: Settings, pools: tuple[BlockPool, ...], evictor: Evictor
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Evictor
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
@@ -85,7 +87,7 @@ def _sparse_groups(
     return tuple(sparse)
 
 
-def _capacity(settings: Settings, pools: tuple[BlockPool, ...]) -> Capacity:
+def _capacity(settings: ManagerSettings, pools: tuple[BlockPool, ...]) -> Capacity:
     """Return what tells how large the smallest pool of full attention is now.
 
     It knows the pools alone: policies are referenced by nodes, which the garbage collector does

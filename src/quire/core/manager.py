@@ -23,7 +23,7 @@ from quire.core.policies import PolicyFactory, Visit
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import MediaItem, Scope, check_media, check_scope
 from quire.core.sequence import Observer, Sequence
-from quire.core.settings import Settings
+from quire.core.settings import ManagerSettings
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
 from quire.core.terms import check_priority, check_store_until
@@ -74,7 +74,7 @@ class CacheManager(Interruptible):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
-        settings = Settings(
+        settings = ManagerSettings(
             groups=tuple(groups),
             block_size=block_size,
             policy=policy,
@@ -89,7 +89,7 @@ class CacheManager(Interruptible):
         )
         self._begin(settings)
 
-    def _begin(self, settings: Settings) -> None:
+    def _begin(self, settings: ManagerSettings) -> None:
         self.settings = settings
         self.block_size = settings.block_size
         self.kernel = Kernel(settings, self.cut_off)

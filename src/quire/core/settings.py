@@ -14,7 +14,7 @@ MAX_SECONDS = 1e9
 """The longest retention or time to live: about 31 years."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ManagerSettings(msgspec.Struct, frozen=True):
     """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
 
     groups: tuple[LayerGroup, ...]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.sim.serving.arrivals import check_above_zero
+from quire.sim.distributions import check_positive
 from quire.sim.serving.replica import Replica
 from quire.sim.serving.requests import Served
 from quire.sim.serving.timing import Seconds
@@ -35,7 +35,7 @@ class Objective(msgspec.Struct, frozen=True):
         for name in ("ttft_s", "tpot_s"):
             value = getattr(self, name)
             if value is not None:
-                check_above_zero(name, value)
+                check_positive(name, value)
 
     def met(self, served: Served) -> bool:
         """Whether a request reached it; one output token has no time per token to miss."""
