@@ -276,11 +276,7 @@ def _tier_use(replicas: Sequence[Replica]) -> list[TierUse]:
     stacks = [replica.tiers for replica in replicas if replica.tiers is not None]
     if not stacks:
         return []
-    return [
-        TierUse(
-            tier.name,
-            sum(stack.demoted_blocks[index] for stack in stacks),
-            sum(stack.fetched_blocks[index] for stack in stacks),
-        )
-        for index, tier in enumerate(stacks[0].tiers)
-    ]
+    demoted = np.sum([stack.demoted_blocks for stack in stacks], axis=0).tolist()
+    fetched = np.sum([stack.fetched_blocks for stack in stacks], axis=0).tolist()
+    names = [tier.name for tier in stacks[0].tiers]
+    return [TierUse(*row) for row in zip(names, demoted, fetched, strict=True)]
