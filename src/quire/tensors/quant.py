@@ -178,8 +178,8 @@ class QuantizedKV(PayloadForm):
         self._heads = heads
         count, size = heads[1] - heads[0], memory.block_size
         self._parts = (
-            _Part(kind, memory.dtype, (size, count, memory.k_width), shared=0),
-            _Part(kind, memory.dtype, (size, count, memory.v_width), shared=2),
+            _QuantPart(kind, memory.dtype, (size, count, memory.k_width), shared=0),
+            _QuantPart(kind, memory.dtype, (size, count, memory.v_width), shared=2),
         )
         self.layer_bytes = (sum(part.num_bytes for part in self._parts),) * memory.num_layers
         self._errors = (_Sum(), _Sum())
@@ -216,7 +216,7 @@ class QuantizedKV(PayloadForm):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _QuantPart:
     """K or V of one layer and block: their shape, and the dimension that shares a scale."""
 
     kind: Quantization

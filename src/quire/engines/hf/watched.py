@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.engines.hf.recorder import Recorder
+    from quire.engines.hf.recorder import KVRecorder
 
 
 class Watched:
@@ -36,7 +36,7 @@ class Watched:
     ) -> None:
         self.names = names
         self.clock = clock
-        self.recorders: dict[int, Recorder] = {}
+        self.recorders: dict[int, KVRecorder] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model
         self._num_lent = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 
 import msgspec
@@ -326,17 +327,9 @@ class Replica:
 
     def _affordable(self, num_steps: int) -> int:
         """Return the number of steps that there are blocks for; the first has them."""
-        available = self._pool.num_available
-        if self._decoding.blocks_short(num_steps) <= available:
-            return num_steps
-        low, high = 1, num_steps
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._decoding.blocks_short(middle) <= available:
-                low = middle
-            else:
-                high = middle
-        return low
+        steps = range(num_steps + 1)
+        short = self._decoding.blocks_short
+        return max(1, bisect_right(steps, self._pool.num_available, key=short) - 1)
 
     def _preempt(self, request: LiveRequest) -> None:
         """Take the blocks of a running request; it waits in front, to compute them again."""

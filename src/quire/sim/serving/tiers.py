@@ -85,10 +85,6 @@ class Tiers:
             default=0.0,
         )
 
-    def occupancy(self) -> list[int]:
-        """Return the blocks in each tier."""
-        return [len(store) for store in self._stores]
-
     def _discard(self, block: int) -> None:
         for store in self._stores:
             if block in store:

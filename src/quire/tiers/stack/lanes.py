@@ -130,7 +130,7 @@ class Deadline:
         return not self.left_s
 
 
-class Job:
+class LaneJob:
     """One call of a tier that waits for its turn. Neither function raises."""
 
     __slots__ = ("drop", "run")
@@ -154,7 +154,7 @@ class TierLane:
         self._lanes = lanes
         self._when_closed = when_closed
         self._lock = lanes.lock()
-        self._turns: deque[tuple[object, deque[Job]]] = deque()
+        self._turns: deque[tuple[object, deque[LaneJob]]] = deque()
         self._idle: list[Signal] = []
         self._num_alive = 0
         self._is_closed = False
@@ -171,7 +171,7 @@ class TierLane:
         with self._lock:
             return self._num_alive
 
-    def submit(self, owner: object, job: Job) -> None:
+    def submit(self, owner: object, job: LaneJob) -> None:
         """Run a job when it is its owner's turn; a closed lane drops it."""
         wake: Signal | None = None
         spawn = False
@@ -236,7 +236,7 @@ class TierLane:
         if is_last:
             self._when_closed()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> LaneJob | None:
         if not self._turns:
             return None
         owner, jobs = self._turns.popleft()
