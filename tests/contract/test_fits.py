@@ -111,7 +111,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
             list(observer.told),
             list(manager.kernel.live_curve.notes),
             order,
-            len(manager.kernel.sessions),
+            len(manager.kernel.owners),
         )
 
     before = noted()

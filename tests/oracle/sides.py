@@ -17,6 +17,8 @@ from quire import exchange, ops
 from quire.core.sequence import Drafted
 from quire.errors import QuireError
 
+ARE_ALIKE = importlib.import_module("quire0.core.joining")._are_alike
+
 
 class Told:
     """An observer that remembers what it was told."""
@@ -95,7 +97,8 @@ class Old:
     def mended(cls):
         """Return the patches that give the old core what was changed on purpose since.
 
-        Where storing ends is no seam any more: a request has one priority and retention.
+        Where storing ends is no seam any more: a request has one priority and retention. Runs join
+        wherever their terms are alike.
         """
 
         of_ranges = cls.module("terms").terms_of
@@ -104,7 +107,10 @@ class Old:
             terms = of_ranges(*args)
             return msgspec.structs.replace(terms, steps=terms.steps[:1])
 
-        return [mock.patch.object(cls.module("requests"), "terms_of", terms_of)]
+        return [
+            mock.patch.object(cls.module("requests"), "terms_of", terms_of),
+            mock.patch.object(cls.module("joining"), "_are_alike", alike_by_terms),
+        ]
 
     rows: ClassVar = "rows"
 
@@ -364,10 +370,13 @@ class New(Old):
     root = "quire.core"
 
     moved: ClassVar = {
+        "hints": "quire.core.owners",
         "kept": "quire.exchange.kept",
         "radix": "quire.core.tree",
         "requests": "quire.core.manager",
     }
+
+    limits: ClassVar = {**Old.limits, "hints": {"MAX_SESSIONS": 2}}
 
     @classmethod
     def mended(cls):
@@ -449,6 +458,16 @@ class New(Old):
         self.holds[name] = exchange.hold(self.manager, self.seqs[seq])
 
 
+def alike_by_terms(tree, upper, lower, now):
+    """Join runs of the oracle wherever their terms are alike, whatever held them before."""
+    kept = upper.grown, upper.policy
+    upper.grown, upper.policy = lower.grown, lower.policy
+    try:
+        return ARE_ALIKE(tree, upper, lower, now)
+    finally:
+        upper.grown, upper.policy = kept
+
+
 def plain_residency(here):
     return {
         "matched": here.matched,
@@ -515,7 +534,7 @@ PART = ("group", "guards", "guarded", "num_held", "snapshots")
 def _nodes(nodes):
     found = []
     for node in sorted(nodes, key=lambda each: each["tokens"]):
-        data = {name: node[name] for name in NODE}
+        data = {name: node.get(name, 0.0) for name in NODE}
         data["parts"] = [{n: part[n] for n in PART if n in part} for part in node["parts"]]
         data["children"] = _nodes(node["children"])
         found.append(data)

@@ -329,10 +329,10 @@ def test_a_fresh_look_finds_the_victim_that_is_known_already():
         world.now = request.time_s
         world.serve(request.blocks.tolist())
         victim = evictor.victim()
-        assert victim is evictor.victim()
+        assert victim == evictor.victim()
         for kind in range(NUM_CLASSES):
             world.mind.doubt(kind)
-        assert victim is evictor.victim()
+        assert victim == evictor.victim()
 
 
 def test_priority_classes_share_what_is_learned():

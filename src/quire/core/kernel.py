@@ -8,14 +8,14 @@ from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
 from quire.core.digests import Digests
 from quire.core.events import EventLog
-from quire.core.eviction import Evictor
 from quire.core.evictions import EvictionLog
 from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.hints import Sessions
 from quire.core.livecurve import LiveCurve
 from quire.core.lookup import Lookup
 from quire.core.media import UsedMedia
 from quire.core.node import Node
+from quire.core.order import Order
+from quire.core.owners import Owners
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
@@ -45,7 +45,7 @@ class Kernel:
             for group in settings.groups
         )
         capacity = _capacity(settings, self.pools)
-        evictor = Evictor(factory_of(settings.policy), capacity, settings.clock)
+        evictor = Order(factory_of(settings.policy), capacity, settings.clock)
         sparse = _sparse_groups(settings, self.pools, evictor)
         self.tree = PrefixTree(size, self.pools, evictor, UsedMedia(), sparse)
         self.rows = Rows(self.tree, cut_off)
@@ -53,7 +53,7 @@ class Kernel:
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
         self.pins = PinBoard(self.tree, settings.pin_budget, settings.clock, cut_off)
-        self.sessions = Sessions(evictor)
+        self.owners = Owners(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
         # Drafts that wait behind open sequences, by row.
@@ -72,7 +72,7 @@ class Kernel:
 
 
 def _sparse_groups(
-    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Evictor
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Order
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):

@@ -9,7 +9,6 @@ from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.events import Event
-from quire.core.eviction import Clock
 from quire.core.evictions import NamedBlock
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.hints import NO_HINT, Hint, check_session_id
@@ -17,7 +16,8 @@ from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel
 from quire.core.livecurve import PACK_EVERY
 from quire.core.lookup import Hit
-from quire.core.node import Node
+from quire.core.node import ORDINARY, Node, Terms
+from quire.core.order import Clock
 from quire.core.pins import Pin
 from quire.core.policies import PolicyFactory, Visit
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
@@ -211,7 +211,7 @@ class CacheManager(Interruptible):
         check_session_id(session_id)
         if scope is not None:
             check_scope(scope)
-        return self.kernel.sessions.end(scope or NO_SCOPE, session_id)
+        return self.kernel.owners.end(scope or NO_SCOPE, session_id)
 
     # -- requests --------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class CacheManager(Interruptible):
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         check_priority(priority)
-        keep_for = self.settings.check_duration("retain_s", retain_s)
+        retain_s = self.settings.check_duration("retain_s", retain_s)
         self._check_hint(hint)
         if store_until is not None:
             check_store_until(store_until)
@@ -263,6 +263,10 @@ class CacheManager(Interruptible):
             counters = kernel.counters
             number = counters.num_requests + 1
             row = kernel.rows.take()
+            terms = ORDINARY
+            if priority or retain_s or hint is not NO_HINT:
+                owner = kernel.owners.begin(scope or NO_SCOPE, hint)
+                terms = Terms(priority, retain_s, owner, hint)
             seq = Sequence(
                 kernel.rows,
                 row,
@@ -270,8 +274,7 @@ class CacheManager(Interruptible):
                 root,
                 scope or NO_SCOPE,
                 num_tokens,
-                priority,
-                keep_for,
+                terms,
                 number,
             )
             if media:
@@ -279,11 +282,6 @@ class CacheManager(Interruptible):
                 seq.media = tree.media.hold(key)
             if store_until is not None:
                 seq.store_until = store_until // self.block_size
-            if hint is not NO_HINT:
-                sessions = kernel.sessions
-                sessions.hinted = True
-                seq.hint = hint
-                seq.session = sessions.join(seq.scope, hint.session_id) if hint.session_id else None
             if tree.evictor.watches:
                 lost = -(-explained // self.block_size) if lost_by else 0
                 now = kernel.now()

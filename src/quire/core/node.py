@@ -7,16 +7,10 @@ from typing import Any
 
 import msgspec
 
-from quire.core.policies import Entry
-from quire.core.tokens import TOKEN_BYTES
+from quire.core.hints import FOREVER, NO_HINT, Hint
+from quire.core.policies import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
-
-SPENT = -1.0
-"""The outlook of a node that nobody is expected to come back to."""
-
-PENDING = float("inf")
-"""The outlook of a node whose request still runs; its hint counts from its end."""
 
 
 class Part(msgspec.Struct, gc=False, eq=False):
@@ -36,6 +30,52 @@ class Part(msgspec.Struct, gc=False, eq=False):
     rank: tuple[bool, int] | None = None
 
 
+class Owner(msgspec.Struct, eq=False):
+    """A session, or a single request with a forecast, and the nodes that it alone has used.
+
+    `nodes`     in the tree, by identity: those whose mark names it
+    `num_open`  sequences of it that are not closed
+    `due`       seconds: the time from which on nobody is expected to come back to them
+    """
+
+    nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, "Node"])
+    num_open: int = 0
+    due: float = FOREVER
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The terms on which the blocks of a request are kept.
+
+    `priority`   those of a higher one go later
+    `retain_s`   seconds after its last use for which a path goes after all that is not retained; 0 for none
+    `owner`      whose the nodes are that it stores
+    `hint`       what its caller foresees of them
+    """
+
+    priority: int = 0
+    retain_s: float = 0.0
+    owner: Owner | None = None
+    hint: Hint = NO_HINT
+
+
+ORDINARY = Terms()
+
+
+class Mark(msgspec.Struct, gc=False, eq=False):
+    """What is said of a node that is not kept on ordinary terms.
+
+    `keep_until`  end of its retention in seconds, 0 for none; `is_due`: the order looks at it again then
+    `owner`       who alone has used it
+    `policy`      the one that holds it, or held it last
+    """
+
+    priority: int = 0
+    keep_until: float = 0.0
+    owner: Owner | None = None
+    policy: Policy | None = None
+    is_due: bool = False
+
+
 class Node(Entry, gc=False, eq=False):
     """An edge of the tree: a run of blocks below `parent`, and the branches after it.
 
@@ -49,9 +89,7 @@ class Node(Entry, gc=False, eq=False):
     `by_token`   those bytes again, sorted, by first token; made when it is first needed
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `pins`       how many of them are pins
-    `grown`      whether blocks were stored here since it was last cached
-    `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
-    `session`    the only session that has used it, None if there are others
+    `mark`       on which terms it is kept; None for the ordinary ones
     `used`       number of the last request that used it, 0 if nobody did
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
@@ -73,15 +111,10 @@ class Node(Entry, gc=False, eq=False):
     by_token: dict[bytes, list[bytes]] | None = None
     locks: int = 0
     pins: int = 0
-    grown: bool = True
     has_media: bool = False
     lost: dict[int, dict[int, Any]] | None = None
     hashes: list[bytes] | None = None
-    priority: int = 0
-    keep_until: float = 0.0
-    spent_from: float = 0.0
-    session: Any = None
-    deadline: float = 0.0
+    mark: Mark | None = None
     used: int = 0
     writer: object | None = None
 
@@ -100,11 +133,18 @@ class Node(Entry, gc=False, eq=False):
         return self.end - self.parent.end if self.parent is not None else 0
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.key) // TOKEN_BYTES
+    def priority(self) -> int:
+        """Blocks of a higher one go later."""
+        return self.mark.priority if self.mark is not None else 0
+
+    @property
+    def keep_until(self) -> float:
+        """The end of its retention in seconds, 0 for none."""
+        return self.mark.keep_until if self.mark is not None else 0.0
 
     @property
     def above(self) -> Node | None:
+        """The node that this one continues; None at the root."""
         parent = self.parent
         return parent if parent is not None and parent.parent is not None else None
 

@@ -102,9 +102,8 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
         ids[state.index] = NO_IDS
     blocks = tuple(array("i", each.tobytes()) for each in ids)
     lost = kernel.tree.lost.take(parent, first)
-    node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.priority)
+    node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.terms)
     node.used = lost.used if lost is not None else 0
-    node.session = parent.session
     kernel.tree.stand(node, rows.windows)
     kernel.tree.leave(parent, rows.windows)
     for window in rows.windows:
@@ -138,17 +137,14 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         and not node.children
         and node.parent is not None
         and node.used == seq.number
-        and node.session is seq.session
-        and node.spent_from == seq.outlook
-        and tree.evictor.extendable(node, seq.priority, seq.keep_for)
+        and tree.evictor.alike(node, seq.terms)
     ):
         tree.extend(node, key, ids)
     else:
         blocks = tuple(array("i", each.tobytes()) for each in ids)
         first = first or key[: tree.block_bytes].tobytes()
-        new = seq.node = tree.add(node, first, key, blocks, seq.priority)
+        new = seq.node = tree.add(node, first, key, blocks, seq.terms)
         new.used = seq.number
-        new.session, new.spent_from = seq.session, seq.outlook
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
@@ -191,10 +187,8 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
     while each is not seq.node:
         assert each.parent is not None
         tree.lock(each)
-        if each.session is not seq.session:
-            each.session = None
+        tree.evictor.used(each, seq.terms)
         each.used = max(each.used, seq.number)
-        each.priority = max(each.priority, seq.priority)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.free(without_gaps(slots))

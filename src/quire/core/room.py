@@ -50,13 +50,14 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
     done = 0
     evictor, sparse = kernel.tree.evictor, kernel.tree.sparse
     while done < num_blocks:
-        node = evictor.victim()
-        if node is None:
+        found = evictor.victim()
+        if found is None:
             break
+        node, most = found
         parent = node.parent
         if parent is None or not node.evictable:
             raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
-        take = min(node.end - parent.end, num_blocks - done)
+        take = min(node.end - parent.end, num_blocks - done, most)
         if evictor.remembers:
             evictor.evicting(node, take)
         _drop(kernel, node, take, "evicted")

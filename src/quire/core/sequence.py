@@ -9,8 +9,7 @@ import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
-from quire.core.hints import NO_HINT, Hint, Session
-from quire.core.node import PENDING, Node
+from quire.core.node import ORDINARY, Node, Terms
 from quire.core.policies import Visit
 from quire.core.rows import Rows
 from quire.core.scope import MediaTable, Scope
@@ -35,7 +34,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
                    placeholders that they stand for
     `store_until`  blocks from this one on are not published
-    `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
+    `terms`        on which the blocks that it stores are kept
     `visit`        what a policy that watches requests was told of it
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `branch`       the length up to which other prompts share its tokens, as known at open
@@ -50,8 +49,7 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     node: Node
     scope: Scope
     prompt_len: int = 0
-    priority: int = 0
-    keep_for: float = 0.0
+    terms: Terms = ORDINARY
     number: int = 0
     num_cached: int = 0
     num_foreign: int = 0
@@ -64,15 +62,8 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     private_key: bytes = b""
     branch: int = 0
     unfilled: int = 0
-    hint: Hint = NO_HINT
-    session: Session | None = None
     visit: Visit | None = None
     state: str = "open"
-
-    @property
-    def outlook(self) -> float:
-        """The outlook of the nodes that it stores, while it runs."""
-        return PENDING if self.hint.reuse == "never" or self.hint.ttl_s is not None else 0.0
 
     @property
     def published(self) -> int:

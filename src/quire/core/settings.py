@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.eviction import Clock
 from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.core.order import Clock
 from quire.core.policies import POLICIES, PolicyFactory
 from quire.core.sequence import Observer
 from quire.errors import ConfigError

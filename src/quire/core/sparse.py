@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from quire.core.blocks import BlockPool
-from quire.core.eviction import Evictor
 from quire.core.node import Node, Part
+from quire.core.order import Order
 
-Order: TypeAlias = OrderedDict[Node, None]
+Queue: TypeAlias = OrderedDict[Node, None]
 
 Drop = Callable[[Node], None]
 """Takes a node that no hit can end in any more out of the tree."""
@@ -72,7 +72,7 @@ class Site(msgspec.Struct, frozen=True):
     index: int
     place: int
     pool: BlockPool
-    evictor: Evictor
+    evictor: Order
 
 
 class SparseGroup(ABC):
@@ -93,8 +93,8 @@ class SparseGroup(ABC):
         self.pool = site.pool
         self._evictor = site.evictor
         self.log: Any = None
-        self._passing: Order = OrderedDict()
-        self._kept: dict[tuple[bool, int], Order] = {}
+        self._passing: Queue = OrderedDict()
+        self._kept: dict[tuple[bool, int], Queue] = {}
         self._next_expiry = NEVER
 
     # -- what a hit needs ------------------------------------------------------------------

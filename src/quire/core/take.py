@@ -34,15 +34,15 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
         since = _used_above(kernel, seq)
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
-    divided = False
+    divided, terms = False, seq.terms
+    raises = terms.priority > 0
     while node.parent is not None:
         tree.lock(node)
         tree.evictor.touched(node)
-        if node.session is not seq.session:
-            node.session = None
+        if node.mark is not None or raises:
+            tree.evictor.used(node, terms)
         node.used = number
         start, end = node.parent.end, node.end
-        node.priority = max(node.priority, seq.priority)
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
         for group in tree.sparse:
@@ -187,6 +187,8 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     twin.root.locks += 1
     if twin.media:
         tree.media.hold_again(twin.media)
+    if twin.terms.owner is not None:
+        twin.terms.owner.num_open += 1
     rows.version += 1
     return twin
 

@@ -15,10 +15,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.eviction import Evictor
 from quire.core.lost import LostOf, between
 from quire.core.media import UsedMedia
-from quire.core.node import NO_CHILDREN, Match, Node
+from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, Terms
+from quire.core.order import Order
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
@@ -44,7 +44,7 @@ class PrefixTree:
         self,
         block_size: int,
         pools: tuple[BlockPool, ...],
-        evictor: Evictor,
+        evictor: Order,
         media: UsedMedia,
         sparse: tuple[SparseGroup, ...] = (),
     ) -> None:
@@ -117,7 +117,6 @@ class PrefixTree:
             parent=parent,
             locks=edge.locks,
             pins=edge.pins,
-            grown=edge.grown,
             has_media=edge.has_media,
             used=edge.used,
         )
@@ -161,12 +160,7 @@ class PrefixTree:
         """Drop a reference; after the last one active blocks become cached.
 
         Paths are unlocked from the deepest node up: a parent is the more recently used one.
-        Where the policy wants a run that has grown in two parts, the upper one is the parent.
         """
-        if self.evictor.remembers and node.locks == 1 and node.grown:
-            seam = self.evictor.seam(node)
-            if 0 < seam < node.num_blocks:
-                self.split(node, seam)
         node.locks -= 1
         node.writer = None
         if not node.locks:
@@ -188,11 +182,12 @@ class PrefixTree:
             group.unguard(node)
 
     def add(
-        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], priority: int
+        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], terms: Terms
     ) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
-        node.priority = priority
+        if terms is not ORDINARY:
+            self.evictor.stored(node, terms)
         node.end = parent.end + len(key) // self.block_bytes
         parent.writer = None
         if parent.children is NO_CHILDREN:
@@ -212,7 +207,6 @@ class PrefixTree:
             ids.frombytes(more.cast("B"))
         num_blocks = len(key) // self.block_bytes
         node.end += num_blocks
-        node.grown = True
         for group in self.sparse:
             group.extended(node, num_blocks)
 
@@ -270,7 +264,9 @@ class PrefixTree:
             del bucket[bisect_left(bucket, first)]
             if not bucket:
                 del parent.by_token[first[:TOKEN_BYTES]]
-        node.parent = node.session = node.policy = node.note = None
+        if node.mark is not None:
+            self.evictor.gone(node)
+        node.parent = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
         return first
@@ -281,7 +277,7 @@ class PrefixTree:
             return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None
-            node.session = node.policy = node.note = None
+            node.mark = node.note = None
             node.children = NO_CHILDREN
         for group in self.sparse:
             group.clear()

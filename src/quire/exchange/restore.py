@@ -24,11 +24,11 @@ import numpy as np
 
 from quire.core import publish
 from quire.core.blocks import GAP
-from quire.core.give import let_go, set_outlooks
+from quire.core.give import let_go
 from quire.core.hashing import block_hashes
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
-from quire.core.node import Match, Node
+from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
@@ -231,7 +231,8 @@ def _begin(
     if len(manager.kernel.tree.media):
         seq.media = manager.kernel.tree.media.hold(key)
     _stand_at(manager, seq, anchor, accepted)
-    seq.priority = min(anchor.priority, 0) if anchor.parent is not None else 0
+    if anchor.mark is not None:  # not above its parent, and its parent's owner's
+        seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
     manager.sequences[id(seq)] = seq
     root.locks += 1
     manager.kernel.anchors[id(seq)] = anchor
@@ -315,10 +316,7 @@ def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
         ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
         tree.pools[group].free(memoryview(array("i", ids)))
     rows.capacity[seq.row] = start * manager.block_size
-    now = manager.kernel.now()
-    if manager.kernel.sessions.hinted:
-        set_outlooks(seq, seq.node, now)
-    let_go(manager.kernel, seq, now)
+    let_go(manager.kernel, seq, manager.kernel.now())
     _unlock_path(manager, anchor)
     seq.state = "closed"
     manager.kernel.tree.media.release(seq.media)

@@ -109,7 +109,7 @@ class Recorder:
         """A request arrived: `key` holds its prompt."""
         if self.full or self._file.closed:
             return
-        hint = seq.hint
+        hint = seq.terms.hint
         root = root_digest(seq.scope)
         name = self._name(root + hint.session_id.encode()) if hint.session_id else None
         if hint.session_id:

@@ -7,7 +7,7 @@ from collections import Counter
 from quire.core.blocks import GAP
 from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
-from quire.core.node import PENDING, Node
+from quire.core.node import Node
 from quire.core.sparse import sparse_at
 from quire.errors import InvariantError
 
@@ -127,11 +127,13 @@ def _check_policies(manager: CacheManager) -> None:
         parent = node.parent
         if parent is not None and id(parent) in held and id(node) in held:
             _require(place[id(node)] < place[id(parent)], "a parent goes before its child")
-        if parent is not None and not parent.locks and 0 != parent.spent_from != PENDING:
-            _require(
-                node.spent_from != 0 and node.spent_from <= parent.spent_from,
-                "a parent is expected back for a shorter time than its child",
-            )
+        owner = node.mark.owner if node.mark is not None else None
+        if owner is not None:
+            _require(owner.nodes.get(id(node)) is node, "an owner does not list its node")
+            _require(all(each in nodes for each in owner.nodes), "an owner lists what is gone")
+            below = [each.mark for each in node.children.values()]
+            alone = all(mark is not None and mark.owner is owner for mark in below)
+            _require(alone, "a node below an owner's is not its own")
     victim = next((node for node in order if node.evictable), None)
     cached = sum(node.num_blocks for node in nodes.values() if not node.locks)
     _require((victim is None) == (cached == 0), "cached blocks and no victim")
