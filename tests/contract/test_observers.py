@@ -54,7 +54,7 @@ def test_it_may_read_what_was_found_and_what_the_request_said(manager):
 
     class Reader(Noting):
         def opened(self, seq, key, missed):
-            seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.hint))
+            seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.terms.hint))
 
         def closed(self, seq):
             seen.append((seq.computed, seq.tokens.tolist()))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from replay_help import ListTrace, random_chains, trace_of
 
 from quire import ops
+from watching import watchers
 from quire.core import CacheManager
 from quire.core.policies.learned import Learned
 from quire.core.policies.lru_shadow import MIN_SLOTS
@@ -53,6 +54,7 @@ class World:
         self.now = 0.0
         self.mind = Mind()
         self.manager = CacheManager(
+            watchers=watchers(),
             capacity + 1,
             1,
             policy=policy or thinking(self.mind),
