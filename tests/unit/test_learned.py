@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from replay_help import ListTrace, random_chains, trace_of
 
 from quire import ops
-from watching import watchers
 from quire.core import CacheManager
 from quire.core.policies.learned import Learned
 from quire.core.policies.lru_shadow import MIN_SLOTS
@@ -18,6 +17,7 @@ from quire.core.policies.reentry import (
     Reentry,
 )
 from quire.sim.replay import replay
+from watching import watchers
 
 TOKENS_PER_BLOCK = 64
 
@@ -54,9 +54,9 @@ class World:
         self.now = 0.0
         self.mind = Mind()
         self.manager = CacheManager(
-            watchers=watchers(),
             capacity + 1,
             1,
+            watchers=watchers(),
             policy=policy or thinking(self.mind),
             sub_block=False,
             clock=lambda: self.now,
