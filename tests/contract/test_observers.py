@@ -53,7 +53,7 @@ def test_it_may_read_what_was_found_and_what_the_request_said(manager):
 
     class Reader(Watcher):
         def opened(self, seq, key, media):
-            seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.hint))
+            seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.terms.hint))
 
         def closed(self, seq):
             seen.append((seq.computed, seq.tokens.tolist()))

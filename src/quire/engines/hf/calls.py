@@ -14,7 +14,7 @@ from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader
 from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
-from quire.engines.hf.store import Terms
+from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
@@ -99,7 +99,7 @@ class Calls:
 
     @contextmanager
     def opened(
-        self, prompts: Prompts, media: Media, terms: Terms
+        self, prompts: Prompts, media: Media, terms: OpenTerms
     ) -> Generator[Request, None, None]:
         """Open the sequences of a call, and close them at the end of the block."""
         request = Request(self._kept.store, prompts, media, terms)
@@ -118,7 +118,7 @@ class Calls:
     def recorder(
         self, request: Request, past: WorkingCache, is_same_model: Callable[[], bool] | None
     ) -> KVRecorder:
-        """Return what records what the model computes into the working cache of a call."""
+        """Return the recorder of a call's working cache."""
         check = None
         if self.first is not None and request.num_reused:
             check = self.first.check(request.prompts, request.media, request.terms.scope.lora)

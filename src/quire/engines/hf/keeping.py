@@ -1,4 +1,4 @@
-"""What a cache of a transformers model keeps: pools on its device, and tiers below them."""
+"""Memory of a cache: pools on the device of its model, tiers below them, saved files."""
 
 import os
 import time
@@ -124,7 +124,7 @@ class KeptBlocks:
         return self.store.manager
 
     def tier_error(self) -> "dict[str, QuantError]":
-        """Return how far K and V in tiers are from the pools', by layer group; empty without tiers."""
+        """Return the distance of K and V in tiers from the pools', by layer group; empty without tiers."""
         if self.store.tiers is None:
             return {}
         errors = self.store.tiers.errors()
@@ -175,7 +175,7 @@ class KeptBlocks:
         return sum(pool.num_bytes for pool in self.pools)
 
     def memory(self) -> list[GroupMemory]:
-        """Return what each layer group has of the memory."""
+        """Return the share of each layer group in the memory."""
         return group_memory(self.layout, self.manager)
 
     def rebalance(self) -> bool:
@@ -195,7 +195,7 @@ class KeptBlocks:
         return bool(changed)
 
     def _over_saved(self) -> "Callable[[TierStack], TieredStore]":
-        """Return what makes a store over a saved cache: of whole numbers, under names that hold everywhere."""
+        """Return a maker of stores over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self.identity.whole()
         if self.tiers is None:
             self.manager.kernel.digests.public[self.identity.base()] = whole
