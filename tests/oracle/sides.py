@@ -581,14 +581,14 @@ SEQUENCE = (
     "state", "scope", "published", "computed", "capacity", "num_cached", "prompt_len", "priority",
     "tables", "tokens", "keep_for",
 )  # fmt: skip
-NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until", "spent_from")
+NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until")
 PART = ("group", "guards", "guarded", "num_held", "snapshots")
 
 
 def _nodes(nodes):
     found = []
     for node in sorted(nodes, key=lambda each: each["tokens"]):
-        data = {name: node.get(name, 0.0) for name in NODE}
+        data = {name: node[name] for name in NODE}
         data["parts"] = [{n: part[n] for n in PART if n in part} for part in node["parts"]]
         data["children"] = _nodes(node["children"])
         found.append(data)
