@@ -145,7 +145,7 @@ def _alloc_free(num_blocks: int) -> Row:
     pool = BlockPool(load.ALLOC_POOL_BLOCKS)
 
     def call() -> None:
-        pool.free(pool.allocate(num_blocks))
+        pool.give_back(pool.take(num_blocks))
 
     return {"median_us": repeat_us(call)}
 

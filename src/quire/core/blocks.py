@@ -28,11 +28,13 @@ class BlockPool:
 
     Free ids lie on a stack, `_stack[_top:]`; a run of them is one copy, whatever its length.
     A block outside the stack has one holder; the few with more (a partly filled block shared
-    by forks) stand in `shared` with their number of holders. `num_cached` is kept by the
-    prefix tree, the only place where blocks change between active and cached. `waiting` are
-    the planned copies into blocks of this pool: destination -> (source, tokens).
+    by forks) stand in `shared` with their number of holders. `waiting` are the planned copies
+    into blocks of this pool: destination -> (source, tokens).
 
-    With `debug` every free and allocation is checked block by block; otherwise totals are.
+        free -- take --> active -- cache --> cached -- drop --> free
+        free <- give_back - active <-- use --- cached
+
+    These five calls are the only ones that change the state of a block. With `debug` each is checked block by block; otherwise totals are.
     """
 
     __slots__ = (
@@ -84,8 +86,8 @@ class BlockPool:
         )
         return kind(msg, group=self.name, needed=needed, free=free, cached=cached, active=active)
 
-    def allocate(self, num_blocks: int) -> memoryview[int]:
-        """Take free blocks; the returned view of ids is valid until the next call that frees.
+    def take(self, num_blocks: int) -> memoryview[int]:
+        """Free to active: take blocks; the returned view of ids is valid until the next call that frees.
 
         The caller has made sure that so many are free (`InvariantError` otherwise).
         """
@@ -99,8 +101,8 @@ class BlockPool:
             self._debug_take(self._stack[start:end])
         return self.ids[start:end]
 
-    def free(self, block_ids: memoryview[int]) -> None:
-        """Give back blocks that have one holder, as one run of ids."""
+    def give_back(self, block_ids: memoryview[int]) -> None:
+        """Active to free: give back blocks that have one holder, as one run of ids."""
         start = self._top - len(block_ids)
         if start < 0:
             raise InvariantError(f"{len(block_ids)} blocks freed, only {self._top} are held")
@@ -111,6 +113,19 @@ class BlockPool:
                 self.waiting.pop(block, None)
         self.ids[start : self._top] = block_ids
         self._top = start
+
+    def cache(self, num_blocks: int) -> None:
+        """Active to cached: so many blocks of the tree are referenced by nobody now."""
+        self.num_cached += num_blocks
+
+    def use(self, num_blocks: int) -> None:
+        """Cached to active: so many blocks of the tree are referenced again, or leave it."""
+        self.num_cached -= num_blocks
+
+    def drop(self, block_ids: memoryview[int]) -> None:
+        """Cached to free: give back blocks of the tree that nobody references."""
+        self.num_cached -= len(block_ids)
+        self.give_back(block_ids)
 
     def share(self, block_id: int) -> None:
         """Add a holder to a block."""

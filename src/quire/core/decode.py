@@ -145,7 +145,7 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
         batch.blocks_left -= 1
         slots = batch.next_slot[starved]
         for group in rows.token_groups:
-            rows.flat_tables[group][slots] = kernel.pools[group].allocate(num_new)
+            rows.flat_tables[group][slots] = kernel.pools[group].take(num_new)
         batch.next_slot[starved] = slots + 1
     rows.capacity_array[batch.all_rows] += 1
     batch.room = 1

@@ -200,7 +200,7 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
     first = max(start, freed_from)
     if first < end:
         for g, pool in kernel.tree.full:
-            pool.free(kernel.rows.slots(g, seq.row, first, end))
+            pool.give_back(kernel.rows.slots(g, seq.row, first, end))
 
 
 def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
@@ -211,14 +211,14 @@ def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
         slots = kernel.rows.slots(g, seq.row, start, stop)
         if kernel.tree.pools[g].shared or seq.private_key:
             slots = _unshared(kernel, g, slots)
-        kernel.tree.pools[g].free(slots)
+        kernel.tree.pools[g].give_back(slots)
 
 
 def _free_states(kernel: Kernel, seq: Sequence) -> None:
     """Give up the states that a sequence works on."""
     for state in kernel.rows.states:
         slot = kernel.rows.entry(state.index, seq.row, 0)
-        state.pool.free(_unshared(kernel, state.index, slot))
+        state.pool.give_back(_unshared(kernel, state.index, slot))
         slot[0] = GAP
 
 

@@ -120,7 +120,10 @@ class WindowGuards(SparseGroup):
         """`_recount` for who knows the first block that is needed."""
         sinks = self.num_sinks if node.locks else 0
         guarded = self._protected(node, node.start, end, need, sinks)
-        self.pool.num_cached += part.guarded - guarded
+        if guarded > part.guarded:
+            self.pool.use(guarded - part.guarded)
+        elif guarded < part.guarded:
+            self.pool.cache(part.guarded - guarded)
         part.guarded = guarded
 
     def _protected(self, node: Node, low: int, end: int, need: int, sinks: int) -> int:

@@ -176,7 +176,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.evictor.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.free(without_gaps(slots))
+            pool.give_back(without_gaps(slots))
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -243,7 +243,7 @@ def _release_behind(kernel: Kernel, seq: Sequence) -> None:
             if block in window.pool.shared:
                 window.pool.unshare(block)
             else:
-                window.pool.free(slots[at : at + 1])
+                window.pool.give_back(slots[at : at + 1])
             slots[at] = GAP
 
 

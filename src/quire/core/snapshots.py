@@ -75,7 +75,7 @@ def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
     for state in missing:
         if not state.pool.num_free:
             evict_in(kernel, state, 1)
-        block = state.pool.allocate(1)[0]
+        block = state.pool.take(1)[0]
         state.keep(seq.node, block, passing=passing)
         working = rows.flat[state.index][seq.row]
         kernel.copies.plan(BlockCopy(state.index, working, block, 1))

@@ -63,7 +63,7 @@ class StateGroup(SparseGroup):
         part = self._part(node)
         part.snapshots[node.end] = block
         part.num_held += 1
-        self.pool.num_cached += 1
+        self.pool.cache(1)
         if passing:
             part.passing.add(node.end)
         if len(part.passing) > (node.end in part.passing):
@@ -177,15 +177,17 @@ class StateGroup(SparseGroup):
 
     def _free(self, part: StatePart, at: int) -> None:
         block = part.snapshots.pop(at)
-        self.pool.free(memoryview(array("i", [block])))
+        self.pool.drop(memoryview(array("i", [block])))
         part.passing.discard(at)
         part.num_held -= 1
-        self.pool.num_cached -= 1
 
     def _recount(self, node: Node, part: StatePart, end: int | None = None) -> None:
         end = node.end if end is None else end
         guarded = int(part.guards > 0 and end in part.snapshots)
-        self.pool.num_cached += part.guarded - guarded
+        if guarded > part.guarded:
+            self.pool.use(guarded - part.guarded)
+        elif guarded < part.guarded:
+            self.pool.cache(part.guarded - guarded)
         part.guarded = guarded
 
     def _part(self, node: Node) -> StatePart:

@@ -50,7 +50,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
         make_room(kernel, [int(g in groups) for g in range(len(tree.pools))])
         tail = seq.node.end
         for group, source in zip(groups, sources, strict=True):
-            block = tree.pools[group].allocate(1)[0]
+            block = tree.pools[group].take(1)[0]
             rows.slots(group, row, tail, tail + 1)[0] = block
             kernel.copies.plan(BlockCopy(group, source, block, num_tokens))
         start = match.num_bytes
@@ -102,7 +102,7 @@ def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     if num_new:
         at = rows.offset[row] + held
         for group in rows.token_groups:
-            rows.flat[group][at : at + num_new] = tree.pools[group].allocate(num_new)
+            rows.flat[group][at : at + num_new] = tree.pools[group].take(num_new)
     rows.capacity[row] = wanted
     rows.version += 1
 
@@ -180,7 +180,7 @@ def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
     """Replace a block of the table that others read too, or a missing state, by a copy."""
     rows, pool = kernel.rows, kernel.tree.pools[group]
     entry = rows.entry(group, seq.row, slot)
-    source, entry[0] = entry[0], pool.allocate(1)[0]
+    source, entry[0] = entry[0], pool.take(1)[0]
     num_tokens = rows.computed[seq.row] % rows.block_size if group in rows.token_groups else 1
     if source != GAP:
         pool.unshare(source)

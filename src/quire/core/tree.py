@@ -150,7 +150,7 @@ class PrefixTree:
             self.evictor.referenced(node)
             num_blocks = node.num_blocks
             for _, pool in self.full:
-                pool.num_cached -= num_blocks
+                pool.use(num_blocks)
         node.writer = None
         node.locks += 1
         for group in self._sinking:
@@ -166,7 +166,7 @@ class PrefixTree:
         if not node.locks:
             num_blocks = node.num_blocks
             for _, pool in self.full:
-                pool.num_cached += num_blocks
+                pool.cache(num_blocks)
             self.evictor.released(node)
         for group in self._sinking:
             group.recount(node)
@@ -220,8 +220,7 @@ class PrefixTree:
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf; the node goes with its last block."""
         for g, pool in self.full:
-            pool.free(memoryview(node.blocks[g])[-num_blocks:])
-            pool.num_cached -= num_blocks
+            pool.drop(memoryview(node.blocks[g])[-num_blocks:])
         self.cut_tail(node, num_blocks)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> None:

@@ -93,14 +93,14 @@ class WindowGroup(WindowGuards):
         num_blocks = node.end - node.start
         part = WindowPart(num_held=num_blocks, swept=node.start)
         node.parts = (*node.parts, part)
-        self.pool.num_cached += num_blocks
+        self.pool.cache(num_blocks)
         self._recount(node, part)
         self._enter(node, part)
 
     def extended(self, node: Node, num_blocks: int) -> None:
         part = self._part(node)
         part.num_held += num_blocks
-        self.pool.num_cached += num_blocks
+        self.pool.cache(num_blocks)
         self.settle(node, part)
 
     def find_gaps(self, node: Node) -> None:
@@ -108,7 +108,7 @@ class WindowGroup(WindowGuards):
         part = self._part(node)
         num_gaps = node.blocks[self.index].count(GAP)
         part.num_held -= num_gaps
-        self.pool.num_cached -= num_gaps
+        self.pool.use(num_gaps)
         self._recount(node, part)
         self._enter(node, part)
 
@@ -118,7 +118,7 @@ class WindowGroup(WindowGuards):
         quick = self._quick and part.rank is not None
         if quick and part.listed and part.guarded == self.width:
             part.num_held += 1
-            self.pool.num_cached += 1
+            self.pool.cache(1)
             return
         if quick and part.guarded == part.num_held < self.width - 1:
             part.num_held += 1
@@ -175,9 +175,8 @@ class WindowGroup(WindowGuards):
             kept = 1
         part.num_held -= len(tail)
         part.swept = min(part.swept, end)
-        self.pool.num_cached -= len(tail)
-        if len(tail) > kept:
-            self.pool.free(memoryview(array("i", tail[kept:])))
+        self.pool.use(kept)
+        self.pool.drop(memoryview(array("i", tail[kept:])))
         self._recount(node, part, end)
         if not part.num_held:
             self._unfile(node, part)
@@ -188,7 +187,7 @@ class WindowGroup(WindowGuards):
         ids = node.blocks[self.index]
         length = node.end - node.start
         if part.num_held == length:
-            self.pool.free(without_gaps(own))
+            self.pool.give_back(without_gaps(own))
             own[:] = memoryview(ids)
             return
         mine = np.array(own, dtype=INT32)
@@ -197,13 +196,13 @@ class WindowGroup(WindowGuards):
         merged[gaps] = mine[gaps]
         spare = mine[~gaps & (mine != GAP)]
         if len(spare):
-            self.pool.free(memoryview(array("i", spare.tolist())))
+            self.pool.give_back(memoryview(array("i", spare.tolist())))
         num_healed = int((merged != GAP).sum()) - part.num_held
         ids[:] = array("i", merged.tolist())
         own[:] = memoryview(ids)
         part.num_held += num_healed
         part.swept = node.start
-        self.pool.num_cached += num_healed
+        self.pool.cache(num_healed)
         self._recount(node, part)
         self._enter(node, part)
 
@@ -290,10 +289,9 @@ class WindowGroup(WindowGuards):
         if GAP in run:
             run = array("i", [block for block in run if block >= 0])
         if run:
-            self.pool.free(memoryview(run))
+            self.pool.drop(memoryview(run))
             ids[low:high] = array("i", [GAP]) * (high - low)
             part.num_held -= len(run)
-            self.pool.num_cached -= len(run)
         return len(run)
 
     def _sinks_in(self, node: Node) -> int:

@@ -248,7 +248,7 @@ def _begin(
     blocks: dict[int, list[int]] = {}
     for group in rows.token_groups:
         places = array("i", brought.get(group, ()))
-        ids = blocks[group] = tree.pools[group].allocate(len(places)).tolist()
+        ids = blocks[group] = tree.pools[group].take(len(places)).tolist()
         row = rows.slots(group, seq.row, start, end)
         row[:] = memoryview(array("i", [GAP]) * (end - start))
         for place, block in zip(places, ids, strict=True):
@@ -256,7 +256,7 @@ def _begin(
     if start and rows.states:
         tree.leave(seq.node, rows.states)
     for state in rows.states:
-        (block,) = state.pool.allocate(1)
+        (block,) = state.pool.take(1)
         rows.flat[state.index][seq.row] = block
         blocks[state.index] = [block] if brought.get(state.index) else []
     rows.capacity[seq.row] = end * manager.block_size
@@ -316,7 +316,7 @@ def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
     start = seq.node.end
     for group in rows.token_groups:
         ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
-        tree.pools[group].free(memoryview(array("i", ids)))
+        tree.pools[group].give_back(memoryview(array("i", ids)))
     rows.capacity[seq.row] = start * manager.block_size
     let_go(manager.kernel, seq, manager.kernel.now())
     _unlock_path(manager, anchor)
