@@ -205,7 +205,7 @@ class QuantizedKV(PayloadForm):
             offset += part.num_bytes
 
     def error(self) -> QuantError:
-        """Return what storing changed: measured on a layer of each batch's first block, in turn."""
+        """Return the error of storing: measured on a layer of each batch's first block, in turn."""
         k, v = self._errors
         return QuantError(self._measured, k.relative, v.relative, k.largest, v.largest)
 
@@ -255,7 +255,7 @@ class _QuantPart:
         ]
 
     def stored(self, data: torch.Tensor) -> Quantized:
-        """Return what `pieces` gave, from uint8 `[n, layers, num_bytes]`."""
+        """Return the numbers of `pieces`, from uint8 `[n, layers, num_bytes]`."""
         front = data.shape[:2]
         sets: list[torch.Tensor] = []
         num_bytes = self._scale_bytes

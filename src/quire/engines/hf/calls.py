@@ -118,7 +118,7 @@ class Calls:
     def recorder(
         self, request: Request, past: WorkingCache, is_same_model: Callable[[], bool] | None
     ) -> KVRecorder:
-        """Return what records what the model computes into the working cache of a call."""
+        """Return the recorder of a call's working cache."""
         check = None
         if self.first is not None and request.num_reused:
             check = self.first.check(request.prompts, request.media, request.terms.scope.lora)

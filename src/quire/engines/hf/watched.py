@@ -98,7 +98,7 @@ class SeenForward:
         return self.watched.forward(self._forward, *args, **kwargs)
 
     def beneath(self) -> Any:
-        """Return what stands in the model's own attributes but for sessions; None for nothing."""
+        """Return the `forward` in the model's own attributes but for sessions; None for nothing."""
         replaced = self.replaced
         return replaced.beneath() if isinstance(replaced, SeenForward) else replaced
 
