@@ -44,7 +44,6 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     for ids, more in zip(upper.blocks, lower.blocks, strict=True):
         ids.extend(more)
     lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
-    lower.has_media |= upper.has_media
     lower.parent = parent
     parent.children[upper.first] = lower
     if upper.mark is not None:
@@ -56,3 +55,4 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
         part.join(above, upper.end)
     upper.parent = upper.note = None
     upper.children = NO_CHILDREN
+    tree.left(upper)

@@ -102,13 +102,10 @@ class Node(Entry, gc=False, eq=False):
     `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
-    `by_token`   those bytes again, sorted, by first token; made when it is first needed
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
-    `pins`       how many of them are pins
     `mark`       on which terms it is kept; None for the ordinary ones
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `has_media`  whether tokens of it may stand for media
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -121,10 +118,7 @@ class Node(Entry, gc=False, eq=False):
     parts: tuple[Any, ...] = ()
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
-    by_token: dict[bytes, list[bytes]] | None = None
     locks: int = 0
-    pins: int = 0
-    has_media: bool = False
     mark: Mark | None = None
     writer: object | None = None
 

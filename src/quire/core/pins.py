@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -83,8 +84,16 @@ class PinBoard:
         self.share = share
         self.budget = 0
         self.measure()
-        self.num_blocks = 0
         self.held: dict[int, Pin] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the nodes that a pin holds, of a full group."""
+        return sum(node.num_blocks for node in self.pinned())
+
+    def pinned(self) -> dict[Node, int]:
+        """Return the nodes that pins hold, and how many pins each."""
+        return Counter(node for pin in self.held.values() for node in pin.node.path())
 
     def measure(self) -> None:
         """Take the budget from the sizes that the pools have now."""
@@ -117,11 +126,7 @@ class PinBoard:
             mend = "close pins or raise pin_budget"
             raise self._tree.full[0][1].shortage(what, wanted, mend, PinBudgetExceeded)
         node = self._tree.cut(found)
-        for each in node.path():
-            self._tree.lock(each)
-            if not each.pins:
-                self.num_blocks += each.num_blocks
-            each.pins += 1
+        self._tree.lock_path(node)
         self._tree.stand(node, self._tree.sparse)
         pin = Pin(self, node, num_tokens, deadline)
         self.held[id(pin)] = pin
@@ -150,14 +155,7 @@ class PinBoard:
         if self.held.pop(id(pin), None) is None:
             return
         self._tree.leave(pin.node, self._tree.sparse)
-        for node in pin.node.path():
-            node.pins -= 1
-            if not node.pins:
-                self.num_blocks -= node.num_blocks
-        node = pin.node
-        while node.parent is not None:
-            self._tree.unlock(node)
-            node = node.parent  # after: the policy may have cut the node
+        self._tree.unlock_path(pin.node)
 
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
@@ -185,6 +183,7 @@ class PinBoard:
             raise group.pool.shortage(what, wanted, mend, PinBudgetExceeded)
 
     def _not_pinned_yet(self, found: Match) -> int:
-        edge = found.edge
-        count = found.into // self._tree.block_bytes if edge is not None and not edge.pins else 0
-        return count + sum(node.num_blocks for node in found.node.path() if not node.pins)
+        edge, pinned = found.edge, self.pinned()
+        new = edge is not None and edge not in pinned
+        count = found.into // self._tree.block_bytes if new else 0
+        return count + sum(node.num_blocks for node in found.node.path() if node not in pinned)

@@ -162,10 +162,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
         rows.copy_tail(seq.row, row, in_tail)
-    node = twin.node
-    while node.parent is not None:
-        tree.lock(node)
-        node = node.parent
+    tree.lock_path(twin.node)
     tree.stand(twin.node, rows.standing(row))
     twin.root.locks += 1
     if twin.media:

@@ -57,6 +57,7 @@ class PrefixTree:
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
+        self._wide: dict[int, dict[bytes, list[bytes]]] = {}  # by the id of a node
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
 
@@ -119,8 +120,6 @@ class PrefixTree:
             end=parent.end + num_blocks,
             parent=parent,
             locks=edge.locks,
-            pins=edge.pins,
-            has_media=edge.has_media,
         )
         del edge.key[:at]
         for ids in edge.blocks:
@@ -171,6 +170,18 @@ class PrefixTree:
         for group in self._sinking:
             group.recount(node)
 
+    def lock_path(self, node: Node) -> None:
+        """Reference all nodes from one up to the root."""
+        while node.parent is not None:
+            self.lock(node)
+            node = node.parent
+
+    def unlock_path(self, node: Node) -> None:
+        """Drop a reference of all nodes from one up to the root."""
+        while node.parent is not None:
+            self.unlock(node)
+            node = node.parent  # after: the policy may have cut the node
+
     def stand(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
         """A sequence or pin stands at the end of this node, whose path it has locked."""
         for group in groups if node.parent is not None else ():
@@ -194,8 +205,9 @@ class PrefixTree:
             parent.children = {first: node}
         else:
             parent.children[first] = node
-            if parent.by_token is not None:
-                insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
+            wide = self._wide.get(id(parent)) if self._wide else None
+            if wide is not None:
+                insort(wide.setdefault(first[:TOKEN_BYTES], []), first)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -214,7 +226,6 @@ class PrefixTree:
 
     def count_media(self, node: Node, key: Key) -> None:
         """Tokens of a request with media were stored at the end of a node: what they stand for is in use."""
-        node.has_media = True
         self.media.stored(key)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
@@ -232,7 +243,7 @@ class PrefixTree:
             group.cut(node, num_blocks, freed_from)
         at = len(node.key) - num_blocks * self.block_bytes
         left = at // self.block_bytes
-        if node.has_media:
+        if len(self.media):
             self.media.removed(node.key[at:])
         if left:
             del node.key[at:]
@@ -250,11 +261,9 @@ class PrefixTree:
         for group in self.sparse:
             group.forget(node)
         del parent.children[first]
-        if parent.by_token is not None:
-            bucket = parent.by_token[first[:TOKEN_BYTES]]
-            del bucket[bisect_left(bucket, first)]
-            if not bucket:
-                del parent.by_token[first[:TOKEN_BYTES]]
+        if self._wide:
+            self._unlist(parent, first)
+            self.left(node)
         if node.mark is not None:
             self.evictor.gone(node)
         node.parent = node.note = None
@@ -284,10 +293,31 @@ class PrefixTree:
             yield node
             stack.extend(reversed(node.children.values()))
 
+    def wide(self, node: Node) -> dict[bytes, list[bytes]] | None:
+        """Return the index of a node's children, where there was need of one: by first token, sorted."""
+        return self._wide.get(id(node))
+
+    def left(self, node: Node) -> None:
+        """A node is no part of the tree any more."""
+        self._wide.pop(id(node), None)
+
+    def _unlist(self, parent: Node, first: bytes) -> None:
+        """A child has gone: its name leaves the index of its parent."""
+        wide = self._wide.get(id(parent))
+        if wide is None:
+            return
+        bucket = wide[first[:TOKEN_BYTES]]
+        del bucket[bisect_left(bucket, first)]
+        if not bucket:
+            del wide[first[:TOKEN_BYTES]]
+        if not wide:
+            del self._wide[id(parent)]
+
     def _forget_roots(self) -> None:
         for scope, root in list(self.roots.items())[1:]:
             if not root.children and not root.locks:
                 del self.roots[scope]
+                self.left(root)
         self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
 
     def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
@@ -306,12 +336,13 @@ class PrefixTree:
         """Return the first blocks of the children among which the most similar one is."""
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
-        if node.by_token is None:
-            by_token: dict[bytes, list[bytes]] = {}
+        wide = self._wide.get(id(node))
+        if wide is None:
+            wide = {}
             for first in sorted(node.children):
-                by_token.setdefault(first[:TOKEN_BYTES], []).append(first)
-            node.by_token = by_token  # whole, whatever interrupts: lookups change nothing else
-        bucket = node.by_token.get(rest[:TOKEN_BYTES].tobytes())
+                wide.setdefault(first[:TOKEN_BYTES], []).append(first)
+            self._wide[id(node)] = wide  # whole, whatever interrupts: lookups change nothing else
+        bucket = wide.get(rest[:TOKEN_BYTES].tobytes())
         if bucket is None:
             return []
         at = bisect_left(bucket, rest.tobytes())

@@ -200,17 +200,13 @@ def _release(manager: CacheManager, name: object) -> None:
 
 
 def _lock_path(manager: CacheManager, anchor: Node) -> None:
-    for node in anchor.path():
-        manager.kernel.tree.lock(node)
+    manager.kernel.tree.lock_path(anchor)
     manager.kernel.tree.stand(anchor, manager.kernel.tree.sparse)
 
 
 def _unlock_path(manager: CacheManager, anchor: Node) -> None:
     manager.kernel.tree.leave(anchor, manager.kernel.tree.sparse)
-    node = anchor
-    while node.parent is not None:
-        manager.kernel.tree.unlock(node)
-        node = node.parent  # after: the policy may have cut the node
+    manager.kernel.tree.unlock_path(anchor)
 
 
 def _begin(

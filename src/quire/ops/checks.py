@@ -9,6 +9,7 @@ from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.node import Node
 from quire.core.sparse import sparse_at
+from quire.core.tree import PrefixTree
 from quire.errors import InvariantError
 
 
@@ -38,7 +39,7 @@ def _check_tree(manager: CacheManager) -> None:
     size = manager.kernel.tree.block_bytes
     for root in manager.kernel.tree.roots.values():
         _require(root.parent is None and root.end == 0, "a root is below something")
-        _check_children(root, size)
+        _check_children(manager.kernel.tree, root)
     for node in manager.kernel.tree.nodes():
         name = f"node ending at block {node.end}"
         _require(len(node.key) > 0 and len(node.key) % size == 0, f"{name}: partial key")
@@ -50,10 +51,11 @@ def _check_tree(manager: CacheManager) -> None:
             _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
         _require(len(node.blocks) == len(manager.pools), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
-        _check_children(node, size)
+        _check_children(manager.kernel.tree, node)
 
 
-def _check_children(node: Node, size: int) -> None:
+def _check_children(tree: PrefixTree, node: Node) -> None:
+    size = tree.block_bytes
     for first, child in node.children.items():
         _require(child.parent is node, "a child with another parent")
         _require(bytes(child.key[:size]) == first, "a child under another block's bytes")
@@ -62,15 +64,15 @@ def _check_children(node: Node, size: int) -> None:
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
         )
-    if node.by_token is not None:
-        indexed = [first for token in sorted(node.by_token) for first in node.by_token[token]]
+    wide = tree.wide(node)
+    if wide is not None:
+        indexed = [first for token in sorted(wide) for first in wide[token]]
         _require(indexed == sorted(node.children), "the index of children is out of date")
 
 
 def _check_locks(manager: CacheManager) -> None:
     locks: Counter[int] = Counter()
     stands: Counter[tuple[int, int]] = Counter()
-    pins: Counter[int] = Counter()
     for seq in manager.sequences.values():
         locks[id(seq.root)] += 1
         if seq.state == "open":
@@ -82,26 +84,24 @@ def _check_locks(manager: CacheManager) -> None:
         locks.update(id(node) for node in anchor.path())
         stands.update((group.index, id(anchor)) for group in manager.kernel.tree.sparse)
     for pin in manager.kernel.pins.held.values():
-        path = [id(node) for node in pin.node.path()]
+        locks.update(id(node) for node in pin.node.path())
         stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
-        locks.update(path)
-        pins.update(path)
     for node in manager.kernel.tree.nodes():
         for group, part in zip(manager.kernel.tree.sparse, node.parts, strict=False):
             standing = stands[group.index, id(node)]
             _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
-    pinned = 0
+    pinned = manager.kernel.pins.pinned()
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
-        counted = (locks[id(node)], pins[id(node)])
+        counted = locks[id(node)]
         _require(
-            (node.locks, node.pins) == counted,
-            f"node ending at block {node.end}: {node.locks} locks, {node.pins} pins; the holders "
-            f"are {counted}",
+            node.locks == counted,
+            f"node ending at block {node.end}: {node.locks} locks, {counted} that hold it",
         )
-        pinned += node.num_blocks if node.pins else 0
-    _require(manager.kernel.pins.num_blocks == pinned, f"pinned blocks are {pinned}")
+    _require(all(node.locks for node in pinned), "a pinned node is not referenced")
     if manager.kernel.tree.full:
-        _require(pinned <= manager.kernel.pins.budget, "pins above the budget")
+        _require(
+            manager.kernel.pins.num_blocks <= manager.kernel.pins.budget, "pins above the budget"
+        )
 
 
 def _check_policies(manager: CacheManager) -> None:
@@ -164,7 +164,6 @@ def _check_media(manager: CacheManager) -> None:
     uses: Counter[int] = Counter()
     for node in manager.kernel.tree.nodes():
         counts = manager.kernel.tree.media.counts(node.key)
-        _require(node.has_media or not counts, "a node with media that does not know of them")
         uses.update(counts)
     for seq in manager.sequences.values():
         uses.update(seq.media)

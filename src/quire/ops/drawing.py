@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
     order = {id(node): place for place, node in enumerate(manager.kernel.tree.evictor.order())}
     sparse = [group.index for group in manager.kernel.tree.sparse]
-    children = _tree(list(manager.kernel.tree.roots.values()), order, sparse)
+    children = _tree(
+        list(manager.kernel.tree.roots.values()), order, sparse, manager.kernel.pins.pinned()
+    )
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
     return {
         "block_size": manager.block_size,
@@ -125,7 +128,7 @@ def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: li
 
 
 def _tree(
-    roots: list[Node], order: dict[int, int], sparse: list[int]
+    roots: list[Node], order: dict[int, int], sparse: list[int], pins: Mapping[Node, int]
 ) -> dict[int, list[dict[str, Any]]]:
     """Return the children of every root as data, without recursion: trees can be deep."""
     children: dict[int, list[dict[str, Any]]] = {id(root): [] for root in roots}
@@ -133,21 +136,23 @@ def _tree(
     while waiting:
         node = waiting.pop()
         for child in node.children.values():
-            data = _node(child, order, sparse)
+            data = _node(child, order, sparse, pins)
             children[id(node)].append(data)
             children[id(child)] = data["children"]
             waiting.append(child)
     return children
 
 
-def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any]:
+def _node(
+    node: Node, order: dict[int, int], sparse: list[int], pins: Mapping[Node, int]
+) -> dict[str, Any]:
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
         "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=False)],
         "end": node.end,
         "locks": node.locks,
-        "pins": node.pins,
+        "pins": pins.get(node, 0),
         "priority": node.priority,
         "keep_until": node.keep_until,
         "due": _due(node),
