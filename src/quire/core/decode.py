@@ -115,7 +115,7 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
     for seq in sequences:
         if type(seq) is not Sequence or seq.rows is not rows or seq.state != "open":
             raise SequenceError(f"{seq!r} is not an open sequence of this manager")
-        if seq.known:
+        if seq.script.key:
             _refuse_prefill(seq)
     row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
     if len(np.unique(row_ids)) != len(row_ids):
@@ -196,7 +196,7 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
             if seq.state != "open" or seq.row != row:
                 msg = f"{seq!r} left the batch; make a new one of those still open"
                 raise SequenceError(msg)
-            if seq.known:
+            if seq.script.key:
                 _refuse_prefill(seq)
         batch.epoch = rows.epoch
     computed = rows.computed_array[batch.all_rows]

@@ -20,15 +20,16 @@ def close(kernel: Kernel, seq: Sequence) -> None:
         let_go(kernel, seq, kernel.now())
     kernel.owners.close(seq.terms)
     seq.state = "closed"
-    if seq.media:
-        kernel.tree.media.release(seq.media)
+    if seq.script.media:
+        kernel.tree.media.release(seq.script.media)
     seq.root.locks -= 1
 
 
 def suspend(kernel: Kernel, seq: Sequence) -> None:
     """Give back the blocks of an open sequence, which goes on later; see `CacheManager.suspend`."""
-    seq.resume_key = seq.token_bytes()
-    seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
+    script = seq.script
+    script.key = seq.token_bytes() + script.key[(seq.computed - script.start) * TOKEN_BYTES :]
+    script.start = 0
     seq.num_cached = seq.computed  # until resumed: the tokens that had KV
     let_go(kernel, seq, kernel.now())
     seq.state = "suspended"
@@ -156,12 +157,12 @@ def _head(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> bytes:
 
 def _keep_known(seq: Sequence, num_tokens: int) -> None:
     """Make the rest of the prompt known again; forget what is beyond it."""
-    if num_tokens < seq.known_start:
-        again = seq.token_bytes()[num_tokens * TOKEN_BYTES : seq.known_start * TOKEN_BYTES]
-        seq.known = again + seq.known
-        seq.known_start = num_tokens
+    if num_tokens < seq.script.start:
+        again = seq.token_bytes()[num_tokens * TOKEN_BYTES : seq.script.start * TOKEN_BYTES]
+        seq.script.key = again + seq.script.key
+        seq.script.start = num_tokens
     end = max(seq.prompt_len, num_tokens)
-    seq.known = seq.known[: max(end - seq.known_start, 0) * TOKEN_BYTES]
+    seq.script.key = seq.script.key[: max(end - seq.script.start, 0) * TOKEN_BYTES]
 
 
 def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:

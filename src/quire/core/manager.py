@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from typing import Unpack
 
 from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_count, check_group
-from quire.core.hints import NO_HINT, Hint, check_session_id
+from quire.core.hints import check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
-from quire.core.node import ORDINARY, Node, Terms
-from quire.core.order import Clock
+from quire.core.node import Node
 from quire.core.pins import Pin
-from quire.core.policies import PolicyFactory, Visit
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import NO_SCOPE, MediaItem, Scope, check_media, check_scope
 from quire.core.sequence import Sequence
-from quire.core.settings import ManagerSettings
+from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import check_priority, check_store_until
+from quire.core.terms import USUAL, RequestTerms, wanted_terms
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 
@@ -50,29 +49,16 @@ class CacheManager(Interruptible):
         num_blocks: int | None = None,
         block_size: int = 16,
         *,
-        policy: str | PolicyFactory = "lru",
         groups: Items[LayerGroup] | None = None,
-        sub_block: bool = True,
-        pin_budget: float = 0.5,
-        debug: bool = False,
-        clock: Clock | None = None,
         watchers: Items[Watcher] = (),
+        **options: Unpack[Options],
     ) -> None:
         if (num_blocks is None) == (groups is None):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
         check_watchers(watchers)
-        settings = ManagerSettings(
-            groups=tuple(groups),
-            block_size=block_size,
-            policy=policy,
-            sub_block=sub_block,
-            pin_budget=pin_budget,
-            debug=debug,
-            clock=clock,
-        )
-        self._begin(settings, watchers)
+        self._begin(settings_of(groups, block_size, options), watchers)
 
     def _begin(self, settings: ManagerSettings, watchers: Items[Watcher]) -> None:
         self.settings = settings
@@ -204,77 +190,30 @@ class CacheManager(Interruptible):
         scope: Scope | None = None,
         *,
         media: Items[MediaItem] = (),
-        priority: int = 0,
-        retain_s: float | None = None,
-        store_until: int | None = None,
-        hint: Hint = NO_HINT,
+        **terms: Unpack[RequestTerms],
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
-        At least one token is left to compute. A higher `priority` is evicted later than any
-        lower one; for `retain_s` seconds after its last use the path is evicted only when
-        nothing else is left. From token `store_until` on, rounded down to a block, nothing is published: 0 stores
-        nothing of the request, the prompt's length none of its answer. `hint` says what the caller foresees. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
+        `RequestTerms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
-        check_priority(priority)
-        retain_s = self.settings.check_duration("retain_s", retain_s)
-        self._check_hint(hint)
-        if store_until is not None:
-            check_store_until(store_until)
-        key = key_of(tokens)
-        num_tokens = len(key) // TOKEN_BYTES
         kernel = self.kernel
-        tree = kernel.tree
+        wanted = wanted_terms(self.settings, terms) if terms else USUAL
+        key = raw = key_of(tokens)
         root = self.default_root
-        if scope is not None or media or len(tree.media) or not key:
+        if scope is not None or media or len(kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
-        check_fits(kernel, num_tokens)
-        found = kernel.lookup.find(root, key, num_tokens - 1)
+        check_fits(kernel, len(key) // TOKEN_BYTES)
+        found = kernel.lookup.find(root, key, len(key) // TOKEN_BYTES - 1)
         try:
-            raw_prompt = b""
             if media:
-                key = tree.media.encode(key_of(tokens), media)
-                raw_prompt = key_of(tokens).tobytes()
+                key = kernel.tree.media.encode(raw, media)
             else:
                 check_sign(key[found.match.num_bytes :])
-            missed = kernel.lookup.why(key, found)
-            if scope is not None:
-                root = tree.root(scope)
-                if found.match.node.parent is None:
-                    found.match.node = root
-            counters = kernel.counters
-            number = counters.num_requests + 1
-            row = kernel.rows.take()
-            terms = ORDINARY
-            if priority or retain_s or hint is not NO_HINT:
-                owner = kernel.owners.begin(scope or NO_SCOPE, hint)
-                terms = Terms(priority, retain_s, owner, hint)
-            seq = Sequence(
-                kernel.rows,
-                row,
-                root,
-                root,
-                scope or NO_SCOPE,
-                num_tokens,
-                terms,
-                number,
-            )
-            if media:
-                seq.raw_prompt = raw_prompt
-                seq.media = tree.media.hold(key)
-            if store_until is not None:
-                seq.store_until = store_until // self.block_size
-            if tree.evictor.watches:
-                lost = -(-missed.num_tokens // self.block_size) if missed.last_user else 0
-                now, last = kernel.now(), missed.last_user
-                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, last)
-            take.attach(kernel, seq, key, found)
+            prompt = (key, raw.tobytes() if media else b"")
+            seq = take.open_sequence(kernel, scope or NO_SCOPE, prompt, found, wanted)
             self.sequences[id(seq)] = seq
-            root.locks += 1
-            counters.opened(num_tokens, seq.num_cached, missed)
-            for tell in kernel.watchers.opened:
-                tell(seq, key, missed)
         except BaseException as error:
             self.cut_off("open", error)
             raise
@@ -520,13 +459,6 @@ class CacheManager(Interruptible):
     def _root(self, scope: Scope | None) -> Node:
         root = self.default_root if scope is None else self.kernel.tree.roots.get(scope)
         return root if root is not None else Node()
-
-    def _check_hint(self, hint: object) -> None:
-        if hint is NO_HINT:
-            return
-        if not isinstance(hint, Hint):
-            raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
-        self.settings.check_duration("a hint's ttl_s", hint.ttl_s)
 
     def __repr__(self) -> str:
         pool = self.pools[0]

@@ -30,19 +30,19 @@ def checked(kernel: Kernel, seq: Sequence, key: Key) -> Key:
         raise CommitError(msg)
     if kernel.copies:
         check_copies(kernel, seq)
-    if not seq.known:
+    if not seq.script.key:
         check_sign(key)
         return key
-    start = (computed - seq.known_start) * TOKEN_BYTES
-    if not seq.raw_prompt and seq.known.startswith(key, start):
+    start = (computed - seq.script.start) * TOKEN_BYTES
+    if not seq.script.raw and seq.script.key.startswith(key, start):
         return key
-    expected = seq.known[start : start + len(key)]
+    expected = seq.script.key[start : start + len(key)]
     split = len(expected)
     check_sign(key[split:])
     raw = seq.without_media(expected, computed)
     if not raw.startswith(key[:split]):
         _refuse(raw, key[:split], computed)
-    return memoryview(expected + key[split:].tobytes()) if seq.raw_prompt else key
+    return memoryview(expected + key[split:].tobytes()) if seq.script.raw else key
 
 
 def commit(kernel: Kernel, seq: Sequence, key: Key) -> None:
@@ -53,9 +53,9 @@ def commit(kernel: Kernel, seq: Sequence, key: Key) -> None:
     num_tokens = len(key) // TOKEN_BYTES
     num_blocks = (in_tail + num_tokens) // size
     rows.computed[row] = computed = computed + num_tokens
-    if seq.known and computed >= seq.known_end:
-        seq.known = b""
-        seq.known_start = computed
+    if seq.script.key and computed >= seq.known_end:
+        seq.script.key = b""
+        seq.script.start = computed
     kernel.counters.computed_tokens += num_tokens
     if num_blocks:
         used = (num_blocks * size - in_tail) * TOKEN_BYTES
@@ -90,8 +90,8 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     start = seq.node.end
     first, key, left = _follow(kernel, seq, key, num_blocks)
     rows.computed[row] = (start + num_blocks) * rows.block_size
-    seq.known = b""
-    seq.known_start = rows.computed[row]
+    seq.script.key = b""
+    seq.script.start = rows.computed[row]
     kernel.counters.restored_blocks += left
     if not left:
         return
@@ -106,7 +106,7 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     kernel.tree.leave(parent, rows.windows)
     for window in rows.windows:
         window.find_gaps(node)
-    if seq.media:
+    if seq.script.media:
         kernel.tree.count_media(node, key)
     for tell in kernel.watchers.stored:
         tell(seq, node, left)
@@ -141,9 +141,9 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
-    if seq.media:
+    if seq.script.media:
         tree.count_media(node, key)
-    node.writer = seq if seq.store_until == ENDLESS and not seq.media else None
+    node.writer = seq if seq.store_until == ENDLESS and not seq.script.media else None
     kernel.counters.published_blocks += num_blocks
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)

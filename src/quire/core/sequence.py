@@ -15,6 +15,26 @@ from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 
 
+class Script(msgspec.Struct, gc=False, eq=False):
+    """What a sequence's commits must repeat, and what is known of its prompt.
+
+    `prompt_len`  tokens of the prompt given at open
+    `start`       tokens before what is known
+    `key`         key bytes of the tokens from there on: what of the prompt was not cached, and after `resume` what was
+                  computed before; empty once they are computed. While suspended: all tokens
+    `raw`         the prompt's key bytes with the placeholders of its media, if it has any
+    `media`       numbers of these media, which the sequence holds
+    `branch`      the length up to which other prompts share its tokens, as known at open
+    """
+
+    prompt_len: int
+    start: int = 0
+    key: bytes = b""
+    raw: bytes = b""
+    media: tuple[int, ...] = ()
+    branch: int = 0
+
+
 class Sequence(msgspec.Struct, gc=False, eq=False):
     """One running request: `published <= computed <= capacity`, in tokens.
 
@@ -24,19 +44,13 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
     `number`       of the manager's requests, from 1; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
-    `prompt_len`   tokens of the prompt given at open
-    `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
-                   once they are computed: what of the prompt was not cached, and after `resume`
-                   what was computed before
-    `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
-                   placeholders that they stand for
-    `store_until`  blocks from this one on are not published
+    `script`       what commits must repeat, and what is known of the prompt
     `terms`        on which the blocks that it stores are kept
-    `visit`        what a policy that watches requests was told of it
+    `store_until`  blocks from this one on are not published
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
-    `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
+    `visit`        what a policy that watches requests was told of it
     `state`        "open", "suspended" or "closed"
     """
 
@@ -45,21 +59,20 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     root: Node
     node: Node
     scope: Scope
-    prompt_len: int = 0
+    script: Script
     terms: Terms = ORDINARY
     number: int = 0
     num_cached: int = 0
-    known: bytes = b""
-    known_start: int = 0
-    resume_key: bytes = b""
-    raw_prompt: bytes = b""
-    media: tuple[int, ...] = ()
     store_until: int = ENDLESS
     private_key: bytes = b""
-    branch: int = 0
     unfilled: int = 0
     visit: Visit | None = None
     state: str = "open"
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt given at open."""
+        return self.script.prompt_len
 
     @property
     def published(self) -> int:
@@ -84,21 +97,21 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     @property
     def tokens(self) -> IntArray:
         """The computed tokens, int32, as a copy (those to recompute while suspended)."""
-        key = self.token_bytes() if self.state == "open" else self.resume_key
+        key = self.token_bytes() if self.state == "open" else self.script.key
         return array_of(self.without_media(key, 0))
 
     @property
     def known_end(self) -> int:
         """Tokens that are known in advance."""
-        return self.known_start + len(self.known) // TOKEN_BYTES
+        return self.script.start + len(self.script.key) // TOKEN_BYTES
 
     def without_media(self, key: bytes, start: int) -> bytes:
         """Return key bytes from token `start` on with placeholder tokens in place of media."""
-        if not self.raw_prompt:
+        if not self.script.raw:
             return key
         tokens = array_of(key)
         in_media = np.flatnonzero(tokens < 0)
-        tokens[in_media] = array_of(self.raw_prompt)[in_media + start]
+        tokens[in_media] = array_of(self.script.raw)[in_media + start]
         return tokens.tobytes()
 
     def token_bytes(self) -> bytes:

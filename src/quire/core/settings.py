@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+from typing import TypedDict
+
 import msgspec
 
+from quire.config import nearest
 from quire.core.groups import LayerGroup, check_count, check_groups
 from quire.core.order import Clock
 from quire.core.policies import POLICIES, PolicyFactory
@@ -13,16 +17,26 @@ MAX_SECONDS = 1e9
 """The longest retention or time to live: about 31 years."""
 
 
-class ManagerSettings(msgspec.Struct, frozen=True):
-    """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
+class Options(TypedDict, total=False):
+    """Options of `CacheManager`, explained there."""
 
-    groups: tuple[LayerGroup, ...]
-    block_size: int
     policy: str | PolicyFactory
     sub_block: bool
     pin_budget: float
     debug: bool
     clock: Clock | None
+
+
+class ManagerSettings(msgspec.Struct, frozen=True):
+    """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
+
+    groups: tuple[LayerGroup, ...]
+    block_size: int
+    policy: str | PolicyFactory = "lru"
+    sub_block: bool = True
+    pin_budget: float = 0.5
+    debug: bool = False
+    clock: Clock | None = None
 
     def __post_init__(self) -> None:
         check_groups(self.groups)
@@ -61,3 +75,12 @@ def factory_of(policy: str | PolicyFactory) -> PolicyFactory:
         msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"
         raise ConfigError(msg)
     return POLICIES[policy]
+
+
+def settings_of(groups: Items[LayerGroup], block_size: int, options: Options) -> ManagerSettings:
+    """Return the settings of a manager; raise `ConfigError`, also for an option that there is not."""
+    for name in options:
+        if name not in Options.__annotations__:
+            known = {"num_blocks", "block_size", "groups", "watchers", *Options.__annotations__}
+            raise ConfigError(f"CacheManager has no option {name!r}{nearest(name, known)}")
+    return ManagerSettings(tuple(groups), block_size, **options)

@@ -85,4 +85,4 @@ def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
 def _ends(kernel: Kernel, seq: Sequence) -> tuple[int, int]:
     """Return where a prompt like this can still start: at its end, and at its branch point."""
     size = kernel.rows.block_size
-    return (seq.prompt_len - 1) // size * size, seq.branch // size * size
+    return (seq.prompt_len - 1) // size * size, seq.script.branch // size * size

@@ -9,11 +9,52 @@ from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
 from quire.core.lookup import Found
+from quire.core.node import ORDINARY, Terms
 from quire.core.policies import Visit
 from quire.core.room import make_room
-from quire.core.sequence import Sequence
+from quire.core.scope import Scope
+from quire.core.sequence import Script, Sequence
+from quire.core.terms import ENDLESS, USUAL, Wanted
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import InvariantError
+
+
+def open_sequence(
+    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Found, wanted: Wanted
+) -> Sequence:
+    """Start a request whose prompt was looked up; see `CacheManager.open`.
+
+    `prompt` is its key, with numbers for media, and its bytes without these, if there are any.
+    """
+    tree, counters = kernel.tree, kernel.counters
+    key, raw = prompt
+    num_tokens = len(key) // TOKEN_BYTES
+    missed = kernel.lookup.why(key, found)
+    root = tree.root(scope)
+    if found.match.node.parent is None:
+        found.match.node = root
+    number = counters.num_requests + 1
+    terms, store_until = ORDINARY, ENDLESS
+    if wanted is not USUAL:
+        owner = kernel.owners.begin(scope, wanted.hint)
+        terms = Terms(wanted.priority, wanted.retain_s, owner, wanted.hint)
+        if wanted.store_until != ENDLESS:
+            store_until = wanted.store_until // kernel.rows.block_size
+    media = tree.media.hold(key) if raw else ()
+    script = Script(num_tokens, raw=raw, media=media)
+    rows = kernel.rows
+    seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
+    seq.store_until = store_until
+    if tree.evictor.watches:
+        lost = -(-missed.num_tokens // rows.block_size) if missed.last_user else 0
+        last = missed.last_user
+        seq.visit = Visit(number, kernel.now(), num_tokens, rows.block_size, lost, last)
+    attach(kernel, seq, key, found)
+    root.locks += 1
+    counters.opened(num_tokens, seq.num_cached, missed)
+    for tell in kernel.watchers.opened:
+        tell(seq, key, missed)
+    return seq
 
 
 def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
@@ -57,14 +98,14 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
         rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
         num_cached += num_tokens
     rows.computed[row] = rows.capacity[row] = num_cached
-    seq.num_cached = seq.known_start = num_cached
-    seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
-    seq.branch = num_cached + found.refused * rows.block_size
+    script, seq.num_cached = seq.script, num_cached
+    script.start, script.key = num_cached, key[num_cached * TOKEN_BYTES :].tobytes()
+    script.branch = num_cached + found.refused * rows.block_size
 
 
 def resume(kernel: Kernel, seq: Sequence) -> int:
     """Reference what is left of a suspended sequence; see `CacheManager.resume`."""
-    key = memoryview(seq.resume_key)
+    key = memoryview(seq.script.key)
     num_tokens = len(key) // TOKEN_BYTES
     had = seq.num_cached
     limit = num_tokens if num_tokens == had else num_tokens - 1
@@ -74,7 +115,6 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     if seq.visit is not None:
         seq.visit = Visit(seq.number, kernel.now(), seq.prompt_len, kernel.rows.block_size)
     attach(kernel, seq, key, found)
-    seq.resume_key = b""
     to_compute = max(had - seq.num_cached, 0)
     kernel.counters.recomputed_tokens += to_compute
     return to_compute
@@ -140,7 +180,8 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             needed[state.index] = 1
         make_room(kernel, needed)
     row, first = rows.take(), seq.node.end
-    twin = msgspec.structs.replace(seq, row=row, visit=None, unfilled=first)
+    script = msgspec.structs.replace(seq.script)
+    twin = msgspec.structs.replace(seq, row=row, script=script, visit=None, unfilled=first)
     rows.computed[row] = rows.capacity[row] = computed
     num_shared = tail + (in_tail > 0)
     rows.place(row, first, num_shared)
@@ -165,8 +206,8 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     tree.lock_path(twin.node)
     tree.stand(twin.node, rows.standing(row))
     twin.root.locks += 1
-    if twin.media:
-        tree.media.hold_again(twin.media)
+    if twin.script.media:
+        tree.media.hold_again(twin.script.media)
     if twin.terms.owner is not None:
         twin.terms.owner.num_open += 1
     rows.version += 1

@@ -338,7 +338,7 @@ class PrefixTree:
             return list(node.children)
         wide = self._wide.get(id(node))
         if wide is None:
-            wide = {}
+            wide = dict[bytes, list[bytes]]()
             for first in sorted(node.children):
                 wide.setdefault(first[:TOKEN_BYTES], []).append(first)
             self._wide[id(node)] = wide  # whole, whatever interrupts: lookups change nothing else

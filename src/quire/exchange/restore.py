@@ -30,7 +30,7 @@ from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
 from quire.core.scope import MediaItem, Scope
-from quire.core.sequence import Sequence
+from quire.core.sequence import Script, Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.core.windows import WindowGroup
@@ -225,9 +225,9 @@ def _begin(
     _lock_path(manager, anchor)
     end = len(key) // tree.block_bytes
     size = manager.block_size
-    seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, end * size)
+    seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, Script(end * size))
     if len(manager.kernel.tree.media):
-        seq.media = manager.kernel.tree.media.hold(key)
+        seq.script.media = manager.kernel.tree.media.hold(key)
     _stand_at(manager, seq, anchor, accepted)
     if anchor.mark is not None:  # not above its parent, and its parent's owner's
         seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
@@ -279,7 +279,7 @@ def _stand_at(manager: CacheManager, seq: Sequence, anchor: Node, end: int) -> N
             rows.slots(group, seq.row, each.start, each.end)[:] = memoryview(each.blocks[group])
     tree.stand(node, tree.sparse)
     rows.computed[seq.row] = rows.capacity[seq.row] = end * manager.block_size
-    seq.num_cached = seq.known_start = end * manager.block_size
+    seq.num_cached = seq.script.start = end * manager.block_size
 
 
 @mutating
@@ -317,7 +317,7 @@ def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
     let_go(manager.kernel, seq, manager.kernel.now())
     _unlock_path(manager, anchor)
     seq.state = "closed"
-    manager.kernel.tree.media.release(seq.media)
+    manager.kernel.tree.media.release(seq.script.media)
     seq.root.locks -= 1
     del manager.sequences[id(seq)]
 

@@ -247,9 +247,9 @@ class Trail(Watcher):
                 return
             if end > node.end:
                 left = Lost(marks[len(back) :], goes_on.user, below)
-                at = (node.end * seq.rows.block_size - seq.known_start) * TOKEN_BYTES
-                if 0 <= at <= len(seq.known) - size:
-                    self._hang_end(part, node.end, hash(seq.known[at : at + size]), left)
+                at = (node.end * seq.rows.block_size - seq.script.start) * TOKEN_BYTES
+                if 0 <= at <= len(seq.script.key) - size:
+                    self._hang_end(part, node.end, hash(seq.script.key[at : at + size]), left)
                 return
             assert below
             place = (end - base) * size

@@ -166,7 +166,7 @@ def _check_media(manager: CacheManager) -> None:
         counts = manager.kernel.tree.media.counts(node.key)
         uses.update(counts)
     for seq in manager.sequences.values():
-        uses.update(seq.media)
+        uses.update(seq.script.media)
     wrong = manager.kernel.tree.media.check(dict(uses))
     _require(not wrong, wrong)
 

@@ -196,7 +196,7 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
         ],
         "private": array_of(seq.private_key).tolist(),
         "tokens": seq.tokens.tolist(),
-        "known": array_of(seq.known).tolist(),
+        "known": array_of(seq.script.key).tolist(),
         "keep_for": seq.terms.retain_s,
     }
 

@@ -74,9 +74,9 @@ def _fit_prompt(kernel: Kernel, root: Node, key: Key, num_new: int | None) -> Fi
 def _fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
     """Say whether `reserve` of `num_new` tokens would find room, after `resume` where it is suspended."""
     if seq.state == "suspended":
-        num_tokens = len(seq.resume_key) // TOKEN_BYTES
+        num_tokens = len(seq.script.key) // TOKEN_BYTES
         limit = num_tokens if num_tokens == seq.num_cached else num_tokens - 1
-        return _fit_found(kernel, seq.root, (memoryview(seq.resume_key), limit), num_new)
+        return _fit_found(kernel, seq.root, (memoryview(seq.script.key), limit), num_new)
     rows = kernel.rows
     if num_new is None:
         num_new = seq.known_end - seq.computed
