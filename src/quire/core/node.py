@@ -53,7 +53,7 @@ class Node(Entry, gc=False, eq=False):
     `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
     `session`    the only session that has used it, None if there are others
     `used`       number of the last request that used it, 0 if nobody did
-    `writer`     the sequence that may lengthen this leaf without asking: the only reference is
+    `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
     `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
@@ -62,6 +62,7 @@ class Node(Entry, gc=False, eq=False):
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
     collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
+    So a node references nothing that leads back to its tree: that would keep both for ever.
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
@@ -83,7 +84,7 @@ class Node(Entry, gc=False, eq=False):
     session: Any = None
     deadline: float = 0.0
     used: int = 0
-    writer: object | None = None
+    writer: int | None = None
 
     @property
     def evictable(self) -> bool:
