@@ -8,7 +8,7 @@ a token are its id and its position, so that the loop can show it reads what it 
 
 import numpy as np
 
-from quire import CacheManager, Sequence
+from quire import CacheManager, Sequence, ops
 
 BLOCK_SIZE = 16
 manager = CacheManager(num_blocks=256, block_size=BLOCK_SIZE)
@@ -45,5 +45,5 @@ system = [7 * n % 1000 for n in range(300)]
 first = generate([*system, 1, 2, 3], 20)
 generate([*system, 4, 5, 6], 20)  # shares the system prompt
 generate([*system, 1, 2, 3, *first, 8, 9], 20)  # the next turn of the first conversation
-manager.check()
-print(manager.dump())
+ops.check(manager)
+print(ops.dump(manager))

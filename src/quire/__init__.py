@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         CacheManager,
         ChunkedAttention,
         DecodeBatch,
-        Explanation,
         FullAttention,
         Hint,
         Hit,
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
         Sequence,
         SlidingWindow,
         Stats,
-        TokenMove,
         block_hashes,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.observe import Recorder
+    from quire.ops import Explanation, TokenMove
     from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
 
@@ -47,7 +46,7 @@ _HOME = {
     "CacheManager": "quire.core",
     "ChunkedAttention": "quire.core",
     "DecodeBatch": "quire.core",
-    "Explanation": "quire.core",
+    "Explanation": "quire.ops",
     "FullAttention": "quire.core",
     "Hint": "quire.core",
     "Hit": "quire.core",
@@ -67,7 +66,7 @@ _HOME = {
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
-    "TokenMove": "quire.core",
+    "TokenMove": "quire.ops",
     "block_hashes": "quire.core",
     "demo_model": "quire.assets",
 }

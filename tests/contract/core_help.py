@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire import ops
+
 
 def run(start, num_tokens):
     """Return `num_tokens` token ids that no other `start` (a multiple of 1000) shares."""
@@ -42,7 +44,7 @@ def found(manager, tokens, scope=None, **options):
 
 def state(manager):
     """Return everything the manager says about itself."""
-    return msgspec.msgpack.encode(manager.snapshot()), manager.dump()
+    return msgspec.msgpack.encode(ops.snapshot(manager)), ops.dump(manager)
 
 
 @contextmanager
@@ -52,6 +54,6 @@ def rejected(manager, error, *mentions):
     with pytest.raises(error) as caught:
         yield caught
     assert state(manager) == before
-    manager.check()
+    ops.check(manager)
     for text in mentions:
         assert str(text) in str(caught.value), f"{text!r} is not in {caught.value}"

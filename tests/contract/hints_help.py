@@ -2,6 +2,7 @@
 
 from core_help import found, run, serve
 
+from quire import ops
 from quire.core import CacheManager, Hint
 
 BLOCK = 4
@@ -46,10 +47,10 @@ def foreseen(manager):
     Whatever the policy, these are the ones that nobody is expected to come back to.
     """
     serve(manager, RIVAL, priority=-100)
-    manager.check()
+    ops.check(manager)
     for count in range(manager.num_cached):
         assert manager.reclaim(1) == 1
-        manager.check()
+        ops.check(manager)
         if not found(manager, RIVAL):
             return count
     raise AssertionError("the rival was not cached")

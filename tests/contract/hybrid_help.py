@@ -2,6 +2,7 @@
 
 from core_help import generate, run
 
+from quire import ops
 from quire.core import (
     CacheManager,
     ChunkedAttention,
@@ -28,7 +29,7 @@ def counts(manager, group):
 
 def conserved(manager):
     """Whether every group accounts for all of its blocks; every invariant is recounted too."""
-    manager.check()
+    ops.check(manager)
     return all(
         pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
         for pool in manager.pools

@@ -8,7 +8,7 @@ import quire
 from quire.errors import InvariantError, QuireError
 
 QUIRE = Path(quire.__file__).parent
-ROOMS = (str(QUIRE / "core"), str(QUIRE / "slots"))
+ROOMS = tuple(str(QUIRE / room) for room in ("core", "exchange", "ops", "slots"))
 
 
 class Cut:

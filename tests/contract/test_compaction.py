@@ -4,7 +4,7 @@ import pytest
 from core_help import found, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
 
 FULL = FullAttention()
@@ -38,7 +38,7 @@ def scattered(ledger):
         manager.close(seq)
     for start in (0, 3000):
         manager.evict(run(start, 4))
-    manager.check()
+    ops.check(manager)
     return [seq for i, seq in enumerate(seqs) if i % 3]
 
 
@@ -49,7 +49,7 @@ def test_held_blocks_move_to_the_lowest_ids(manager):
     ledger = Ledger(manager, FULL)
     seqs = scattered(ledger)
     assert max(ids_of(seqs)) >= 16
-    moved = manager.compact()
+    moved = ops.compact(manager)
     copies = ledger.copy()
     assert len(copies) == moved > 0
     assert ids_of(seqs) == set(range(16))
@@ -65,7 +65,7 @@ def test_every_group_is_compacted_by_itself(group):
     manager, ledger = hybrid()
     seqs = scattered(ledger)
     before = [[seq.block_ids(g).tolist() for seq in seqs] for g in range(3)]
-    moved = manager.compact(group)
+    moved = ops.compact(manager, group)
     copies = ledger.copy()
     assert {copy.group for copy in copies} <= {group}
     assert len(copies) == moved
@@ -88,11 +88,11 @@ def test_blocks_move_only_when_no_copy_waits(manager):
     reader = manager.open([*run(1000, 10).tolist(), 777])
     assert reader.num_cached == 10
     with rejected(manager, errors.CopyError, "take_copies"):
-        manager.compact()
+        ops.compact(manager)
     with rejected(manager, errors.CopyError, "take_copies"):
-        manager.resize({"full": 20})
+        ops.resize(manager, {"full": 20})
     ledger.copy()
-    assert manager.compact() > 0
+    assert ops.compact(manager) > 0
     ledger.copy()
     for seq in (*seqs, reader, twin):
         ledger.check(seq)
@@ -105,7 +105,7 @@ def test_blocks_move_only_when_no_copy_waits(manager):
 @pytest.mark.parametrize("group", [1, -1, "full", None, 1.5])
 def test_a_group_that_is_not_there_cannot_be_compacted(manager, group):
     with rejected(manager, errors.QuireError, group):
-        manager.compact(group)
+        ops.compact(manager, group)
 
 
 # -- resize --------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_pool_grows():
     seq = ledger.prefill(run(0, 14))
     with rejected(manager, errors.OutOfBlocks):
         manager.reserve(seq, 10)
-    manager.resize({"full": 8})
+    ops.resize(manager, {"full": 8})
     assert manager.pools[0].num_blocks == 8
     assert counts(manager, 0)[0] == 4
     ledger.generate(seq, list(range(10)))
@@ -128,9 +128,9 @@ def test_a_prompt_that_only_the_grown_pool_holds_is_accepted():
     manager = CacheManager(num_blocks=4, block_size=BLOCK)
     with rejected(manager, errors.OutOfBlocks):
         manager.open(run(0, 30))
-    manager.resize({"full": 8})
+    ops.resize(manager, {"full": 8})
     serve(manager, run(0, 30))
-    manager.resize({"full": 4})
+    ops.resize(manager, {"full": 4})
     with rejected(manager, errors.OutOfBlocks):
         manager.open(run(0, 30))
 
@@ -138,7 +138,7 @@ def test_a_prompt_that_only_the_grown_pool_holds_is_accepted():
 def test_a_pool_shrinks_to_what_is_active(manager):
     ledger = Ledger(manager, FULL)
     seqs = scattered(ledger)
-    manager.resize({"full": 16})
+    ops.resize(manager, {"full": 16})
     ledger.copy()
     assert ids_of(seqs) == set(range(16))
     assert counts(manager, 0) == (0, 16, 0)
@@ -150,7 +150,7 @@ def test_a_pool_shrinks_to_what_is_active(manager):
 def test_a_shrink_evicts_cached_blocks_and_no_more_than_it_must(manager):
     for start in (0, 1000, 2000):
         serve(manager, run(start, 16))
-    manager.resize({"full": 10})
+    ops.resize(manager, {"full": 10})
     manager.take_copies()
     assert counts(manager, 0) == (0, 0, 10)
     assert [found(manager, run(start, 16)) for start in (0, 1000, 2000)] == [8, 16, 16]
@@ -159,7 +159,7 @@ def test_a_shrink_evicts_cached_blocks_and_no_more_than_it_must(manager):
 def test_a_shrink_below_what_is_active_is_refused(manager):
     seqs = scattered(Ledger(manager, FULL))
     with rejected(manager, errors.OutOfBlocks):
-        manager.resize({"full": 15})
+        ops.resize(manager, {"full": 15})
     assert len(ids_of(seqs)) == 16
 
 
@@ -167,10 +167,10 @@ def test_all_named_groups_are_resized_or_none():
     manager, ledger = hybrid()
     seqs = scattered(ledger)
     with rejected(manager, errors.OutOfBlocks):
-        manager.resize({"full": 64, "sliding": 2})
+        ops.resize(manager, {"full": 64, "sliding": 2})
     with rejected(manager, errors.OutOfBlocks):
-        manager.resize({"sliding": 30, "full": 15})
-    manager.resize({"full": 20, "sliding": 40, "states": 12})
+        ops.resize(manager, {"sliding": 30, "full": 15})
+    ops.resize(manager, {"full": 20, "sliding": 40, "states": 12})
     ledger.copy()
     assert [pool.num_blocks for pool in manager.pools] == [20, 40, 12]
     for seq in seqs:
@@ -183,19 +183,19 @@ def test_all_named_groups_are_resized_or_none():
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", None, True])
 def test_a_size_is_a_positive_integer(manager, size):
     with rejected(manager, errors.ConfigError, size):
-        manager.resize({"full": size})
+        ops.resize(manager, {"full": size})
 
 
 @pytest.mark.parametrize("sizes", [{"fulll": 8}, {0: 8}, {"full": 40, "other": 8}])
 def test_only_groups_that_are_there_are_resized(manager, sizes):
     with rejected(manager, errors.ConfigError):
-        manager.resize(sizes)
+        ops.resize(manager, sizes)
 
 
 @pytest.mark.parametrize("sizes", [None, 8, "full", [8]])
 def test_sizes_are_named(manager, sizes):
     with rejected(manager, errors.ConfigError):
-        manager.resize(sizes)
+        ops.resize(manager, sizes)
 
 
 def test_a_pinned_prefix_stays_when_the_pool_shrinks():
@@ -203,16 +203,16 @@ def test_a_pinned_prefix_stays_when_the_pool_shrinks():
     for start in (0, 1000, 2000):
         serve(manager, run(start, 16))
     with manager.pin(run(0, 16)):
-        manager.resize({"full": 5})
+        ops.resize(manager, {"full": 5})
         manager.take_copies()
         assert found(manager, run(0, 16)) == 16
         with rejected(manager, errors.OutOfBlocks):
-            manager.resize({"full": 3})
+            ops.resize(manager, {"full": 3})
 
 
 def test_a_shrink_leaves_pins_within_their_budget(manager):
     serve(manager, run(0, 16))
     with manager.pin(run(0, 16)):
         with rejected(manager, errors.PinBudgetExceeded, 4, 2):
-            manager.resize({"full": 5})
-        manager.resize({"full": 8})
+            ops.resize(manager, {"full": 5})
+        ops.resize(manager, {"full": 8})

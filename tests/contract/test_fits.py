@@ -7,7 +7,7 @@ import pytest
 from core_help import prefill, rejected, run, serve, state
 from hybrid_help import BLOCK, make
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
 
 
@@ -33,22 +33,22 @@ def test_what_is_cached_need_not_be_had(manager):
     serve(manager, run(0, 20))
     held = prefill(manager, run(1000, 12))
     assert (manager.num_free, manager.num_cached, manager.num_active) == (0, 5, 3)
-    fit = manager.fits(run(0, 21))
+    fit = ops.fits(manager, run(0, 21))
     assert (bool(fit), fit.num_cached, fit.needed, fit.room) == (False, 20, (1,), (0,))
-    assert manager.fits(run(0, 20), 4)
-    assert not manager.fits(run(0, 20), 5)
+    assert ops.fits(manager, run(0, 20), 4)
+    assert not ops.fits(manager, run(0, 20), 5)
     manager.close(held)
-    assert manager.fits(run(0, 21))
+    assert ops.fits(manager, run(0, 21))
 
 
 def test_what_can_be_evicted_can_be_had_and_what_is_pinned_can_not(manager):
     serve(manager, run(0, 16))
-    assert manager.fits(run(1000, 32))
+    assert ops.fits(manager, run(1000, 32))
     with manager.pin(run(0, 16)):
-        assert manager.fits(run(1000, 16))
-        assert not manager.fits(run(1000, 17))
-        assert manager.fits(run(0, 32))
-    assert manager.fits(run(1000, 32))
+        assert ops.fits(manager, run(1000, 16))
+        assert not ops.fits(manager, run(1000, 17))
+        assert ops.fits(manager, run(0, 32))
+    assert ops.fits(manager, run(1000, 32))
 
 
 def test_a_pin_counts_until_its_time_has_run_out():
@@ -56,10 +56,10 @@ def test_a_pin_counts_until_its_time_has_run_out():
     manager = CacheManager(num_blocks=8, block_size=BLOCK, clock=lambda: now[0])
     serve(manager, run(0, 16))
     manager.pin(run(0, 16), ttl_s=5)
-    assert not manager.fits(run(1000, 32))
+    assert not ops.fits(manager, run(1000, 32))
     now[0] = 6.0
     before = state(manager)
-    assert manager.fits(run(1000, 32))
+    assert ops.fits(manager, run(1000, 32))
     assert state(manager) == before
     assert prefill(manager, run(1000, 32)).computed == 32
 
@@ -68,37 +68,37 @@ def test_it_says_which_group_is_short():
     manager = make(
         ("full", 16, FullAttention()), ("sliding", 5, SlidingWindow(8)), ("state", 1, Recurrent())
     )
-    fit = manager.fits(run(0, 24))
+    fit = ops.fits(manager, run(0, 24))
     assert (bool(fit), fit.needed, fit.room) == (False, (6, 6, 1), (16, 5, 1))
-    assert manager.fits(run(0, 24), 12), "a part of the prompt first"
+    assert ops.fits(manager, run(0, 24), 12), "a part of the prompt first"
     seq = prefill(manager, run(0, 4))
-    assert manager.fits(run(1000, 4)).room == (15, 4, 0)
-    assert manager.fits(seq, 4).needed == (1, 1, 0)
+    assert ops.fits(manager, run(1000, 4)).room == (15, 4, 0)
+    assert ops.fits(manager, seq, 4).needed == (1, 1, 0)
 
 
 def test_a_prompt_that_never_fits_is_told_from_one_that_waits(manager):
-    never = manager.fits(run(0, 33))
+    never = ops.fits(manager, run(0, 33))
     assert (bool(never), never.needed, never.room) == (False, (9,), (8,))
     held = prefill(manager, run(1000, 4))
-    later = manager.fits(run(0, 32))
+    later = ops.fits(manager, run(0, 32))
     assert (bool(later), later.needed, later.room) == (False, (8,), (7,))
     manager.close(held)
-    assert manager.fits(run(0, 32))
+    assert ops.fits(manager, run(0, 32))
 
 
 def test_media_and_scopes_are_read_as_open_reads_them(manager):
     image = MediaItem(b"i" * 32, 1, 6)
     serve(manager, run(0, 16), Scope(salt="x"), media=[image])
     prompt = run(0, 17)
-    assert manager.fits(prompt, scope=Scope(salt="x"), media=[image]).num_cached == 16
-    assert manager.fits(prompt, scope=Scope(salt="x")).num_cached == 0
-    assert manager.fits(prompt, media=[image]).num_cached == 0
+    assert ops.fits(manager, prompt, scope=Scope(salt="x"), media=[image]).num_cached == 16
+    assert ops.fits(manager, prompt, scope=Scope(salt="x")).num_cached == 0
+    assert ops.fits(manager, prompt, media=[image]).num_cached == 0
 
 
 @pytest.mark.parametrize("num_new", [0, -1, 1.5, "3", True])
 def test_the_room_asked_for_is_a_number_of_tokens(manager, num_new):
     with rejected(manager, errors.ConfigError, num_new):
-        manager.fits(run(0, 8), num_new)
+        ops.fits(manager, run(0, 8), num_new)
 
 
 def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):
@@ -107,7 +107,7 @@ def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):
     foreign = prefill(CacheManager(num_blocks=8, block_size=BLOCK), run(0, 6))
     for seq in (closed, foreign):
         with rejected(manager, errors.SequenceError):
-            manager.fits(seq, 1)
+            ops.fits(manager, seq, 1)
 
 
 def test_an_open_that_is_refused_leaves_no_trace():
@@ -133,6 +133,6 @@ def test_an_open_that_is_refused_leaves_no_trace():
         with rejected(manager, errors.OutOfBlocks):
             manager.open(prompt, **options, hint=hint, priority=3)
         assert noted() == before
-        assert not manager.fits(prompt, **options)
+        assert not ops.fits(manager, prompt, **options)
         assert noted() == before
     assert len(manager.kernel.tree.media) == 0

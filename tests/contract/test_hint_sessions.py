@@ -4,6 +4,7 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from hints_help import BLOCK, NEVER, blocks, foreseen, make, turn
 
+from quire import ops
 from quire.core import Hint, Scope
 
 SYSTEM = blocks(0, 2)
@@ -21,7 +22,7 @@ def talk(manager, session, start, turns, *, system=SYSTEM):
     for number in range(turns):
         prompt += blocks(start + 100 * number, 1).tolist()
         turn(manager, prompt, hint=session)
-        manager.check()
+        ops.check(manager)
     return prompt
 
 
@@ -32,7 +33,7 @@ class TestTheEnd:
         talk(manager, A, 1000, 3)
         other = talk(manager, B, 2000, 3)
         assert manager.end_session("a") == 3
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 3
         assert found(manager, other) == 5 * BLOCK
 
@@ -70,9 +71,9 @@ class TestTheEnd:
         manager = make(policy, num_blocks=400)
         for number in range(150):
             turn(manager, [*SYSTEM, *blocks(1000 * (number + 1), 1)], hint=A)
-        manager.check()
+        ops.check(manager)
         assert manager.end_session("a") == 152
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 152
 
     def test_a_block_in_the_middle_of_its_run_that_another_request_found_stays(self, policy):
@@ -113,11 +114,11 @@ class TestRunningRequests:
         manager = make(policy)
         seq = prefill(manager, blocks(0, 3), hint=A)
         manager.end_session("a")
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 0
         generate(manager, seq, blocks(1000, 1))
         manager.close(seq)
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 4
 
     def test_blocks_of_earlier_turns_in_use_go_first_after_the_request(self, policy):
@@ -129,7 +130,7 @@ class TestRunningRequests:
         for token in range(BLOCK):
             manager.reserve_step([seq])
             manager.commit_step([seq], [token])
-            manager.check()
+            ops.check(manager)
         manager.close(seq)
         assert foreseen(manager) == 5
 
@@ -178,7 +179,7 @@ class TestRunningRequests:
         manager.suspend(seq)
         manager.end_session("a")
         manager.resume(seq)
-        manager.check()
+        ops.check(manager)
         manager.close(seq)
         assert foreseen(manager) == 3
 
@@ -195,7 +196,7 @@ class TestRunningRequests:
         turn(manager, blocks(0, 4), hint=A)
         pin = manager.pin(blocks(0, 3))
         assert manager.end_session("a") == 4
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 1
         pin.close()
         assert foreseen(manager) == 3
@@ -205,17 +206,17 @@ class TestRunningRequests:
         serve(manager, blocks(0, 3), hint=A)
         serve(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)])
         assert manager.end_session("a") == 1
-        manager.check()
+        ops.check(manager)
 
     def test_a_resized_manager_still_knows(self, policy):
         manager = make(policy)
         prompt = talk(manager, A, 1000, 3)
         serve(manager, blocks(5000, 2), hint=NEVER)
-        manager.compact()
+        ops.compact(manager)
         manager.take_copies()
-        manager.resize({"full": 24})
+        ops.resize(manager, {"full": 24})
         manager.take_copies()
-        manager.check()
+        ops.check(manager)
         assert found(manager, prompt) == 5 * BLOCK
         assert manager.end_session("a") == 5
         assert foreseen(manager) == 7

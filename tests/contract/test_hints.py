@@ -4,6 +4,7 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, make, turn
 
+from quire import ops
 from quire.core import Hint, Scope
 
 
@@ -20,7 +21,7 @@ class TestNever:
         serve(manager, blocks(2000, 3), priority=-100)
         for left in (2, 1, 0):
             assert manager.reclaim(1) == 1
-            manager.check()
+            ops.check(manager)
             assert found(manager, blocks(0, 3)) == left * BLOCK
         assert found(manager, blocks(1000, 3)) == found(manager, blocks(2000, 3)) == 3 * BLOCK
 
@@ -47,7 +48,7 @@ class TestNever:
         manager = make(policy)
         serve(manager, blocks(0, 3), hint=NEVER)
         manager.probe([*blocks(0, 3), 7])
-        manager.explain([*blocks(0, 3), 7])
+        ops.explain(manager, [*blocks(0, 3), 7])
         assert foreseen(manager) == 3
 
     def test_the_hint_is_about_generated_tokens_too(self, policy):
@@ -94,7 +95,7 @@ class TestNever:
         serve(manager, blocks(0, 3), hint=NEVER)
         seq = prefill(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)])
         assert seq.num_cached == 2 * BLOCK + 2
-        manager.check()
+        ops.check(manager)
         manager.close(seq)
         assert foreseen(manager) == 1
         assert found(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)]) == 4 * BLOCK
@@ -111,10 +112,10 @@ class TestRequestsAtTheSameTime:
         }
         for name in sorted(seqs, key=first.__ne__):
             generate(manager, seqs[name], blocks(0, 3))
-            manager.check()
+            ops.check(manager)
         for name in sorted(seqs, key=closed_first.__ne__):
             manager.close(seqs[name])
-            manager.check()
+            ops.check(manager)
         assert foreseen(manager) == 0
         assert found(manager, blocks(0, 3)) == 3 * BLOCK
 
@@ -142,7 +143,7 @@ class TestRequestsAtTheSameTime:
         manager.suspend(seq)
         assert foreseen(manager) == 0
         manager.resume(seq)
-        manager.check()
+        ops.check(manager)
         manager.close(seq)
         assert foreseen(manager) == 3
 
@@ -153,7 +154,7 @@ class TestRequestsAtTheSameTime:
         seq = prefill(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=paused)
         manager.suspend(seq)
         manager.close(writer)
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 0
         assert found(manager, blocks(0, 2)) == 2 * BLOCK
 
@@ -172,7 +173,7 @@ class TestRequestsAtTheSameTime:
         manager = make(policy)
         seq = prefill(manager, blocks(0, 3), hint=NEVER)
         manager.truncate(seq, length)
-        manager.check()
+        ops.check(manager)
         manager.close(seq)
         assert foreseen(manager) == length // BLOCK
 
@@ -284,7 +285,7 @@ class TestRetention:
         serve(manager, blocks(1000, 2), priority=100)
         self.clock.now += 9
         assert manager.reclaim(2) == 2
-        manager.check()
+        ops.check(manager)
         assert found(manager, blocks(0, 3)) == 3 * BLOCK
         self.clock.now += 2
         assert foreseen(manager) == 3

@@ -7,6 +7,7 @@ from core_help import found, prefill, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 from policy_spy import Spied, SpyingLru, SpyingRanked
 
+from quire import ops
 from quire.core import Hint
 from quire.core.hints import Session
 
@@ -24,7 +25,7 @@ class TestClosedWhileSuspended:
         seq = prefill(manager, blocks(0, 3), hint=NEVER)
         manager.suspend(seq)
         manager.close(seq)
-        manager.check()
+        ops.check(manager)
         assert foreseen(manager) == 3
 
     def test_its_time_to_live_counts_from_its_end(self, policy):
@@ -77,7 +78,7 @@ class TestCutRuns:
         pin = manager.pin(blocks(0, 4))
         manager.close(seq)
         pin.close()
-        manager.check()
+        ops.check(manager)
         assert manager.num_active == 0
 
     @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
@@ -88,9 +89,9 @@ class TestCutRuns:
         reader = manager.open([*blocks(0, 4), 7])
         manager.close(writer)
         manager.truncate(reader, length)
-        manager.check()
+        ops.check(manager)
         manager.close(reader)
-        manager.check()
+        ops.check(manager)
         assert manager.num_active == 0
 
 

@@ -9,7 +9,7 @@ from core_help import prefill, rejected, run, serve, state
 from hybrid_help import make, serve_in_pieces
 from interrupt_help import Cut
 
-from quire import errors
+from quire import errors, ops
 from quire.core import (
     CacheManager,
     ChunkedAttention,
@@ -79,8 +79,9 @@ def restoring(w):
 
 
 def drafted(w):
-    w.m.draft(w.f, 3)
+    draft = ops.draft(w.m, w.f, 3)
     w.m.take_copies()
+    return draft
 
 
 def stepped(w):
@@ -104,10 +105,10 @@ CALLS = {
     "tables": lambda w: w.m.tables([w.a, w.e]),
     "block_ids": lambda w: w.e.block_ids(),
     "stop_storing": lambda w: w.m.stop_storing(w.c),
-    "draft": lambda w: w.m.draft(w.f, 3),
-    "compact": lambda w: w.m.compact(),
-    "resize": lambda w: w.m.resize({"full": 34}),
-    "usage": lambda w: w.m.usage(),
+    "draft": lambda w: ops.draft(w.m, w.f, 3),
+    "compact": lambda w: ops.compact(w.m),
+    "resize": lambda w: ops.resize(w.m, {"full": 34}),
+    "usage": lambda w: ops.usage(w.m),
     "pin": lambda w: w.m.pin(run(1000, 9), ttl_s=9),
     "unpin": lambda w: w.pins[0].close(),
     "evict": lambda w: w.m.evict(PROMPT[:8]),
@@ -121,14 +122,14 @@ CALLS = {
     "stats": lambda w: w.m.stats,
     "what_if": lambda w: w.m.what_if(),
     "probe": lambda w: w.m.probe([*PROMPT[:18], 999]),
-    "explain": lambda w: w.m.explain(PROMPT, Scope(salt="x")),
+    "explain": lambda w: ops.explain(w.m, PROMPT, Scope(salt="x")),
     "residency": lambda w: residency(w.m, PROMPT),
-    "fits": lambda w: w.m.fits(w.c, 60),
-    "snapshot": lambda w: w.m.snapshot(),
-    "check": lambda w: w.m.check(),
+    "fits": lambda w: ops.fits(w.m, w.c, 60),
+    "snapshot": lambda w: ops.snapshot(w.m),
+    "check": lambda w: ops.check(w.m),
 }
 AFTER = {
-    "accept": (drafted, lambda w, _: w.m.accept(w.f, [0, 1], [1, 2])),
+    "accept": (drafted, lambda _, draft: draft.accept([0, 1], [1, 2])),
     "commit_step": (stepped, lambda w, _: w.m.commit_step(w.batch, [1, 2])),
     "close a session": (
         lambda w: w.m.open(PROMPT[:19], hint=Hint("never")),
@@ -154,7 +155,7 @@ def prepared(mix, name):
 def check_barred(w):
     """Nothing but `reset` is left, letting go is silent, and a reset manager is as new."""
     m = w.m
-    for name in ("open", "probe", "stats", "num_free", "sequences", "check", "clear", "fits"):
+    for name in ("open", "probe", "stats", "num_free", "sequences", "clear", "kernel"):
         with pytest.raises(errors.Interrupted, match=r"cut off half-way .* reset\(\)"):
             getattr(m, name)
     for seq in (w.a, w.c):
@@ -170,7 +171,7 @@ def check_barred(w):
 
 def check_new(w):
     m = w.m
-    m.check()
+    ops.check(m)
     assert type(m) is CacheManager
     assert m.num_free == m.pools[0].num_blocks
     assert (m.sequences, m.kernel.pins.held, m.kernel.anchors) == ({}, {}, {})
@@ -180,7 +181,7 @@ def check_new(w):
             m.close(seq)
     serve_in_pieces(m, PROMPT)
     assert m.probe(PROMPT).num_tokens > 0
-    m.check()
+    ops.check(m)
 
 
 def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
@@ -203,7 +204,7 @@ def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
             barred += 1
             check_barred(w)
         else:
-            w.m.check()
+            ops.check(w.m)
             assert state(w.m) in (before, after), f"cut at {at} of {whole.count}: between"
     return barred
 

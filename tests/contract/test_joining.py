@@ -7,6 +7,7 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
+from quire import ops
 from quire.core import (
     CacheManager,
     FullAttention,
@@ -143,7 +144,7 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
     def evicted(tokens):
         return sum(
             part.stop - part.start
-            for part in manager.explain([*tokens, 7]).segments
+            for part in ops.explain(manager, [*tokens, 7]).segments
             if part.why == "evicted"
         )
 

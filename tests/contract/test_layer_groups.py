@@ -13,7 +13,7 @@ from hybrid_help import (
     squeeze,
 )
 
-from quire import errors
+from quire import errors, ops
 from quire.core import (
     CacheManager,
     ChunkedAttention,
@@ -170,7 +170,7 @@ def test_a_length_that_only_a_window_refuses_is_missed_for_the_window():
     prompt = [*run(0, 24).tolist(), 777, 778]
     hit = manager.probe(prompt)
     assert (hit.num_tokens, hit.reason) == (16, "window")
-    explanation = manager.explain(prompt)
+    explanation = ops.explain(manager, prompt)
     missed = [part for part in explanation.segments if not part.cached]
     assert (missed[0].start, missed[0].stop, missed[0].why) == (16, 24, "window")
     before = manager.stats.missed

@@ -8,6 +8,7 @@ from core_help import generate, prefill, run, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire import ops
 from quire.core import CacheManager, lost
 
 BLOCK = 4
@@ -20,7 +21,7 @@ def manager():
 
 def evicted(manager, tokens):
     """How many tokens of a prompt are missed because they were evicted."""
-    said = manager.explain([*tokens, 2**31 - 1])
+    said = ops.explain(manager, [*tokens, 2**31 - 1])
     return sum(part.stop - part.start for part in said.segments if part.why == "evicted")
 
 
@@ -71,7 +72,7 @@ def test_what_was_lost_below_a_prompt_is_known_again_when_the_prompt_comes_back(
         part = tokens[start : start + chunk]
         manager.reserve(seq, len(part))
         manager.commit(seq, part)
-        manager.check()
+        ops.check(manager)
     manager.close(seq)
     for own in (1000, 2000):
         assert evicted(manager, [*shared, *run(own, 12)]) == 12
@@ -83,7 +84,7 @@ def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
     for left in range(9, -1, -1):
         manager.reclaim(1)
         assert evicted(manager, run(0, 40)) == 40 - 4 * left
-        manager.check()
+        ops.check(manager)
     (run_lost,) = manager.default_root.lost[0].values()
     assert len(run_lost.marks) == 10
     assert run_lost.below is None
@@ -94,7 +95,7 @@ def test_what_comes_back_is_lost_no_more(manager):
     manager.reclaim(6)
     serve(manager, run(0, 40))
     assert evicted(manager, run(0, 40)) == 0
-    manager.check()
+    ops.check(manager)
 
 
 def test_it_is_told_by_scope(manager):
@@ -123,7 +124,7 @@ def test_nobody_who_runs_is_disturbed_by_what_comes_back_beside(manager):
         assert seq.tokens.tolist() == [*shared, *run(own, 8)]
         manager.reserve(seq, 4)
         manager.commit(seq, run(own + 8, 4))
-        manager.check()
+        ops.check(manager)
         manager.close(seq)
     assert evicted(manager, [*shared, *run(1000, 12)]) == 12
 
@@ -137,7 +138,7 @@ def test_others_are_told_while_a_prompt_comes_back_in_chunks_and_after_it_was_gi
     assert evicted(manager, run(0, 40)) == 32
     manager.close(seq)
     assert evicted(manager, run(0, 40)) == 32
-    manager.check()
+    ops.check(manager)
 
 
 def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
@@ -158,7 +159,7 @@ def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
         generate(manager, each, [9] * 4)
         manager.close(each)
         manager.reclaim(1)
-        manager.check()
+        ops.check(manager)
 
 
 def test_what_a_sequence_took_back_it_does_not_go_on_with():
@@ -208,7 +209,7 @@ def test_it_never_says_of_a_block_that_was_never_here_that_it_was(seed, num_bloc
             manager.close(seq)
             prompt = prompt[: len(prompt) // 2 + 1]
         serve(manager, np.array(prompt))
-        manager.check()
+        ops.check(manager)
         seen.update(tuple(prompt[: end + 1]) for end in range(len(prompt)))
         prompts.append(prompt)
     assert told >= 0.5 * true

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from core_help import generate, prefill, rejected, run, serve
 
+from quire import ops
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
 
@@ -70,15 +71,15 @@ def test_it_may_look_things_up_meanwhile(watcher):
     class Asking(Watcher):
         def opened(self, seq, key, media):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == 0
-            manager.check()
+            ops.check(manager)
 
         def closed(self, seq):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == BLOCK
-            manager.check()
+            ops.check(manager)
 
     manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Asking())
     serve(manager, run(0, BLOCK))
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_fork_is_told_of_when_it_is_closed(manager, watcher):
@@ -108,7 +109,7 @@ def test_nothing_else_is_told(manager, watcher):
     seq = prefill(manager, run(1000, BLOCK))
     watcher.take()
     manager.probe(run(0, 9))
-    manager.explain(run(0, 9))
+    ops.explain(manager, run(0, 9))
     manager.pin(run(0, 9)).close()
     manager.reclaim(1)
     manager.evict(run(0, 9))
@@ -118,10 +119,10 @@ def test_nothing_else_is_told(manager, watcher):
     manager.reserve_step([seq])
     manager.commit_step([seq], [5])
     manager.end_session("a")
-    manager.compact()
+    ops.compact(manager)
     manager.clear()
-    manager.check()
-    manager.dump()
+    ops.check(manager)
+    ops.dump(manager)
     assert watcher.take() == []
 
 
@@ -180,7 +181,7 @@ def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
         if step % 2:
             closed.append(running.pop(step % len(running)))
             manager.close(closed[-1])
-        manager.check()
+        ops.check(manager)
     told = watcher.take()
     assert [id(each[1]) for each in told if each[0] == "opened"] == [id(seq) for seq in opened]
     assert [id(each[1]) for each in told if each[0] == "closed"] == [id(seq) for seq in closed]

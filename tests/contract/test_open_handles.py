@@ -1,9 +1,12 @@
 """Handles that give block ids out: no call moves the blocks while one is open."""
 
+from functools import partial
+
 import pytest
 from core_help import prefill, rejected, run, serve
 from hybrid_help import conserved, make
 
+from quire import ops
 from quire.core import FullAttention, Recurrent, SlidingWindow
 from quire.errors import CopyError
 from quire.exchange import hold, restore
@@ -34,7 +37,7 @@ MOVES = [
 @pytest.mark.parametrize("commit", [True, False])
 def test_nothing_is_moved_while_a_restore_is_open(name, argument, commit):
     manager = hybrid()
-    move = getattr(manager, name)
+    move = partial(getattr(ops, name), manager)
     with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restored:
         with rejected(manager, CopyError, "1 restores or holds are open"):
             move(argument)
@@ -53,7 +56,7 @@ def test_nothing_is_moved_while_a_restore_is_open(name, argument, commit):
 @pytest.mark.parametrize(("name", "argument"), MOVES)
 def test_nothing_is_moved_while_a_hold_is_open_whatever_becomes_of_its_sequence(name, argument):
     manager = hybrid()
-    move = getattr(manager, name)
+    move = partial(getattr(ops, name), manager)
     seq = prefill(manager, run(0, 16))
     manager.take_copies()
     releases = [hold(manager, seq), hold(manager, seq)]
@@ -70,7 +73,7 @@ def test_a_pool_may_grow_while_a_restore_is_open():
     manager = hybrid()
     with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}) as restored:
         given = {group: list(ids) for group, ids in restored.blocks.items()}
-        manager.resize({"full": 40, "state": 9})
+        ops.resize(manager, {"full": 40, "state": 9})
         assert restored.blocks == given
         restored.commit()
     assert manager.probe([*run(0, 16), 1]).num_blocks == 4

@@ -4,6 +4,7 @@ import pytest
 from core_help import found, generate, prefill, run, serve
 from policy_spy import ALL, BLOCK, Spied, SpyingLru, SpyingRanked, names_of
 
+from quire import ops
 from quire.core import FullAttention, Hint, LayerGroup
 
 
@@ -124,14 +125,14 @@ class TestStructure:
         (policy,) = world.policies
         for size in (20, 5):
             assert policy.capacity() == world.manager.pools[0].num_blocks
-            world.manager.resize({"full": size})
+            ops.resize(world.manager, {"full": size})
             assert policy.capacity() == size
 
     def test_of_several_full_groups_the_smallest_counts(self, spied):
         groups = [LayerGroup(str(size), size, FullAttention()) for size in (12, 8, 20)]
         world = spied(groups=groups)
         assert world.policies[0].capacity() == 8
-        world.manager.resize({"8": 30})
+        ops.resize(world.manager, {"8": 30})
         assert world.policies[0].capacity() == 12
 
     def test_each_class_has_a_policy_object_and_all_share_the_counter(self, spied):

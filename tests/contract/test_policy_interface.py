@@ -6,6 +6,7 @@ import pytest
 from core_help import generate, prefill, run, serve
 from policy_spy import ALL, BLOCK, Spied, SpyingLru, SpyingRanked, ends, names_of
 
+from quire import ops
 from quire.core import Hint
 from quire.errors import OutOfBlocks
 
@@ -87,7 +88,7 @@ class TestOrder:
         serve(world.manager, run(0, 3 * BLOCK))
         world.take()
         world.manager.probe(run(0, 2 * BLOCK))
-        world.manager.explain([*run(0, 2 * BLOCK), 1, 2, 3])
+        ops.explain(world.manager, [*run(0, 2 * BLOCK), 1, 2, 3])
         assert world.take() == []
 
     def test_an_ended_session_takes_its_entries_to_another_policy_object(self, spied):
@@ -240,7 +241,7 @@ class TestEvicting:
         for start in (0, 1000):
             serve(world.manager, run(start, 4 * BLOCK))
         world.take()
-        world.manager.resize({"full": 5})
+        ops.resize(world.manager, {"full": 5})
         told = sum(call[3] for call in world.take() if call[0] == "evicting")
         assert told == world.manager.stats.evicted_blocks == 3
 

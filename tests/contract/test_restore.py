@@ -5,6 +5,7 @@ import pytest
 from core_help import found, prefill, rejected, run, serve, state
 from hybrid_help import conserved, make, serve_in_pieces
 
+from quire import ops
 from quire.core import (
     ChunkedAttention,
     FullAttention,
@@ -52,7 +53,7 @@ def test_nothing_is_found_before_the_commit_and_without_one_all_goes_back():
     with restore(manager, run(0, 16), 4, brought):
         assert found(manager, run(0, 16)) == 0
         assert [pool.num_active for pool in manager.pools] == [4, 2, 1]
-        manager.check()
+        ops.check(manager)
     assert [pool.num_free for pool in manager.pools] == [20, 20, 4]
     assert conserved(manager)
 
@@ -172,7 +173,7 @@ def test_what_another_request_computed_meanwhile_is_kept_once():
     with restore(manager, run(0, 16), 4, brought) as restored:
         serve_in_pieces(manager, run(0, 17))
         restored.commit()
-        manager.check()
+        ops.check(manager)
     assert found(manager, run(0, 16)) == 16
     assert manager.pools[0].num_cached == 4
     assert conserved(manager)
@@ -200,7 +201,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     manager.commit(seq, run(0, 17))
     let_go = hold(manager, seq)
     manager.close(seq)
-    manager.check()
+    ops.check(manager)
     with pytest.raises(OutOfBlocks):
         serve(manager, run(1000, 20))
     serve(manager, run(1000, 16))
@@ -208,7 +209,7 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     assert manager.probe(run(0, 9)).num_blocks == 2, "a request may cut what is held"
     serve(manager, [*run(0, 8), 9])
     let_go()
-    manager.check()
+    ops.check(manager)
     serve(manager, run(2000, 32))
     assert manager.probe(run(0, 17)).num_blocks == 0
     with pytest.raises(SequenceError):

@@ -5,6 +5,7 @@ import pytest
 from core_help import prefill, run
 from hybrid_help import conserved, make
 
+from quire import ops
 from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
 from quire.core.rows import MIN_ARENA, MIN_EXTENT
 
@@ -31,7 +32,7 @@ def test_one_long_prompt_costs_the_short_ones_after_it_nothing():
     for seq in short:
         manager.close(seq)
     assert num_entries(manager) == MIN_ARENA
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_long_prompt_beside_many_short_ones_takes_one_long_row():
@@ -44,7 +45,7 @@ def test_a_long_prompt_beside_many_short_ones_takes_one_long_row():
     manager.close(long)
     assert num_entries(manager) == MIN_ARENA
     assert all(seq.block_ids().tolist() == ids for seq, ids in short)
-    manager.check()
+    ops.check(manager)
 
 
 def test_forks_of_a_long_sequence_take_no_long_rows_before_their_tables_are_asked_for():
@@ -59,7 +60,7 @@ def test_forks_of_a_long_sequence_take_no_long_rows_before_their_tables_are_aske
     table = trunk.block_ids().tolist()
     assert all(twin.block_ids().tolist()[:100_000] == table for twin in twins[:3])
     assert len({tuple(twin.block_ids()[100_000:].tolist()) for twin in twins}) == 64
-    manager.check()
+    ops.check(manager)
 
 
 @pytest.mark.parametrize("sizes", [(63, 64, 65), (127, 128, 129), (64, 4_096, 64), (1, 65_537, 1)])
@@ -99,4 +100,4 @@ def test_a_batch_goes_on_while_rows_move_under_it():
     for seq, before in zip(running, tokens, strict=True):
         assert seq.tokens.tolist() == before + list(range(200))
         assert len(np.unique(seq.block_ids())) == len(before) + 200
-    manager.check()
+    ops.check(manager)

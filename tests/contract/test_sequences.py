@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, LayerGroup, MediaItem, Scope
 
 BLOCK = 4
@@ -95,7 +95,7 @@ def test_a_hit_says_what_it_consists_of_and_why_it_ends(manager):
 def test_that_another_scope_has_the_prompt_is_told_by_explain_alone(manager):
     serve(manager, run(0, 12))
     assert manager.probe(run(0, 12), Scope(salt="x")).reason == "cold"
-    story = manager.explain(run(0, 16), Scope(salt="x"))
+    story = ops.explain(manager, run(0, 16), Scope(salt="x"))
     assert [(each.start, each.stop, each.why) for each in story.segments] == [
         (0, 12, "scope"),
         (12, 15, "cold"),
@@ -118,7 +118,7 @@ def test_that_another_scope_has_the_prompt_is_told_by_explain_alone(manager):
 def test_an_explanation_covers_the_prompt_and_agrees_with_the_lookup(manager, tokens, scope):
     serve(manager, run(0, 12))
     tokens = list(tokens)
-    explanation, hit = manager.explain(tokens, scope), manager.probe(tokens, scope)
+    explanation, hit = ops.explain(manager, tokens, scope), manager.probe(tokens, scope)
     assert explanation.hit == hit
     starts = [segment.start for segment in explanation.segments]
     stops = [segment.stop for segment in explanation.segments]
@@ -135,7 +135,7 @@ def test_lookups_are_pure(manager):
     before = state(manager)
     for tokens in (run(0, 13), run(0, 6), [0, 1, 9, 9, 9], run(500, 3)):
         manager.probe(tokens)
-        assert str(manager.explain(tokens))
+        assert str(ops.explain(manager, tokens))
         assert (str(manager.stats), repr(manager)) == (str(manager.stats), repr(manager))
     assert state(manager) == before
 

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 from core_help import generate, run
 
-from quire import CacheManager
+from quire import CacheManager, ops
 from quire.errors import OutOfBlocks
 
 REQUESTS = [
@@ -27,7 +27,7 @@ class Loop:
     def step(self):
         self.admit()
         self.decode()
-        self.manager.check()
+        ops.check(self.manager)
 
     def admit(self):
         while self.waiting:
@@ -102,4 +102,4 @@ def test_every_request_is_served_through_preemption_and_every_token_accounted_fo
 
 
 def test_the_same_requests_leave_the_same_state():
-    assert served().manager.snapshot() == served().manager.snapshot()
+    assert ops.snapshot(served().manager) == ops.snapshot(served().manager)

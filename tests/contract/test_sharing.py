@@ -6,7 +6,7 @@ import weakref
 import pytest
 from core_help import generate, prefill, rejected, run, serve
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, MediaItem, Scope
 
 BLOCK = 4
@@ -73,7 +73,7 @@ def test_a_sequence_that_grows_stays_one_node():
         for chunk in chunks:
             generate(manager, seq, run(seq.computed, chunk))
         manager.close(seq)
-        return len(manager.dump().splitlines()), manager.num_cached
+        return len(ops.dump(manager).splitlines()), manager.num_cached
 
     assert nodes([1] * 96) == nodes([5] * 19 + [1]) == nodes([96])
 
@@ -83,7 +83,7 @@ def test_a_conversation_that_grows_stays_one_node():
         manager = CacheManager(num_blocks=64, block_size=BLOCK)
         for length in turns:
             serve(manager, run(0, length))
-        return len(manager.dump().splitlines()), manager.num_cached
+        return len(ops.dump(manager).splitlines()), manager.num_cached
 
     assert nodes(range(8, 97, 8)) == nodes([96])
 
@@ -128,7 +128,7 @@ def test_the_source_of_a_copy_stays_until_the_copy_was_taken():
     (copy,) = manager.take_copies()
     assert copy.dst == seq.block_ids()[1]
     assert copy.src not in seq.block_ids()
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_fork_costs_no_blocks(manager):

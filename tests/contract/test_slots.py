@@ -1,10 +1,10 @@
-"""What `SlotCache` finds, which slot it gives away, and what it copies; cases by their number."""
+"""What `SlotCache` finds, which slot it gives away, and what it copies."""
 
 import numpy as np
 from slots_help import found, prefill, rejected, serve, text
 
 from quire import errors
-from quire.core import MediaItem, Scope
+from quire.core import MediaItem
 from quire.slots import SlotCache, SlotCopy, check, snapshot
 
 # -- finding -------------------------------------------------------------------------------
@@ -62,22 +62,6 @@ def test_a_prefix_in_a_busy_slot_is_copied_into_another():
     assert first.computed == 20
 
 
-def test_what_a_running_request_commits_is_found_at_once():
-    cache = SlotCache(3, 64)
-    first = prefill(cache, text(0, 20))
-    cache.commit(first, [500])
-    cache.commit(first, [501])
-    assert found(cache, [*text(0, 20), 500, 501]) == 22
-
-
-def test_nothing_is_found_before_it_was_computed():
-    cache = SlotCache(3, 64)
-    handle = cache.open(text(0, 20))
-    assert found(cache, text(0, 20)) == 0
-    cache.close(handle)
-    assert found(cache, text(0, 20)) == 0
-
-
 def test_a_copy_leaves_out_what_its_slot_holds_already():
     cache = SlotCache(2, 64)
     system = text(0, 30)
@@ -108,14 +92,6 @@ def test_a_rest_that_costs_less_than_the_copy_is_overwritten():
     assert found(cache, text(0, 1010)) == 1000
 
 
-def test_scopes_do_not_share():
-    cache = SlotCache(8, 64)
-    for scope in (Scope(salt="a"), Scope(lora="a"), Scope(salt="a", lora="b")):
-        assert prefill(cache, text(0, 20), scope).num_cached == 0
-    assert found(cache, text(0, 20), Scope(salt="ab")) == 0
-    assert found(cache, text(0, 20), Scope(salt="a")) == 20
-
-
 def test_pictures_with_equal_placeholders_do_not_share():
     cache = SlotCache(4, 64)
     prompt = [1, 2, *[0] * 6, 3, 4, 5]
@@ -124,14 +100,6 @@ def test_pictures_with_equal_placeholders_do_not_share():
     assert found(cache, prompt, media=[cat]) == len(prompt)
     assert found(cache, prompt, media=[dog]) == 2
     assert found(cache, prompt) == 2
-
-
-def test_a_request_reads_its_placeholder_tokens_back():
-    cache = SlotCache(4, 64)
-    prompt = [1, 2, *[0] * 6, 3]
-    handle = prefill(cache, prompt, media=[MediaItem(b"c" * 32, 2, 6)])
-    cache.commit(handle, [77])
-    assert handle.tokens.tolist() == [*prompt, 77]
 
 
 def test_pictures_that_no_slot_holds_are_forgotten(monkeypatch):
@@ -146,7 +114,7 @@ def test_pictures_that_no_slot_holds_are_forgotten(monkeypatch):
 # -- which slot ----------------------------------------------------------------------------
 
 
-def test_case_04_the_slot_that_is_worth_something_is_not_recycled():
+def test_the_slot_that_is_worth_something_is_not_recycled():
     cache = SlotCache(17, 64)
     hits = 0
     for turn in range(19):
@@ -262,15 +230,6 @@ def test_a_slot_that_gets_its_own_unharmed_memory_back_needs_no_copy():
     assert cache.take_copies() == [SlotCopy(first.slot, second.slot, 10)]
 
 
-def test_the_same_tokens_of_another_scope_do_not_count_as_there():
-    cache = SlotCache(2, 64)
-    other = serve(cache, text(0, 20), Scope(salt="x"))
-    first = prefill(cache, text(0, 20))
-    second = cache.open([*text(0, 10), 7])
-    assert second.slot == other
-    assert cache.take_copies() == [SlotCopy(first.slot, second.slot, 10, start=0)]
-
-
 def test_a_slot_that_gives_up_its_copied_prefix_needs_no_copy():
     cache = SlotCache(2, 64)
     prefill(cache, text(0, 20))
@@ -293,11 +252,3 @@ def test_a_commit_before_the_copies_were_taken_is_refused():
     cache.take_copies()
     cache.commit(branch, [7])
     cache.commit(first, text(5, 1))
-
-
-def test_taking_the_copies_empties_the_plan():
-    cache = SlotCache(2, 64)
-    prefill(cache, text(0, 20))
-    cache.open([*text(0, 10), 7])
-    assert len(cache.take_copies()) == 1
-    assert cache.take_copies() == []

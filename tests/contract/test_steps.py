@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from core_help import found, generate, prefill, run
+from core_help import found, generate, prefill, rejected, run
 
-from quire.core import CacheManager, LayerGroup
+from quire import errors, ops
+from quire.core import CacheManager, LayerGroup, MediaItem
 
 BLOCK = 4
 
@@ -30,7 +31,7 @@ def test_a_step_adds_one_token_to_each_sequence(manager, as_list):
         assert manager.take_copies() == []
         manager.commit_step(batch, np.array([7, 8, 9]) + step)
         assert [seq.computed for seq in seqs] == [4 + step, 5 + step, 6 + step]
-        manager.check()
+        ops.check(manager)
     assert seqs[1].tokens.tolist() == [1000, 1001, 1002, 1003, 8, 9, 10, 11, 12, 13]
     assert [seq.published for seq in seqs] == [8, 8, 8]
     assert found(manager, seqs[2].tokens) == 8
@@ -53,7 +54,7 @@ def test_equal_continuations_in_one_step_end_as_one_block(manager):
     manager.take_copies()
     manager.commit_step(batch, [5, 5, 5])
     assert counts(manager) == (14, 2, 0)
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_batch_lives_on_while_its_sequences_change(manager):
@@ -67,7 +68,7 @@ def test_a_batch_lives_on_while_its_sequences_change(manager):
         generate(manager, left, [60])
     assert left.tokens.tolist() == [*range(6), 70, 60, 71, 60, 72, 60]
     assert right.tokens.tolist() == list(range(1000, 1007))
-    manager.check()
+    ops.check(manager)
 
 
 # -- tables --------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def test_tables_are_the_callers_own(manager):
     seq.block_ids()[:] = 99
     assert seq.block_ids().tolist() == ids
     assert manager.tables([seq]).indices.tolist() == ids
-    manager.check()
+    ops.check(manager)
 
 
 def test_tables_of_no_sequence_are_empty(manager):
@@ -124,3 +125,106 @@ def test_blocks_filled_by_steps_are_counted_as_published(manager):
         manager.commit_step(seqs, [token, token, token])
     stats = manager.stats
     assert (stats.published_blocks, stats.computed_tokens) == (6, 24)
+
+
+# -- a batch that lives on ------------------------------------------------------------------
+
+
+def decode(manager, batch, count):
+    for step in range(count):
+        manager.reserve_step(batch)
+        manager.commit_step(batch, [step] * len(batch))
+        ops.check(manager)
+
+
+def test_steps_use_up_a_reservation_made_before_and_then_go_on():
+    manager = CacheManager(64, 4, debug=True)
+    seq = manager.open([1, 2, 3])
+    manager.reserve(seq, 8)
+    manager.commit(seq, [1, 2, 3])
+    decode(manager, manager.batch([seq]), 20)
+
+
+def test_another_call_between_the_halves_of_a_step_changes_nothing():
+    manager = CacheManager(64, 4, debug=True)
+    seq, other = prefill(manager, [1, 2, 3, 4]), prefill(manager, [9, 9])
+    batch = manager.batch([seq])
+    manager.reserve_step(batch)
+    manager.close(other)
+    manager.commit_step(batch, [5])
+    decode(manager, batch, 12)
+
+
+@pytest.mark.parametrize("num_found", [63, 64, 65, 128])
+def test_tables_that_another_request_widens_stay_right(num_found):
+    manager = CacheManager(1024, 4, debug=True)
+    long = list(range(1000, 1000 + 4 * num_found))
+    manager.close(prefill(manager, long))
+    running = [prefill(manager, [10 * n, 1, 2, n]) for n in range(1, 4)]
+    batch = manager.batch(running)
+    decode(manager, batch, 4)
+    manager.open([*long, 7])
+    decode(manager, batch, 9)
+
+
+def test_tables_that_steps_widen_again_and_again_stay_right():
+    manager = CacheManager(2048, 1, debug=True)
+    running = [prefill(manager, [n]) for n in range(3)]
+    batch = manager.batch(running)
+    for step in range(300):
+        manager.reserve_step(batch)
+        manager.commit_step(batch, [step] * 3)
+    ops.check(manager)
+
+
+def test_a_batch_of_another_manager_is_refused():
+    one, two = CacheManager(64, 4), CacheManager(64, 4)
+    prefill(one, [1, 2, 3, 4])
+    batch = two.batch([prefill(two, [1, 2, 3, 4])])
+    with rejected(one, errors.SequenceError, "another manager"):
+        one.reserve_step(batch)
+    with rejected(one, errors.SequenceError, "another manager"):
+        one.commit_step(batch, [1])
+
+
+def test_a_step_never_computes_tokens_of_the_prompt():
+    manager = CacheManager(64, 4)
+    seq = prefill(manager, [1, 2, 7, 7, 7, 7, 7, 7, 3], media=[MediaItem(b"a" * 32, 2, 6)])
+    batch = manager.batch([seq])
+    manager.truncate(seq, 2)
+    with rejected(manager, errors.SequenceError, "7 tokens of its prompt"):
+        manager.reserve_step(batch)
+
+
+def test_a_step_never_computes_what_a_resumed_sequence_had():
+    manager = CacheManager(64, 4)
+    seq = prefill(manager, [1, 2, 3, 4])
+    batch = manager.batch([seq])
+    decode(manager, batch, 5)
+    manager.suspend(seq)
+    manager.clear()
+    assert manager.resume(seq) == 9
+    with rejected(manager, errors.SequenceError, "before a suspend"):
+        manager.reserve_step(batch)
+
+
+def test_an_idle_shared_block_leaves_the_steps_of_others_alone():
+    manager = CacheManager(64, 4, debug=True)
+    manager.fork(prefill(manager, [5] * 5))
+    batch = manager.batch([prefill(manager, [1, 2, 3])])
+    decode(manager, batch, 9)
+    assert not batch.shares
+
+
+def test_forks_in_a_batch_copy_their_shared_block_once():
+    manager = CacheManager(64, 4, debug=True)
+    seq = prefill(manager, [1, 2, 3])
+    twins = [seq, manager.fork(seq), manager.fork(seq)]
+    batch = manager.batch(twins)
+    manager.reserve_step(batch)
+    copies = manager.take_copies()
+    assert len(copies) == 2
+    assert {copy.num_tokens for copy in copies} == {3}
+    manager.commit_step(batch, np.array([7, 8, 9], np.int32))
+    decode(manager, batch, 9)
+    assert [twin.tokens[3] for twin in twins] == [7, 8, 9]

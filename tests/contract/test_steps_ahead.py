@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hybrid_help import make
 
+from quire import ops
 from quire.core import FullAttention, SlidingWindow
 from quire.errors import OutOfBlocks
 
@@ -68,7 +69,7 @@ class Engine:
             self.end(self.running[-1])
         while len(self.device.queue) > self.ahead:
             self.finish_step()
-        self.manager.check()
+        ops.check(self.manager)
 
     def open(self):
         text = list(self.draw.choice(self.texts))[: self.draw.randrange(20)]

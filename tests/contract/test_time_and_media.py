@@ -3,7 +3,7 @@
 import pytest
 from core_help import rejected, run, serve
 
-from quire import CacheManager, MediaItem, Scope, errors
+from quire import CacheManager, MediaItem, Scope, errors, ops
 
 
 class Clock:
@@ -31,7 +31,7 @@ def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
     clock.now = 20
     for left in (20, 16, 12, 8, 4, 0):
         manager.reclaim(1)
-        manager.check()
+        ops.check(manager)
         assert hit(manager, prompt) == left
 
 
@@ -43,7 +43,7 @@ def test_a_priority_that_rises_while_retention_runs_out_is_harmless(clock):
     clock.now = 20
     manager.close(seq)
     assert manager.reclaim(1) == 1
-    manager.check()
+    ops.check(manager)
 
 
 def test_a_clock_that_steps_back_is_held(clock):
@@ -56,7 +56,7 @@ def test_a_clock_that_steps_back_is_held(clock):
     manager.close(first)
     clock.now = 9
     manager.reclaim(1)
-    manager.check()
+    ops.check(manager)
 
 
 def test_reminders_of_retention_do_not_pile_up(clock):
@@ -109,7 +109,7 @@ def test_media_contents_that_no_block_holds_are_forgotten(monkeypatch):
     manager = CacheManager(8, 4)
     for number in range(50):
         serve(manager, [7] * 8, media=[MediaItem(bytes([number] * 32), 0, 8)])
-        manager.check()
+        ops.check(manager)
     assert len(manager.kernel.tree.media) <= 16
     again = manager.probe([7] * 8 + [1], media=[MediaItem(bytes([49] * 32), 0, 8)])
     assert again.num_tokens == 8
@@ -128,7 +128,7 @@ def test_decisions_depend_on_inputs_alone():
         states = []
         for i in range(60):
             serve(manager, run(1000 * (i * 5 % 9), 4 * (1 + i % 3)), priority=i % 2)
-            states.append((manager.snapshot(), manager.take_copies()))
+            states.append((ops.snapshot(manager), manager.take_copies()))
         return states
 
     ticks = iter(range(10**6))

@@ -3,7 +3,7 @@
 import pytest
 from core_help import found, prefill, run, serve
 
-from quire import CacheManager, LayerGroup, SlidingWindow
+from quire import CacheManager, LayerGroup, SlidingWindow, ops
 
 BLOCK = 4
 
@@ -16,33 +16,33 @@ def manager():
 def test_blocks_held_free_allocated_and_freed_so_far_are_counted(manager):
     seq = prefill(manager, run(0, 20))
     serve(manager, run(1000, 10))
-    usage = manager.usage()
+    usage = ops.usage(manager)
     assert (usage.num_blocks, usage.active, usage.cached, usage.free) == (32, 5, 2, 25)
     assert (usage.allocations, usage.frees) == (8, 1)
     manager.close(seq)
     manager.clear()
-    usage = manager.usage()
+    usage = ops.usage(manager)
     assert (usage.active, usage.cached, usage.free) == (0, 0, 32)
     assert (usage.allocations, usage.frees) == (8, 8)
 
 
-def test_utilisation_fragmentation_and_padding_follow_from_the_blocks(manager):
+def test_utilisation_span_and_room_follow_from_the_blocks(manager):
     first, _ = prefill(manager, run(0, 16)), prefill(manager, run(1000, 13))
-    usage = manager.usage()
-    assert (usage.utilisation, usage.fragmentation) == (8 / 32, 0)
-    assert usage.padding == pytest.approx(3 / 32)
+    usage = ops.usage(manager)
+    assert (usage.utilisation, usage.span) == (8 / 32, 8)
+    assert (usage.used_tokens, usage.room_tokens) == (29, 32)
     manager.close(first)
-    assert manager.usage().utilisation == 8 / 32
+    assert ops.usage(manager).utilisation == 8 / 32
     manager.clear()
-    usage = manager.usage()
-    assert (usage.utilisation, usage.span, usage.fragmentation) == (4 / 32, 8, 4 / 8)
-    assert usage.padding == pytest.approx(3 / 16)
+    usage = ops.usage(manager)
+    assert (usage.utilisation, usage.span) == (4 / 32, 8)
+    assert (usage.used_tokens, usage.room_tokens) == (13, 16)
 
 
 def test_sequences_shared_blocks_and_references_are_counted(manager):
     for start in (1000, 2000, 3000):
         prefill(manager, [*run(0, 16), *run(start, 5)])
-    usage = manager.usage()
+    usage = ops.usage(manager)
     assert (usage.num_sequences, usage.active, usage.shared_blocks) == (3, 4 + 3 * 2, 4)
     assert usage.references == 3 * 6
     assert (usage.used_tokens, usage.room_tokens) == (3 * 21, 3 * 24)
@@ -69,7 +69,7 @@ def test_the_tree_is_drawn_with_its_blocks_and_locks():
     system = run(0, 8).tolist()
     serve(manager, [*system, *range(100, 108)])
     prefill(manager, [*system, *range(200, 205)], priority=2)
-    picture = manager.dump().splitlines()
+    picture = ops.dump(manager).splitlines()
     assert picture[1:-1] == [
         "Scope()",
         "└── 2 blocks, tokens 0-8: [0, 1, 2, 3, 4, 5, ...]  1 ref, priority 2",
@@ -85,5 +85,5 @@ def test_the_drawing_says_what_a_window_has_dropped():
     manager = CacheManager(groups=groups, block_size=BLOCK, sub_block=False)
     serve(manager, run(0, 24))
     manager.reclaim(3, group=1)
-    (node,) = [line for line in manager.dump().splitlines() if "tokens 0-24" in line]
+    (node,) = [line for line in ops.dump(manager).splitlines() if "tokens 0-24" in line]
     assert node.endswith("cached, sliding 3/6")

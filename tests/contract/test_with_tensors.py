@@ -7,7 +7,16 @@ import pytest
 from core_help import run
 from kv_help import BLOCK, LAYOUT, Engine, kv_of, same, torch
 
-from quire import CacheManager, KVLayout, KVPool, LayerGroup, SlidingWindow, SlotCache, SlotPool
+from quire import (
+    CacheManager,
+    KVLayout,
+    KVPool,
+    LayerGroup,
+    SlidingWindow,
+    SlotCache,
+    SlotPool,
+    ops,
+)
 from quire.tensors import scatter
 
 
@@ -68,11 +77,11 @@ def test_after_a_compaction_every_sequence_reads_its_own(manager, engine):
         manager.close(seqs[i])
         manager.evict(run(1000 * i, 4))
     seqs = [seqs[i] for i in (1, 4, 5)]
-    moved = manager.compact()
+    moved = ops.compact(manager)
     copies = engine.copy()
     engine.pool.poison(manager.pools[0].free_ids())  # nothing may be read where it was
     assert len(copies) == moved > 0
-    assert (manager.usage().fragmentation, manager.usage().span) == (0, 14)
+    assert ops.usage(manager).span == 14
     reader = engine.prefill([*run(9000, 8), 7])
     assert reader.num_cached == 8
     for seq in (*seqs, reader):
@@ -131,7 +140,7 @@ def test_a_prompt_that_two_requests_compute_at_once_is_held_once(manager, engine
 
 def speculate(engine, seq, parents, token_ids, path):
     """Draft a tree, compute it as with a tree mask, and accept a path of it; return the moves."""
-    engine.manager.draft(seq, parents)
+    draft = ops.draft(engine.manager, seq, parents)
     engine.copy()
     for at in range(len(parents)):
         branch, above = [at], parents[at]
@@ -141,7 +150,7 @@ def speculate(engine, seq, parents, token_ids, path):
         tokens = [*seq.tokens.tolist(), *(int(token_ids[each]) for each in branch)]
         own = kv_of(tokens, len(tokens) - 1)
         scatter(engine.pool, seq.block_ids(), seq.computed + at, own)
-    moves = engine.manager.accept(seq, path, [token_ids[at] for at in path])
+    moves = draft.accept(path, [token_ids[at] for at in path])
     engine.move(moves)
     return moves
 

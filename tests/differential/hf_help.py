@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import quire
+from quire import ops
 from quire.engines.hf import PrefixCache
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.store import Terms, first_token
@@ -323,7 +324,7 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None
     assert torch.equal(plain.sequences, reused.sequences)
     for one, two in zip(plain.logits, reused.logits, strict=True):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
-    cache.manager.check()
+    ops.check(cache.manager)
     assert cache.manager.num_active == 0
     return reused.sequences
 

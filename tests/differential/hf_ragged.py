@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from hf_help import VOCAB, check_stored, left_padded, make_cache, tiny_model
 
+from quire import ops
 from quire.errors import ConfigError
 
 _WINDOW = {
@@ -107,7 +108,7 @@ class Ragged:
         ids = torch.nn.functional.pad(padded, (batch.extra, 0))
         mask = torch.nn.functional.pad(mask, (batch.extra, 0))
         getattr(self, batch.how)(ids, mask, batch)
-        self.cache.manager.check()
+        ops.check(self.cache.manager)
         assert self.cache.manager.num_active == 0
         for text in list(self.texts):
             check_stored(self.model, self.cache, torch.tensor(text))

@@ -20,6 +20,7 @@ from peft_help import (  # noqa: E402
     wrapped_model,
 )
 
+from quire import ops  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.errors import UnsupportedModel  # noqa: E402
 
@@ -62,7 +63,7 @@ class Life:
         for _ in range(2):
             same(self.model, self.cache, IDS, max_new_tokens=2)
         assert self.cache.last.cached_tokens == 20
-        self.cache.manager.check()
+        ops.check(self.cache.manager)
 
     def step(self, name):
         """Do one thing; what PEFT does not do for this kind counts as nothing done."""
@@ -247,10 +248,10 @@ def test_an_adapter_that_is_not_causal_is_refused_when_it_comes():
     assert ask(model, cache) == 0
     lily = peft.get_peft_model(model, config_of("LILY")).eval()
     disturb(lily)
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     with pytest.raises(UnsupportedModel, match="depend on the tokens that follow"):
         cache.generate(IDS)
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
     lily.unload()
     assert ask(model, cache) == 20
 

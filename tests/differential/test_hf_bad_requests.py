@@ -11,6 +11,7 @@ from hf_help import (
     same,
 )
 
+from quire import ops
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, ScopeError, TokensError, UnsupportedModel
@@ -97,10 +98,10 @@ BAD_REQUESTS = {
 def test_a_bad_request_is_refused_and_changes_nothing(model, cache, name):
     arguments, error, words = BAD_REQUESTS[name]
     cache.generate(IDS, max_new_tokens=2)
-    before, last = cache.manager.snapshot(), cache.last
+    before, last = ops.snapshot(cache.manager), cache.last
     with pytest.raises(error, match=words):
         cache.generate(**{"input_ids": IDS, **arguments})
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
     assert cache.last == last
     same(model, cache, IDS)
 
@@ -108,10 +109,10 @@ def test_a_bad_request_is_refused_and_changes_nothing(model, cache, name):
 @pytest.mark.parametrize("name", ["floats", "right padding", "a scope that is none"])
 def test_a_bad_session_is_refused_and_changes_nothing(model, cache, name):
     arguments, error, words = BAD_REQUESTS[name]
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     with pytest.raises(error, match=words), cache.session(**{"input_ids": IDS, **arguments}):
         pytest.fail("the block ran")
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_an_exception_in_generate_leaves_the_cache_usable(model, cache, ids):
     with pytest.raises(KeyError):
         cache.generate(ids, stopping_criteria=[Broken()], max_new_tokens=3)
     assert cache.manager.num_active == 0
-    cache.manager.check()
+    ops.check(cache.manager)
     same(model, cache, ids)
 
 

@@ -14,6 +14,7 @@ from hf_help import (
     tiny_model,
 )
 
+from quire import ops
 from quire.errors import TokensError
 
 
@@ -202,10 +203,10 @@ def test_what_was_foreign_and_cropped_is_forgotten(model, cache, ids):
 def test_a_mask_of_other_numbers_than_0_and_1_is_refused(cache, ids, value):
     mask = torch.ones(ids.shape)
     mask[0, 5:] = value
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     with pytest.raises(TokensError, match=f"attention_mask holds {value}"):
         cache.generate(ids, attention_mask=mask, max_new_tokens=1)
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
 
 
 def test_drafts_over_one_padded_row_reuse_its_head(model, cache, ids):

@@ -16,6 +16,7 @@ from hf_help import (
     tiny_model,
 )
 
+from quire import ops
 from quire.engines.hf import PrefixCache, store
 from quire.engines.hf import request as requests
 from quire.errors import ConfigError, UnsupportedModel
@@ -216,7 +217,7 @@ def test_a_forward_that_failed_leaves_what_was_kept_before_it():
         hook.remove()
         with pytest.raises(ConfigError, match="open a new session"):
             model(prompt(40)[:, 36:], past_key_values=past)
-    cache.manager.check()
+    ops.check(cache.manager)
     assert cache.manager.num_active == 0
     assert check_stored(model, cache, prompt(40)[0]) == 36
     same(model, cache, prompt(40))

@@ -13,6 +13,8 @@ from hf_help import (
     tiny_model,
 )
 
+from quire import ops
+
 SMALL = {"full": 60, "sliding": 12, "chunked": 9, "recurrent": 4}
 TINY = {"full": 26, "sliding": 7, "chunked": 6, "recurrent": 2}
 TWO_STATES = {"full": 100, "sliding": 30, "chunked": 30, "recurrent": 2}
@@ -116,7 +118,7 @@ def test_two_sessions_at_once_and_a_call_between_them(family):
         assert torch.equal(out, model.generate(ids, max_new_tokens=num_new))
         check_stored(model, cache, out[0])
     assert cache.manager.num_active == 0
-    cache.manager.check()
+    ops.check(cache.manager)
 
 
 def test_memory_moves_to_the_group_whose_evictions_cost_hits():
@@ -147,7 +149,7 @@ def test_memory_in_use_does_not_move():
             same_while_open(model, cache, text(60, seed))
         before = [group.num_blocks for group in cache.memory()]
         assert cache.rebalance() in (True, False)
-        cache.manager.check()
+        ops.check(cache.manager)
         out = model.generate(text(110), past_key_values=past, max_new_tokens=5)
     assert sum(before) > 0
     assert torch.equal(out, model.generate(text(110), max_new_tokens=5))

@@ -7,6 +7,7 @@ import torch
 from hf_help import make_cache, own, random_ids, same, tiny_model
 from torch.nn.utils import parametrizations, prune
 
+from quire import ops
 from quire.engines.hf import PrefixCache, SlotPrefixCache
 from quire.errors import ConfigError
 
@@ -227,12 +228,12 @@ def test_weights_that_come_back_are_found_again(model, cache):
 def test_a_model_of_another_dtype_is_refused(model, cache, change):
     reused(model, cache)
     change(model)
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     with pytest.raises(ConfigError, match=r"was torch\.float32 on cpu.*make a new cache"):
         cache.generate(IDS)
     with pytest.raises(ConfigError, match=r"torch\.float32"), cache.session(IDS):
         pytest.fail("the block ran")
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
 
 
 @pytest.mark.parametrize("order", ["inside first", "outside first"])

@@ -11,6 +11,7 @@ import torch
 from hf_help import group_names, make_cache, random_ids, same, tiny_model
 
 import quire
+from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
 from quire.slots import check
@@ -91,7 +92,7 @@ def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family):
             assert "clear()" in str(error)  # noqa: PT017
             cache.clear()
             same(model, cache, prompt, max_new_tokens=5)
-        cache.manager.check()
+        ops.check(cache.manager)
         assert not cache.manager.sequences, f"line {at}: blocks are held by nobody"
         same(model, cache, prompt, max_new_tokens=5)
         assert cache.last.cached_tokens > 0

@@ -15,6 +15,8 @@ from hf_media_help import (
     words,
 )
 
+from quire import ops
+
 MODELS = ("llava", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio", "voxtral")
 QWEN = ("qwen2_vl", "qwen2_5_vl")
 
@@ -240,6 +242,6 @@ def test_every_way_to_generate(name, model, cache, arguments):
             torch.manual_seed(3)
             made.append(generate(**inputs, **arguments, suppress_tokens=[90, 91], max_new_tokens=6))
         assert torch.equal(*made)
-    cache.manager.check()
+    ops.check(cache.manager)
     equal(model, cache, inputs)
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4

@@ -18,7 +18,7 @@ from hf_media_help import (
     words,
 )
 
-from quire import MediaItem
+from quire import MediaItem, ops
 from quire.engines.hf import PrefixCache
 from quire.engines.hf.modalities import MODALITIES
 from quire.errors import ConfigError, MediaError, TokensError, UnsupportedModel
@@ -79,10 +79,10 @@ def test_names_that_do_not_match_the_content_are_refused(cache, inputs, media, w
 
 def refused(cache, error, words, **arguments):
     """Demand the error, and that nothing has changed."""
-    before, last = cache.manager.snapshot(), cache.last
+    before, last = ops.snapshot(cache.manager), cache.last
     with pytest.raises(error, match=words):
         cache.generate(**arguments)
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
     assert cache.last == last
 
 
@@ -96,12 +96,12 @@ def test_an_explanation_knows_the_image(name):
     image = picture(name, 1)
     inputs = request(name, words(0, 6), image, words(1, 10))
     cache.generate(**inputs, max_new_tokens=2)
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     assert cache.explain(**inputs).hit.num_tokens == 15 + image.num_tokens
     other = request(name, words(0, 6), picture(name, 2), words(1, 10))
     assert cache.explain(**other).hit.num_tokens == 6
     assert cache.explain(words(0, 6)).hit.num_tokens == 5
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
 
 
 def test_an_explanation_by_name(cache, inputs):
@@ -142,7 +142,7 @@ def test_what_follows_an_image_without_a_name_is_not_kept(model, cache, inputs):
         model(input_ids=text, past_key_values=past, use_cache=True)
         model(input_ids=more, past_key_values=past, use_cache=True, **image.arguments)
     assert cache.manager.num_cached == 2
-    cache.manager.check()
+    ops.check(cache.manager)
 
 
 def test_another_text_in_a_session_takes_along_only_the_images_it_shares(model, cache):
@@ -277,7 +277,7 @@ def test_a_placeholder_that_the_model_makes_names_nothing(cache, inputs):
     )
     assert (output[:, 20:] == IMAGE).all()
     assert cache.manager.num_cached == 5
-    cache.manager.check()
+    ops.check(cache.manager)
     follow = follow_up(inputs, output, words(3, 3), name="llava")
     refused(cache, MediaError, "image 0 has 16 tokens", **follow)
 

@@ -13,6 +13,8 @@ from hf_media_help import (
     words,
 )
 
+from quire import ops
+
 
 def cut(pieces, rng):
     """A head of a conversation: it ends after a piece, or inside a text."""
@@ -40,4 +42,4 @@ def test_turns_branches_and_truncations_under_pressure(name, num_blocks):
         reused += cache.last.cached_tokens
     assert reused > 0
     assert cache.stats.evicted_blocks > 0
-    cache.manager.check()
+    ops.check(cache.manager)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
+from quire import ops
 from quire.errors import ConfigError
 
 FAMILIES = ["llama", "gemma3_text"]
@@ -42,10 +43,10 @@ def test_a_bad_number_is_refused_and_changes_nothing(store_until):
     model = tiny_model("llama")
     cache = make_cache(model)
     same(model, cache, ids_of(40))
-    before = cache.manager.snapshot()
+    before = ops.snapshot(cache.manager)
     with pytest.raises(ConfigError):
         cache.generate(input_ids=ids_of(40), store_until=store_until, max_new_tokens=2)
-    assert cache.manager.snapshot() == before
+    assert ops.snapshot(cache.manager) == before
 
 
 def test_a_session_takes_it_too():

@@ -11,6 +11,7 @@ import torch
 import transformers
 from hf_help import check_stored, make_cache, random_ids, same, tiny_model
 
+from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import CacheBusy
 
@@ -93,7 +94,7 @@ def test_two_caches_over_one_model_run_in_two_threads(model, ids):
                 with cache.session(tokens) as past:
                     cache.model(tokens[:, past.get_seq_length() :], past_key_values=past)
             assert cache.last.cached_tokens == tokens.shape[1] - 1
-            cache.manager.check()
+            ops.check(cache.manager)
 
         return run
 
@@ -141,7 +142,7 @@ def test_a_second_thread_is_refused_and_nothing_is_harmed(model, cache):
 
     together(*(functools.partial(use, at) for at in range(3)))
     assert counts["done"] >= 1
-    cache.manager.check()
+    ops.check(cache.manager)
     assert cache.manager.num_active == 0
     for text in texts:
         check_stored(model, cache, text[0])
@@ -242,7 +243,7 @@ def test_calls_within_calls(family, num_blocks):
                 outer, past_key_values=past, max_new_tokens=5, streamer=Between(act)
             )
             assert torch.equal(out, expected[0])
-        cache.manager.check()
+        ops.check(cache.manager)
         assert cache.manager.num_active == 0
     for ids in expected:
         check_stored(model, cache, ids[0])

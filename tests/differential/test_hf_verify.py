@@ -9,6 +9,7 @@ from hf_help import left_padded, make_cache, random_ids, same, tiny_model
 from hf_wrong import built, mutant
 from transformers import LlamaForCausalLM
 
+from quire import ops
 from quire.errors import UnsupportedModel
 
 THRESHOLD = 20
@@ -60,7 +61,7 @@ def test_a_reused_call_that_differs_is_refused_with_the_shape_and_the_distance(w
     with pytest.raises(UnsupportedModel, match=match):
         cache.generate(text(40), max_new_tokens=2)
     assert cache.manager.num_cached == cache.manager.num_active == 0
-    cache.manager.check()
+    ops.check(cache.manager)
 
 
 def test_after_a_refusal_nothing_is_reused_any_more(wrong):

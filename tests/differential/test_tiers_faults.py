@@ -9,6 +9,7 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
+from quire import ops
 from quire.engines.hf import PrefixCache
 from quire.tiers.base import Outcome, Tier
 from quire.tiers.faults import FaultPlan, Faulty
@@ -57,7 +58,7 @@ def test_tiers_that_fail_are_misses_with_causes_and_the_tokens_stay_right(family
                 if at not in plain:
                     plain[at] = model.generate(ids, max_new_tokens=4)
                 assert torch.equal(text, plain[at]), turn
-                cache.manager.check()
+                ops.check(cache.manager)
         assert sum(faulty.met.values()), "the fault has happened"
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
+from quire import ops
 from quire.core import Scope
 from quire.errors import ConfigError
 from quire.tiers.host import Host
@@ -44,7 +45,7 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     came = fresh.load(tmp_path / "saved")
     assert came.causes == {}
     assert 0 < came.num_tokens <= came.num_saved_tokens
-    fresh.manager.check()
+    ops.check(fresh.manager)
     for ids, text in zip(prompts, texts, strict=True):
         assert torch.equal(same(model, fresh, ids, scope=scope), text)
         assert fresh.last.cached_tokens >= 80

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 from classes import CannotBeBuilt, tiny
 from hf_help import check_stored, left_padded
 
+from quire import ops
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, QuireError
 from quire.tensors.kinds import MEDIA_MODELS, decoder_config, layer_kinds
@@ -144,7 +145,7 @@ class Requests:
             scale = max(1.0, float(one.abs().nan_to_num(posinf=0, neginf=0).max()))
             assert off <= 1e-4 * scale, f"logits of step {step} are off by {off:.2g}"
         assert torch.equal(plain.sequences, reused.sequences), "other tokens"
-        self.cache.manager.check()
+        ops.check(self.cache.manager)
         texts = [row[row != 0] for row in reused.sequences]
         self.texts += texts
         return texts

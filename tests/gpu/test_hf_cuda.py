@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
+from quire import ops  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.tensors import KVLayout, KVPool, apply_copies, gather, scatter  # noqa: E402
 
@@ -112,7 +113,7 @@ def test_generate_gives_the_tokens_of_the_plain_model(model, arguments):
             )
         assert torch.equal(*outputs)
     assert cache.last.cached_tokens >= 64
-    cache.manager.check()
+    ops.check(cache.manager)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}], ids=str)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 from hf_help import HYBRID_FAMILIES, left_padded, random_ids, tiny_config  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from quire import ops  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.tensors import StateLayout, StatePool, StateShape, apply_copies  # noqa: E402
 
@@ -79,4 +80,4 @@ def test_three_turns_give_the_tokens_of_the_plain_model(family, arguments):
         assert torch.equal(*outputs)
         texts = [row[row != 0].cpu() for row in outputs[0]]
     assert cache.last.cached_tokens > cache.last.computed_tokens
-    cache.manager.check()
+    ops.check(cache.manager)

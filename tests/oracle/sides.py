@@ -13,7 +13,8 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from quire import exchange
+from quire import exchange, ops
+from quire.core.sequence import Drafted
 from quire.errors import QuireError
 
 
@@ -40,6 +41,7 @@ class Old:
         self.kept = self.module("kept")
         self.size = recipe["block_size"]
         self.seqs, self.pins, self.restores, self.holds, self.batches = {}, {}, {}, {}, {}
+        self.drafts = {}
         self.told = Told() if "observer" in recipe["features"] else None
         self.manager = self.made(recipe, clock)
 
@@ -86,7 +88,23 @@ class Old:
         extent, arena = recipe["rows"]
         limits = dict(cls.limits) if recipe["tight"] else {}
         limits[cls.rows] = {"MIN_EXTENT": extent, "MIN_ARENA": arena}
-        return [mock.patch.multiple(cls.module(n), **values) for n, values in limits.items()]
+        patches = [mock.patch.multiple(cls.module(n), **values) for n, values in limits.items()]
+        return [*patches, *cls.mended()]
+
+    @classmethod
+    def mended(cls):
+        """Return the patches that give the old core what was changed on purpose since.
+
+        Where storing ends is no seam any more: a request has one priority and retention.
+        """
+
+        of_ranges = cls.module("terms").terms_of
+
+        def terms_of(*args):
+            terms = of_ranges(*args)
+            return msgspec.structs.replace(terms, steps=terms.steps[:1])
+
+        return [mock.patch.object(cls.module("requests"), "terms_of", terms_of)]
 
     rows: ClassVar = "rows"
 
@@ -352,6 +370,10 @@ class New(Old):
     }
 
     @classmethod
+    def mended(cls):
+        return []
+
+    @classmethod
     def module(cls, name):
         return importlib.import_module(cls.moved.get(name, f"{cls.root}.{name}"))
 
@@ -368,6 +390,46 @@ class New(Old):
     @property
     def copies(self):
         return self.manager.kernel.copies
+
+    def state(self):
+        return behaviour(ops.snapshot(self.manager))
+
+    def check(self):
+        ops.check(self.manager)
+
+    def drawn(self):
+        return ops.dump(self.manager), repr(self.manager)
+
+    def explain(self, tokens, scope, media):
+        explained = ops.explain(self.manager, tokens, self.scope(scope), self.media(media))
+        segments = [(each.start, each.stop, each.cached, each.why) for each in explained.segments]
+        found_in = [(repr(scope), tokens) for scope, tokens in explained.found_in]
+        return segments, found_in, str(explained)
+
+    def fits(self, tokens, num_new, scope, media):
+        scope, media = self.scope(scope), self.media(media)
+        fit = ops.fits(self.manager, tokens, num_new, scope, media=media)
+        return bool(fit), fit.num_cached, fit.needed, fit.room
+
+    def fits_sequence(self, name, num_new):
+        fit = ops.fits(self.manager, self.seqs[name], num_new)
+        return bool(fit), fit.num_cached, fit.needed, fit.room
+
+    def usage(self, group):
+        return plain(ops.usage(self.manager, group))
+
+    def compact(self, group):
+        return ops.compact(self.manager, group)
+
+    def resize(self, num_blocks):
+        return ops.resize(self.manager, num_blocks)
+
+    def draft(self, name, parents):
+        self.drafts[name] = ops.draft(self.manager, self.seqs[name], parents)
+
+    def accept(self, name, path, tokens):
+        never = ops.Draft(self.manager, self.seqs[name], (), Drafted(0, 0))
+        return list(map(tuple, self.drafts.get(name, never).accept(path, tokens)))
 
     def residency(self, tokens, scope, media):
         here = exchange.residency(self.manager, tokens, self.scope(scope), tuple(self.media(media)))
@@ -444,7 +506,7 @@ def behaviour(snapshot):
 
 SEQUENCE = (
     "state", "scope", "published", "computed", "capacity", "num_cached", "prompt_len", "priority",
-    "tables", "drafts", "tokens", "keep_for",
+    "tables", "tokens", "keep_for",
 )  # fmt: skip
 NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until", "spent_from")
 PART = ("group", "guards", "guarded", "num_held", "snapshots")

@@ -3,6 +3,7 @@
 from kinds import AttentionMemory, StateMemory, is_needed, window_blocks
 from model import Identities, Published
 
+from quire import ops
 from quire.core import CacheManager, FullAttention, LayerGroup, Scope, block_hashes
 
 
@@ -76,7 +77,7 @@ class Comparison:
     def state(self):
         """The manager's whole state, taken once after each change."""
         if self.seen is None:
-            self.seen = self.manager.snapshot()
+            self.seen = ops.snapshot(self.manager)
         return self.seen
 
     # -- calls -----------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class Comparison:
             self.check_evicted(self.manager.take_evicted())
             return result
         assert expiring or self.state == before, f"{refused!r} changed the state"
-        self.manager.check()
+        ops.check(self.manager)
         return refused
 
     def must_raise(self, error_type, function, *args, **kwargs):
@@ -222,7 +223,7 @@ class Comparison:
     def after(self):
         manager, size = self.manager, self.settings.block_size
         self.seen = None
-        manager.check()
+        ops.check(manager)
         for pool in self.pools:
             assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
         stats = manager.stats

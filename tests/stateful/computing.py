@@ -5,6 +5,7 @@ from compare import Comparison
 from kinds import window_blocks
 from model import Drafts, Live
 
+from quire import ops
 from quire.core import FullAttention
 from quire.errors import (
     CheckpointError,
@@ -24,8 +25,8 @@ class Computing(Comparison):
         tokens, manager, size = list(tokens), self.manager, self.settings.block_size
         path = self.names.path(scope, tokens, media)
         hit = self.pure(manager.probe, tokens, scope, media)
-        assert self.pure(manager.explain, tokens, scope, media).hit == hit
-        fit = self.pure(manager.fits, tokens, None, scope, media=media)
+        assert self.pure(ops.explain, manager, tokens, scope, media).hit == hit
+        fit = self.pure(ops.fits, manager, tokens, None, scope, media=media)
         limit = self.findable(scope, path[:-1])
         assert hit.num_tokens <= limit <= len(tokens) - 1, "found what was never published"
         assert hit.num_tokens == hit.num_blocks * size + hit.partial_tokens
@@ -50,7 +51,7 @@ class Computing(Comparison):
             assert fit.room == tuple(pool.num_blocks for pool in self.pools)
             return None
         assert seq.num_cached == fit.num_cached
-        assert bool(fit) == bool(self.pure(manager.fits, seq)), "the rest of the prompt"
+        assert bool(fit) == bool(self.pure(ops.fits, manager, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
         live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n])
@@ -82,7 +83,7 @@ class Computing(Comparison):
             self.must_raise(ConfigError, self.manager.reserve, seq, 0)
             return True
         wanted = max(seq.capacity, seq.computed + num_tokens)
-        fit = self.pure(self.manager.fits, seq, num_tokens)
+        fit = self.pure(ops.fits, self.manager, seq, num_tokens)
         error = self.call(self.manager.reserve, seq, num_tokens, may_raise=OutOfBlocks)
         if isinstance(error, OutOfBlocks):
             self.check_exhausted(error)
@@ -210,14 +211,14 @@ class Computing(Comparison):
         seq = live.seq
         chain = parents == list(range(-1, len(parents) - 1))
         if self.settings.recurrent and not chain:
-            self.must_raise(DraftError, self.manager.draft, seq, parents)
+            self.must_raise(DraftError, ops.draft, self.manager, seq, parents)
             return
         if seq.capacity > seq.computed:
-            self.must_raise(DraftError, self.manager.draft, seq, parents)
+            self.must_raise(DraftError, ops.draft, self.manager, seq, parents)
             self.truncate(live, seq.computed)
-        error = self.call(self.manager.draft, seq, parents, may_raise=OutOfBlocks)
-        if isinstance(error, OutOfBlocks):
-            self.check_exhausted(error)
+        made = self.call(ops.draft, self.manager, seq, parents, may_raise=OutOfBlocks)
+        if isinstance(made, OutOfBlocks):
+            self.check_exhausted(made)
             return
         assert seq.capacity == seq.computed + len(parents)
         self.copies_taken = False
@@ -230,7 +231,7 @@ class Computing(Comparison):
             names.append(self.path_of(live, live.tokens + branch)[-1])
         for group in self.settings.attention:
             self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
-        live.drafts = Drafts(parents, tokens, names)
+        live.drafts = Drafts(made, tokens, names)
         self.write_states(live, names[-1])
         self.after()
 
@@ -242,14 +243,14 @@ class Computing(Comparison):
 
     def accept(self, live, last, keep):
         """Accept `keep` drafts of the branch that ends at draft `last`; move their KV."""
-        drafts, manager = live.drafts, self.manager
+        drafts = live.drafts
         self.take_copies()
-        path = branch_of(drafts.parents, last)[:keep] if last >= 0 else []
+        path = branch_of(drafts.made.parents, last)[:keep] if last >= 0 else []
         ids = [drafts.tokens[i] for i in path]
-        for wrong in ([*path, len(drafts.parents)], [*path, *path[-1:]], [-1]):
+        for wrong in ([*path, len(drafts.made.parents)], [*path, *path[-1:]], [-1]):
             if wrong:
                 self.must_raise_unless_empty(path, wrong, live)
-        moves = self.call(manager.accept, live.seq, path, ids)
+        moves = self.call(drafts.made.accept, path, ids)
         if path == list(range(len(path))):
             assert moves == []
         contents = [self.memory[m.group].blocks[m.src_block][m.src_offset] for m in moves]
@@ -268,7 +269,7 @@ class Computing(Comparison):
     def must_raise_unless_empty(self, path, wrong, live):
         if wrong != path:
             ids = [0] * len(wrong)
-            self.must_raise(DraftError, self.manager.accept, live.seq, wrong, ids)
+            self.must_raise(DraftError, live.drafts.made.accept, wrong, ids)
 
 
 def branch_of(parents, draft):

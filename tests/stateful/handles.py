@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from computing import Computing
 
+from quire import ops
 from quire.core import FullAttention, block_hashes
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
 from quire.exchange import hold, required_blocks, residency, restore
@@ -86,7 +87,7 @@ class Handles(Computing):
                 self.memory[group].blocks[block] = names
         if commit:
             self.call(begun.commit)
-            self.manager.check()
+            ops.check(self.manager)
             self.must_raise(SequenceError, begun.commit)
         self.call(begun.__exit__, None, None, None)
         self.restores.remove(handle)

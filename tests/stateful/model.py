@@ -128,9 +128,9 @@ def common_length(left, right):
 
 @dataclass
 class Drafts:
-    """Drafts that were computed and wait for an accept: their tree, tokens and identities."""
+    """Drafts that were computed and wait for an accept: the handle, their tokens and identities."""
 
-    parents: list
+    made: object
     tokens: list
     names: list
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from running import run_machine
 
+from quire import ops
 from quire.core import CacheManager, Hint, Scope
 from quire.errors import OutOfBlocks, PinBudgetExceeded
 
@@ -95,7 +96,7 @@ class HintsMachine(RuleBasedStateMachine):
     def after(self, *in_use):
         """Forget what was evicted; nothing foreseen may have outlived something that was not."""
         self.manager.take_copies()
-        self.manager.check()
+        ops.check(self.manager)
         gone = [path for path in self.blocks if not self.is_resident(path)]
         locked = {
             head
@@ -228,7 +229,7 @@ class HintsMachine(RuleBasedStateMachine):
             for pin, _ in self.pins:
                 pin.close()
             self.manager.clear()
-            self.manager.check()
+            ops.check(self.manager)
             assert self.manager.num_free == self.manager.pools[0].num_blocks
 
 

@@ -247,7 +247,7 @@ class RequestMachine(RuleBasedStateMachine):
     @rule(choice=index, last=st.integers(-1, 5), keep=some)
     def accept(self, choice, last, keep):
         live = self.pick(choice, self.world.drafting)
-        self.world.accept(live, min(last, len(live.drafts.parents) - 1), keep)
+        self.world.accept(live, min(last, len(live.drafts.made.parents) - 1), keep)
         self.count()
 
     @precondition(has_decoding)

@@ -1,8 +1,11 @@
 """Every operation of a CacheManager with layers of any kind, beside the model of its memory."""
 
+from functools import partial
+
 from handles import Handles
 from kinds import window_start
 
+from quire import ops
 from quire.errors import (
     CommitError,
     ConfigError,
@@ -23,7 +26,7 @@ class World(Handles):
 
     def try_to_fit(self, tokens, scope, media, num_new):
         """Ask whether a prompt and some room fit, then open it and reserve them: it says what happens."""
-        fit = self.pure(self.manager.fits, tokens, num_new, scope, media=media)
+        fit = self.pure(ops.fits, self.manager, tokens, num_new, scope, media=media)
         live = self.open(tokens, scope, media)
         if live is None:
             assert not fit
@@ -76,8 +79,8 @@ class World(Handles):
             self.write_states(live, live.path[-1])
         self.copies_taken = self.copies_taken and not self.settings.recurrent
         self.after()
-        if drafts is not None and self.reserve(live, len(drafts.parents)):
-            self.must_raise(DraftError, self.manager.accept, seq, [0], drafts.tokens[:1])
+        if drafts is not None and self.reserve(live, len(drafts.made.parents)):
+            self.must_raise(DraftError, drafts.made.accept, [0], drafts.tokens[:1])
 
     def may_truncate(self, live, num_tokens):
         """True: it must work. False: it must not. None: either."""
@@ -126,7 +129,7 @@ class World(Handles):
     def resume(self, live, num_new):
         """Resume on what is left of it, with room for some more tokens if they fit."""
         path = self.path_of(live, live.known)
-        fit = self.pure(self.manager.fits, live.seq, num_new)
+        fit = self.pure(ops.fits, self.manager, live.seq, num_new)
         missing = self.call(self.manager.resume, live.seq, may_raise=OutOfBlocks)
         if isinstance(missing, OutOfBlocks):
             self.check_exhausted(missing)
@@ -212,13 +215,13 @@ class World(Handles):
 
     def compact(self, group):
         """Move what is held to the lowest ids."""
-        if self.refused_for_handles(self.manager.compact, group):
+        if self.refused_for_handles(ops.compact, self.manager, group):
             return
         allowed = () if self.copies_taken else CopyError
-        moved = self.call(self.manager.compact, group, may_raise=allowed)
+        moved = self.call(ops.compact, self.manager, group, may_raise=allowed)
         if isinstance(moved, CopyError):
             self.take_copies()
-            moved = self.call(self.manager.compact, group)
+            moved = self.call(ops.compact, self.manager, group)
         pool = self.pools[group]
         for live in self.running:
             ids = live.seq.block_ids(group).tolist()
@@ -228,7 +231,7 @@ class World(Handles):
         copies = self.take_copies()
         assert {copy.group for copy in copies} <= {group}
         self.after()
-        assert self.call(self.manager.compact, group) == 0
+        assert self.call(ops.compact, self.manager, group) == 0
 
     def resize(self, sizes):
         """Give groups other sizes, by group index; memory grows before and shrinks after."""
@@ -237,14 +240,14 @@ class World(Handles):
             self.take_copies()
         shrinks = any(n < self.pools[i].num_blocks for i, n in sizes.items())
         named = {f"g{group}": num_blocks for group, num_blocks in sizes.items()}
-        if shrinks and self.refused_for_handles(manager.resize, named):
+        if shrinks and self.refused_for_handles(ops.resize, manager, named):
             return
         possible = all(self.pools[i].num_active <= n for i, n in sizes.items())
         for group, num_blocks in sizes.items():
             self.memory[group].grow(num_blocks)
         expiring = self.expiring
         allowed = PinBudgetExceeded if possible else OutOfBlocks
-        error = self.call(manager.resize, named, may_raise=allowed)
+        error = self.call(ops.resize, manager, named, may_raise=allowed)
         if not isinstance(error, OutOfBlocks):
             assert possible or expiring, "a pool shrank below what is active"
             for group, num_blocks in sizes.items():
@@ -261,14 +264,13 @@ class World(Handles):
         manager, seq = self.manager, live.seq
         raises = self.must_raise
         raises(TokensError, manager.open, [])
-        raises(ConfigError, manager.resize, {"g0": 0})
-        raises(ConfigError, manager.resize, {"other": 4})
-        raises(QuireError, manager.compact, len(self.memory))
+        raises(ConfigError, ops.resize, manager, {"g0": 0})
+        raises(ConfigError, ops.resize, manager, {"other": 4})
+        raises(QuireError, ops.compact, manager, len(self.memory))
         dead = [foreign, *[old.seq for old in self.closed]]
         dead += [seq] if live.suspended else []
         calls = (
-            (manager.draft, 2),
-            (manager.accept, [0], [1]),
+            (partial(ops.draft, manager), 2),
             (manager.checkpoint,),
             (manager.stops,),
             (manager.stop_storing,),
@@ -289,8 +291,7 @@ class World(Handles):
         raises(TruncateError, manager.truncate, seq, seq.computed + 1)
         raises(TruncateError, manager.truncate, seq, -1)
         if live.drafts is None:
-            raises(DraftError, manager.accept, seq, [0], [1])
-            raises(DraftError, manager.draft, seq, [0])
+            raises(DraftError, ops.draft, manager, seq, [0])
         tokens = min(pool.num_blocks for pool in self.pools) * self.settings.block_size + 1
         if self.settings.attention == tuple(self.groups) and live.drafts is None:
             raises(OutOfBlocks, manager.reserve, seq, tokens)
@@ -319,7 +320,7 @@ class World(Handles):
                     self.after()
                 self.close(live)
         self.manager.clear()
-        self.manager.check()
+        ops.check(self.manager)
         assert [pool.num_free for pool in self.pools] == [pool.num_blocks for pool in self.pools], (
             "blocks leaked"
         )

@@ -8,6 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from quire import ops
 from quire._version import __version__
 from quire.cli import doctor, inspection
 from quire.cli.app import app
@@ -113,12 +114,12 @@ def test_inspect_reads_the_snapshot_of_a_manager(run, tmp_path):
     manager.commit(seq, range(100, 109))
     manager.close(seq)
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(manager.snapshot()))
+    file.write_text(json.dumps(ops.snapshot(manager)))
     shown = run("inspect", file, env={"COLUMNS": "120"}).stdout
     assert "2 blocks" in shown
     assert "[100, 101, 102, 103, 104, 105, 106, 107]" in shown
     assert "priority 3" in shown
-    assert json.loads(run("inspect", file, "--json").stdout) == manager.snapshot()
+    assert json.loads(run("inspect", file, "--json").stdout) == ops.snapshot(manager)
 
 
 def test_a_tree_is_drawn_below_80_columns(run):

@@ -66,8 +66,10 @@ def run():
 def compared(folder):
     """A demo of two calls and the sample."""
     model, tokenizer = load(str(folder))
-    size = comparison.Size(num_conversations=2, num_turns=1, system_tokens=300, max_new_tokens=4)
-    pair = comparison.Pair(model, tokenizer, PrefixCache(model, "8MiB"), size)
+    size = comparison.DemoSize(
+        num_conversations=2, num_turns=1, system_tokens=300, max_new_tokens=4
+    )
+    pair = comparison.SideBySide(model, tokenizer, PrefixCache(model, "8MiB"), size)
     return comparison.compare(pair, size, lambda _what: None, setup_s=0.0)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import quire
 from quire.cli.chat import message, prompt_ids, reply_text
-from quire.cli.comparison import Size
+from quire.cli.comparison import DemoSize
 from quire.cli.talks import QUESTIONS, system_text
 
 TALKS = 3
@@ -27,13 +27,13 @@ def replies():
     model = AutoModelForCausalLM.from_pretrained(quire.demo_model())
     tokenizer = AutoTokenizer.from_pretrained(quire.demo_model())
     cache = quire.PrefixCache(model, "64MiB")
-    system = message("system", system_text(Size().system_tokens, len))
+    system = message("system", system_text(DemoSize().system_tokens, len))
     found = []
     for questions in QUESTIONS[:TALKS]:
         talk = [system]
-        for question in questions[: Size().num_turns]:
+        for question in questions[: DemoSize().num_turns]:
             ids = prompt_ids(tokenizer, [*talk, message("user", question)])
-            limit = Size().max_new_tokens
+            limit = DemoSize().max_new_tokens
             output = cache.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit)
             found.append(reply_text(tokenizer, output[0, ids.shape[1] :].tolist()))
             talk += [message("user", question), message("assistant", found[-1])]
@@ -46,13 +46,13 @@ def test_questions_get_different_answers_in_whole_sentences(replies):
 
 
 def test_answers_are_those_that_the_model_was_taught(replies):
-    taught = [answer for talk in ASKED[:TALKS] for _, answer in talk[: Size().num_turns]]
+    taught = [answer for talk in ASKED[:TALKS] for _, answer in talk[: DemoSize().num_turns]]
     assert sum(said == answer for said, answer in zip(replies, taught, strict=True)) >= 7
 
 
 def test_what_is_taught_fits_the_demo():
     answers = [answer for talk in (*ASKED, *MORE) for _, answer in talk]
-    assert max(map(len, answers)) < Size().max_new_tokens
+    assert max(map(len, answers)) < DemoSize().max_new_tokens
     assert len(set(answers)) == len(answers)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace, random_chains, trace_of
 
+from quire import ops
 from quire.core import CacheManager
 from quire.core.policies.learned import Learned
 from quire.core.policies.lru_shadow import MIN_SLOTS
@@ -85,7 +86,7 @@ class World:
             self.manager.commit(seq, np.array(answer, np.int32))
         trail = seq.visit.note if seq.visit is not None else None
         self.manager.close(seq)
-        self.manager.check()
+        ops.check(self.manager)
         return trail.record if trail is not None else None
 
     def found(self, prompt):
@@ -372,7 +373,7 @@ def test_requests_may_overlap_fork_and_pause(seed):
             manager.suspend(seq)
         elif seq is not None and what == "fork" and len(running) < 3:
             running.append(manager.fork(seq))
-        manager.check()
+        ops.check(manager)
     for seq in running:
         manager.close(seq)
     world.serve(world.names(40))

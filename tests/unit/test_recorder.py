@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from quire import ops
 from quire.cli.app import app
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.errors import ConfigError, TraceError
@@ -310,7 +311,7 @@ def test_a_write_that_fails_ends_the_recording_and_not_the_request(path):
     recording._file = Full()
     run(manager, tokens(2))
     run(manager, tokens(3))
-    manager.check()
+    ops.check(manager)
     assert recording.error.errno == errno.ENOSPC
     assert "broken off (No space left on device)" in repr(recording)
     with pytest.raises(TraceError, match="broke off before request 2: No space left"):

@@ -10,6 +10,7 @@ import pytest
 from serving_help import BLOCK, LinearTiming, limits, random_requests, request, run
 
 import quire.sim.serving.replica as replica_module
+from quire import ops
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, model_named
 from quire.sim.serving import (
@@ -139,7 +140,7 @@ def test_the_managers_hold_nothing_once_all_is_served(monkeypatch):
     monkeypatch.setattr(Cluster, "replicas", lambda self: kept.extend(make(self)) or kept)
     run(random_requests(5, 80), limits=limits(TIGHT), tiers=HOST, block_bytes=5000)
     for replica in kept:
-        replica.manager.check()
+        ops.check(replica.manager)
         assert replica.manager.num_active == 0
         assert not replica.manager.sequences
         device = {token for node in replica.manager.kernel.tree.nodes() for token in _ids(node)}
@@ -238,7 +239,7 @@ def test_nothing_arrives_after_the_duration():
     cluster = Cluster(limits(), LinearTiming())
     result = simulate(cluster, Load(requests, duration_s=4.0))
     assert result.num_requests == 5
-    assert simulate(cluster, Load(requests, max_requests=3)).num_requests == 3
+    assert simulate(cluster, Load(requests[:3])).num_requests == 3
     with pytest.raises(ConfigError, match="duration is a number above 0"):
         Load(requests, duration_s=math.nan)
 

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from quire import ops  # noqa: E402
 from quire.core import CacheManager, FullAttention, LayerGroup, Scope, SlidingWindow  # noqa: E402
 from quire.engines.tiered.cost import PrefillCost  # noqa: E402
 from quire.engines.tiered.opening import open_stack  # noqa: E402
@@ -73,7 +74,7 @@ class Engine:
         else:
             self.store.offload(seq)
         manager.close(seq)
-        manager.check()
+        ops.check(manager)
         return came.tokens
 
     def check(self, seq, tokens, scope, num_tokens):
@@ -182,7 +183,7 @@ def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
         came += sum(engine.serve(run(start, int(random.integers(5, 30)))).values())
     assert came
     engine.store.beside.settle()
-    engine.manager.check()
+    ops.check(engine.manager)
 
 
 def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_there(monkeypatch):
@@ -200,7 +201,7 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
         assert stack.tiers[0].stats().num_records == 7
         engine.store.beside.settle()
         assert pool.num_available == 20
-        engine.manager.check()
+        ops.check(engine.manager)
 
 
 def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(stack, monkeypatch):
@@ -269,7 +270,7 @@ def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch
         engine.store.beside.settle()
     assert engine.manager.pools[0].num_available == 20
     engine.store.beside.settle()
-    engine.manager.check()
+    ops.check(engine.manager)
 
 
 @pytest.mark.parametrize("options", [{"names": ("full", "sliding")}, {"dtype": "int8"}])

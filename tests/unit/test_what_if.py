@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace
 
+from quire import ops
 from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve
 from quire.core import manager as managers
 from quire.errors import ConfigError
@@ -188,7 +189,7 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     for blocks in prompts:
         serve(plain, tokens_of(blocks))
     curve = watched.what_if()
-    assert watched.snapshot() == plain.snapshot()
+    assert ops.snapshot(watched) == ops.snapshot(plain)
     assert np.all(np.diff(curve.token_hit) >= -1e-12)
     assert np.all(np.diff(curve.capacities) > 0)
     assert 0 <= curve.ceiling <= 1
@@ -217,7 +218,7 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         elif what == 4:
             both[0].kernel.live_curve.restart()
     assert both[0].stats == both[1].stats
-    both[0].check()
+    ops.check(both[0])
 
 
 def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgotten():

@@ -16,7 +16,7 @@ WARM_TOKENS = 2000
 NUM_SAMPLES = 4
 
 
-class Size(NamedTuple):
+class DemoSize(NamedTuple):
     """The size of the demo. Raises `ConfigError` through `check`."""
 
     num_conversations: int = 5
@@ -41,7 +41,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DemoCall:
     """One prompt, generated from twice: `before` without quire, `after` with it."""
 
     conversation: str
@@ -66,15 +66,15 @@ class Call:
 class Comparison:
     """The outcome of the demo. Speed-ups are medians over `warm` turns, the same on both sides."""
 
-    turns: list[Call]
-    sample: Call
+    turns: list[DemoCall]
+    sample: DemoCall
     snapshot: dict[str, Any]
     pool_bytes: int
     setup_s: float
     seconds: float
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[DemoCall]:
         """All turns, and the parallel sample."""
         return [*self.turns, self.sample]
 
@@ -89,38 +89,27 @@ class Comparison:
         long = any(call.cached_tokens >= WARM_TOKENS for call in self.turns)
         return WARM_TOKENS if long else 1
 
-    @property
-    def warm(self) -> list[Call]:
-        """The turns that the medians are over."""
-        return [call for call in self.turns if call.cached_tokens >= self.warm_tokens]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(call.prompt_tokens for call in self.calls)
-
-    @property
-    def reused_tokens(self) -> int:
-        """Prompt tokens that quire had cached."""
-        return sum(call.cached_tokens for call in self.calls)
-
-    def median_of(self, value: Callable[[Call], float]) -> float | None:
-        """Return the median of a value over the warm turns; None without any."""
-        return median(map(value, self.warm)) if self.warm else None
-
     def figures(self) -> dict[str, Any]:
         """Return all that was found as plain data."""
+        calls = self.calls
+        warm = [call for call in self.turns if call.cached_tokens >= self.warm_tokens]
+        prompt_tokens = sum(call.prompt_tokens for call in calls)
+        reused_tokens = sum(call.cached_tokens for call in calls)
+
+        def middle(name: str) -> float | None:
+            return median(getattr(call, name) for call in warm) if warm else None
+
         return {
             "outputs_identical": self.identical,
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "hit_rate": self.reused_tokens / self.prompt_tokens,
-            "ttft_ms_cold_median": self.median_of(lambda call: call.ttft_before_ms),
-            "ttft_ms_warm_median": self.median_of(lambda call: call.ttft_after_ms),
-            "ttft_speedup_median": self.median_of(lambda call: call.speedup),
+            "prompt_tokens": prompt_tokens,
+            "reused_tokens": reused_tokens,
+            "hit_rate": reused_tokens / prompt_tokens,
+            "ttft_ms_cold_median": middle("ttft_before_ms"),
+            "ttft_ms_warm_median": middle("ttft_after_ms"),
+            "ttft_speedup_median": middle("speedup"),
             "median_over_turns_with_cached_tokens": self.warm_tokens,
-            "calls_ms_before": sum(call.total_before_ms for call in self.calls),
-            "calls_ms_after": sum(call.total_after_ms for call in self.calls),
+            "calls_ms_before": sum(call.total_before_ms for call in calls),
+            "calls_ms_after": sum(call.total_after_ms for call in calls),
             "seconds": self.seconds,
             "setup_seconds": self.setup_s,
             "turns": [asdict(call) | {"speedup": call.speedup} for call in self.turns],
@@ -130,7 +119,7 @@ class Comparison:
         }
 
 
-class Pair:
+class SideBySide:
     """A model, and the same model behind a `PrefixCache`; each has its own conversations.
 
     Each prompt goes through both, one after the other, so that both meet the same machine. A
@@ -138,7 +127,7 @@ class Pair:
     sides would go apart, and the comparison says so.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, cache: Any, size: Size) -> None:
+    def __init__(self, model: Any, tokenizer: Any, cache: Any, size: DemoSize) -> None:
         self.model, self.tokenizer, self.cache = model, tokenizer, cache
         self._size = size
         self.system = system_text(
@@ -161,7 +150,7 @@ class Pair:
             self._timed(generate, ids, do_sample=False)
         self.cache.clear()
 
-    def turn(self, label: str, turn: int) -> Call:
+    def turn(self, label: str, turn: int) -> DemoCall:
         """Ask the next question of a conversation and keep the replies in it."""
         before, after = self._talks[label]
         question = QUESTIONS[labels(MAX_CONVERSATIONS).index(label)][turn - 1]
@@ -169,7 +158,7 @@ class Pair:
             talk.append(message("user", question))
         return self._call(label, turn, before, after, do_sample=False)
 
-    def sample(self) -> Call:
+    def sample(self) -> DemoCall:
         """Draw four replies to one question, seeded, under the same system prompt."""
         talk = [message("system", self.system), message("user", SAMPLED_QUESTION)]
         return self._call(
@@ -178,14 +167,14 @@ class Pair:
 
     def _call(
         self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
-    ) -> Call:
+    ) -> DemoCall:
         question = before[-1]["content"]
         plain = self._timed(self.model.generate, self._ids(before), **arguments)
         reused = self._timed(self.cache.generate, self._ids(after), **arguments)
         for talk, made in ((before, plain), (after, reused)):
             talk.append(message("assistant", reply_text(self.tokenizer, made.new_ids[0])))
         report = self.cache.last
-        return Call(
+        return DemoCall(
             conversation=label,
             turn=turn,
             prompt_tokens=report.prompt_tokens,
@@ -235,18 +224,22 @@ def labels(count: int) -> list[str]:
     return [chr(ord("A") + number) for number in range(count)]
 
 
-def compare(pair: Pair, size: Size, say: Callable[[str], None], setup_s: float) -> Comparison:
+def compare(
+    pair: SideBySide, size: DemoSize, say: Callable[[str], None], setup_s: float
+) -> Comparison:
     """Run the interleaved conversations and the parallel sample; `say` hears what is next."""
+    from quire import ops
+
     started = time.perf_counter()
     pair.warm_up()
-    turns: list[Call] = []
+    turns: list[DemoCall] = []
     for turn in range(1, size.num_turns + 1):
         for label in labels(size.num_conversations):
             say(f"conversation {label}, turn {turn}: without quire, then with it")
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
     sample = pair.sample()
-    pair.cache.manager.check()
+    ops.check(pair.cache.manager)
     return Comparison(
         turns=turns,
         sample=sample,

@@ -8,7 +8,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from quire.cli.comparison import NUM_SAMPLES, Call, Comparison, Pair, Size, compare, settle_threads
+from quire.cli.comparison import (
+    NUM_SAMPLES,
+    Comparison,
+    DemoCall,
+    DemoSize,
+    SideBySide,
+    compare,
+    settle_threads,
+)
 from quire.cli.files import check_new, check_writable
 from quire.cli.models import TINY, load
 from quire.cli.options import (
@@ -87,7 +95,7 @@ def demo(
       quire demo --model ./my-model --kv-memory 2GiB
       quire demo --record talks.jsonl && quire replay talks.jsonl
     """
-    size = Size(num_conversations, num_turns, system_tokens, max_new_tokens, seed)
+    size = DemoSize(num_conversations, num_turns, system_tokens, max_new_tokens, seed)
     size.check()
     capacity = kv_memory or ("64MiB" if model == TINY else "1GiB")
     parse_bytes(capacity)
@@ -105,7 +113,7 @@ def demo(
             settle_threads(loaded)
         recorder = recording(record, block_size)
         cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
-        pair = Pair(loaded, tokenizer, cache, size)
+        pair = SideBySide(loaded, tokenizer, cache, size)
         with recorder or nullcontext():
             found = compare(pair, size, say, time.perf_counter() - started)
         cache.close()
@@ -151,9 +159,8 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     )
     table = plain_table(caption=CAPTION, caption_justify="left", collapse_padding=True)
     for name in ("turn", "prompt", "reused", "", "without", "with", "speed-up", "same"):
-        table.add_column(
-            name, justify="left" if name in {"turn", "", "same"} else "right", no_wrap=True
-        )
+        justify = "left" if name in {"turn", "", "same"} else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for place, call in enumerate(found.calls):
         if place and call.turn != found.calls[place - 1].turn:
             table.add_section()
@@ -172,7 +179,7 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     console.print()
 
 
-def _cells(call: Call, *, utf8: bool) -> list[Text | str]:
+def _cells(call: DemoCall, *, utf8: bool) -> list[Text | str]:
     share = call.cached_tokens / call.prompt_tokens
     filled = round(8 * share)
     drawn = bar((filled, 8 - filled), "█░" if utf8 else "#.", ("cyan", "bright_black"))
@@ -195,21 +202,19 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
     num_different = sum(not call.identical for call in found.calls)
     same = f"yes: {len(found.turns)} greedy replies and {NUM_SAMPLES} samples, token by token"
     different = f"NO: {num_different} of {len(found.calls)} calls gave other tokens"
-    computed = found.prompt_tokens - found.reused_tokens
-    saved = (
-        f"{found.reused_tokens:,} of {found.prompt_tokens:,} prompt tokens "
-        f"({figures['hit_rate']:.1%}); {computed:,} computed"
-    )
+    prompt, reused = figures["prompt_tokens"], figures["reused_tokens"]
+    saved = f"{reused:,} of {prompt:,} prompt tokens ({figures['hit_rate']:.1%}); {prompt - reused:,} computed"
     identical = Text(same, "green") if found.identical else Text(different, "bold red")
     facts: list[tuple[str, Any]] = [("outputs identical", identical), ("prefill saved", saved)]
-    if found.warm:
+    num_warm = sum(call.cached_tokens >= found.warm_tokens for call in found.turns)
+    if num_warm:
         cold, warm = (
             milliseconds(figures[f"ttft_ms_{each}_median"] / 1e3) for each in ("cold", "warm")
         )
         gain = times(figures["ttft_speedup_median"]), "bold green"
         first = Text.assemble(f"{cold} ms without, {warm} ms with quire: ", gain)
         at_least = f"{found.warm_tokens:,}+" if found.warm_tokens > 1 else "any"
-        medians = f"medians over {len(found.warm)} turns with {at_least} tokens cached"
+        medians = f"medians over {num_warm} turns with {at_least} tokens cached"
         facts += [("first token", first), ("", medians)]
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]

@@ -49,7 +49,7 @@ def inspect(
 ) -> None:
     """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
 
-    Reads what quire demo --save wrote, or the JSON of a manager.snapshot() of
+    Reads what quire demo --save wrote, or the JSON of a quire.ops.snapshot(manager) of
     yours. Without a file it shows a small demonstration, which needs no torch.
 
     Of a tier (a directory that --tier made, or the same address) it shows what is stored: by model and
@@ -146,6 +146,7 @@ def _memory(group: dict[str, Any]) -> str:
 
 def demonstration() -> dict[str, Any]:
     """Return the snapshot of a small cache with something of everything in it."""
+    from quire import ops
     from quire.core import CacheManager, Scope
 
     manager = CacheManager(48, 8)
@@ -171,12 +172,12 @@ def demonstration() -> dict[str, Any]:
     manager.reclaim(20)
     manager.close(serve(b"A long story that nobody asks for again.", mine))
     manager.close(serve(rules + b"Where are the maps?", other))
-    manager.check()
-    return manager.snapshot() | {"text_is_bytes": True}
+    ops.check(manager)
+    return ops.snapshot(manager) | {"text_is_bytes": True}
 
 
 def _grow(tree: Tree, nodes: list[dict[str, Any]], state: dict[str, Any], *, text: bool) -> None:
-    from quire.core.drawing import held_notes
+    from quire.ops import held_notes
 
     size = state["block_size"]
     for node in nodes:

@@ -2,10 +2,8 @@
 
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
-from quire.core.drafts import TokenMove
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from quire.core.evictions import NamedBlock
-from quire.core.fits import Fit
 from quire.core.groups import (
     ChunkedAttention,
     FullAttention,
@@ -15,9 +13,8 @@ from quire.core.groups import (
 )
 from quire.core.hashing import block_hashes
 from quire.core.hints import Hint
-from quire.core.lookup import Explanation, Hit, Segment
+from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
-from quire.core.memory import Usage
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
 from quire.core.scope import MediaItem, Scope
@@ -35,8 +32,6 @@ __all__ = [
     "DecodeBatch",
     "Entry",
     "Event",
-    "Explanation",
-    "Fit",
     "FullAttention",
     "Hint",
     "Hit",
@@ -49,12 +44,9 @@ __all__ = [
     "RankedPolicy",
     "Recurrent",
     "Scope",
-    "Segment",
     "Sequence",
     "SlidingWindow",
     "Stats",
-    "TokenMove",
-    "Usage",
     "Visit",
     "block_hashes",
 ]

@@ -72,9 +72,9 @@ def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
                 group.touched(node)
         tree.unlock(node)
         node = node.parent
+    kernel.drafts.pop(seq.row, None)
     rows.give_back(seq.row)
     seq.node = seq.root
-    seq.drafts = ()
     seq.private_key = b""
     seq.unfilled = 0
 
@@ -111,7 +111,7 @@ def truncate(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     if goes_back:
         kernel.tree.stand(seq.node, rows.standing(row))
     rows.computed[row] = rows.capacity[row] = num_tokens
-    seq.drafts = ()
+    kernel.drafts.pop(row, None)
     rows.version += 1
     rows.epoch += 1
 

@@ -19,6 +19,7 @@ from quire.core.node import Node
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
+from quire.core.sequence import Drafted
 from quire.core.settings import Settings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
@@ -53,6 +54,8 @@ class Kernel:
         self.sessions = Sessions(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
+        # Drafts that wait behind open sequences, by row.
+        self.drafts: dict[int, Drafted] = {}
         self.live_curve = LiveCurve(size, self.counters, capacity) if settings.curve else None
         self.digests = Digests(self.tree)
         self.events = EventLog(self.tree.block_bytes, self.digests) if settings.events else None

@@ -7,7 +7,6 @@ import msgspec
 from quire.core.blocks import GAP
 from quire.core.lost import Lost, marks_of
 from quire.core.node import Match, Node
-from quire.core.scope import Scope
 from quire.core.states import StateGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
 from quire.core.tree import PrefixTree
@@ -24,40 +23,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     num_blocks: int
     partial_tokens: int
     reason: str
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """Tokens [start, stop) of a prompt: found, or missed for a reason.
-
-    Beside `stats.MISS_REASONS` there is "scope": another scope, which does not share, has them cached.
-    """
-
-    start: int
-    stop: int
-    cached: bool
-    why: str
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """A prompt, cut into what is cached and what is not, each with its reason."""
-
-    num_tokens: int
-    hit: Hit
-    segments: list[Segment]
-    found_in: list[tuple[Scope, int]]
-    """Other scopes in which a longer prefix is cached, with its tokens; longest first."""
-    in_tiers: list[tuple[str, int]] = []
-    """Tiers that would add to it, with the tokens that would come from each; an engine fills it in."""
-
-    def __str__(self) -> str:
-        share = self.hit.num_tokens / self.num_tokens
-        lines = [f"{self.hit.num_tokens} of {self.num_tokens} tokens cached ({share:.1%})"]
-        for part in self.segments:
-            mark = "hit " if part.cached else "miss"
-            lines.append(f"  {mark} [{part.start:>7}, {part.stop:>7})  {part.why}")
-        lines += [f"  {scope!r} has {tokens} tokens of it" for scope, tokens in self.found_in]
-        lines += [f"  tier {name} has {tokens} tokens more" for name, tokens in self.in_tiers]
-        return "\n".join(lines)
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -170,44 +135,6 @@ class Lookup:
             lost = run.below if same == len(run.marks) else None
             first = key[end : end + self._block_bytes].tobytes() if lost else b""
         return end, used
-
-    def explain(self, root: Node, key: Key) -> Explanation:
-        """Return the whole story of a prompt, for the operator; asks every scope."""
-        num_tokens = len(key) // TOKEN_BYTES
-        found = self.find(root, key, num_tokens - 1)
-        hit = self.hit(root, key)
-        segments: list[Segment] = []
-        whole = hit.num_blocks * self._block_size
-        if whole:
-            segments.append(Segment(0, whole, cached=True, why=f"{hit.num_blocks} shared blocks"))
-        if hit.partial_tokens:
-            why = "copied out of a block that starts the same"
-            segments.append(Segment(whole, hit.num_tokens, cached=True, why=why))
-        elsewhere = [each for each in self._elsewhere(root, key) if each[1] > whole]
-        reason, explained, _ = self.why(key, found)
-        at = hit.num_tokens
-        if reason == "cold" and elsewhere and elsewhere[0][1] > at:
-            reason, explained = "scope", min(num_tokens - 1, elsewhere[0][1]) - at
-        if reason != "last_token":
-            if explained:
-                segments.append(Segment(at, at + explained, cached=False, why=reason))
-                at += explained
-            if at < num_tokens - 1:
-                segments.append(Segment(at, num_tokens - 1, cached=False, why="cold"))
-        last = Segment(num_tokens - 1, num_tokens, cached=False, why="last_token")
-        segments.append(last)
-        return Explanation(num_tokens, hit, segments, elsewhere)
-
-    def _elsewhere(self, root: Node, key: Key) -> list[tuple[Scope, int]]:
-        """Return the other scopes that hold a prefix, longest first."""
-        first = key[: self._block_bytes].tobytes()
-        found: list[tuple[Scope, int]] = []
-        for scope, other in self._tree.roots.items():
-            if other is not root and first in other.children:
-                match = self._tree.match(other, key, len(key) - len(key) % self._block_bytes)
-                found.append((scope, match.num_bytes // TOKEN_BYTES))
-        found.sort(key=lambda pair: -pair[1])
-        return found
 
     def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
         """Whether this block is there in every group, and one more can be had for its copy.

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any
 
 from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
-from quire.core.drafts import TokenMove, check_parents, check_path, check_settled, moves
 from quire.core.events import Event
 from quire.core.eviction import Clock
 from quire.core.evictions import NamedBlock
-from quire.core.fits import Fit, check_fits, fit_prompt, fit_sequence
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.hints import NO_HINT, Hint, check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel
 from quire.core.livecurve import PACK_EVERY
-from quire.core.lookup import Explanation, Hit
-from quire.core.memory import Usage, compact, resize, usage
+from quire.core.lookup import Hit
 from quire.core.node import Node
 from quire.core.pins import Pin
 from quire.core.policies import PolicyFactory, Visit
-from quire.core.room import clear, evict, evict_in, invalidate
+from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import MediaItem, Scope, check_media, check_scope
 from quire.core.sequence import Observer, Sequence
 from quire.core.settings import Settings
@@ -138,35 +133,6 @@ class CacheManager(Interruptible):
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """
         return self.kernel.lookup.hit(*self.read(key_of(tokens), scope, media))
-
-    def explain(
-        self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
-    ) -> Explanation:
-        """Return what is cached of a prompt, what is not, and why; `str()` of it reads well."""
-        return self.kernel.lookup.explain(*self.read(key_of(tokens), scope, media))
-
-    def fits(
-        self,
-        request: TokenIds | Sequence,
-        num_new: int | None = None,
-        scope: Scope | None = None,
-        *,
-        media: Items[MediaItem] = (),
-    ) -> Fit:
-        """Return whether a request would get its blocks now; true if so. Changes nothing, counts nothing.
-
-        Of a prompt: whether `open` and then `reserve` of `num_new` tokens would find room; of a sequence, whether
-        `reserve` would, after `resume` where it is suspended. None: all tokens that are known and not computed.
-        What is cached counts, what can be evicted, and what pins and running sequences hold. Raises
-        `SequenceError`, `ConfigError` and what `probe` raises.
-        """
-        if num_new is not None:
-            check_count("num_new", num_new)
-        if isinstance(request, Sequence):
-            self.check_known(request)
-            return fit_sequence(self.kernel, request, num_new)
-        root, key = self.read(key_of(request), scope, media)
-        return fit_prompt(self.kernel, root, key, num_new)
 
     @mutating
     def pin(
@@ -406,8 +372,8 @@ class CacheManager(Interruptible):
         raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self.check_open(seq)
-        if seq.drafts:
-            check_settled(self.kernel.rows, seq, "fork")
+        if self.kernel.drafts:
+            snapshots.check_settled(self.kernel, seq, "fork")
         try:
             twin = take.fork(self.kernel, seq)
             self.sequences[id(twin)] = twin
@@ -534,70 +500,10 @@ class CacheManager(Interruptible):
         ends, or before anything was computed; `DraftError` while drafts wait to be accepted; `SequenceError`.
         """
         self.check_open(seq)
-        check_settled(self.kernel.rows, seq, "checkpoint")
+        snapshots.check_settled(self.kernel, seq, "checkpoint")
         return snapshots.keep(self.kernel, seq)
 
     # -- what will move to rooms of their own ----------------------------------------------
-
-    @mutating
-    def draft(self, seq: Sequence, parents: Items[int] | int) -> None:
-        """Reserve room for drafted tokens: a tree by its parents, or a chain of so many.
-
-        Draft i is written to token position `seq.computed + i`; parents[i] is a draft before
-        it, or -1 if it follows the sequence. Raises `DraftError`, `OutOfBlocks`,
-        `ConfigError`, `SequenceError`.
-        """
-        self.check_open(seq)
-        tree = check_parents(self.kernel.rows, seq, parents)
-        take.reserve(self.kernel, seq, len(tree))
-        seq.drafts, seq.drafted_at = tuple(tree), seq.computed
-
-    @mutating
-    def accept(self, seq: Sequence, path: Items[int], token_ids: TokenIds) -> list[TokenMove]:
-        """Commit the drafts of a path, each one's parent before it, and drop the others.
-
-        Returns the copies that bring the KV of accepted tokens together: do them at once,
-        every source read before any destination is written. A recurrent state has gone on to
-        the end of the draft: bring it back to the accepted length before the planned copies
-        are done. Raises `DraftError` and what `commit` raises.
-        """
-        self.check_open(seq)
-        key = key_of(token_ids)
-        rows = self.kernel.rows
-        steps = check_path(rows, seq, path, len(key) // TOKEN_BYTES)
-        key = publish.checked(self.kernel, seq, key)
-        planned = moves(rows, seq, steps)
-        if steps:
-            publish.commit(self.kernel, seq, key)
-        give.truncate(self.kernel, seq, seq.computed)
-        return planned
-
-    @mutating
-    def compact(self, group: int = 0) -> int:
-        """Move the held blocks of a group to its lowest ids; return how many were moved.
-
-        Tables and tree point to the new places; the copies stand in the plan. Raises
-        `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
-        """
-        check_group(group, len(self.pools))
-        return compact(self, group)
-
-    @mutating
-    def resize(self, num_blocks: Mapping[str, int]) -> None:
-        """Change the number of blocks of named groups, for instance to move memory between them.
-
-        Where a pool shrinks, cached blocks are evicted and held ones moved to ids below the
-        new end: take the copies and do them, then shrink the tensors. Where it grows, grow the
-        tensors first. All or nothing: raises `OutOfBlocks` when active blocks do not fit,
-        `CopyError` while copies wait to be taken or, where a pool shrinks, a restore or hold
-        is open; `ConfigError`.
-        """
-        resize(self, num_blocks)
-
-    def usage(self, group: int = 0) -> Usage:
-        """Return how full a group is, who shares what, and how much room is in vain."""
-        check_group(group, len(self.pools))
-        return usage(self, group)
 
     @mutating
     def what_if(self) -> WhatIf:
@@ -630,29 +536,6 @@ class CacheManager(Interruptible):
     def num_dropped_events(self) -> int:
         """Events that were dropped because `take_events` was not called in time."""
         return self.kernel.events.num_dropped if self.kernel.events is not None else 0
-
-    @mutating
-    def check(self) -> None:
-        """Verify every invariant of pools, tree, policies and sequences.
-
-        O(blocks + tokens); raises `InvariantError` with what is broken.
-        """
-        from quire.core import checks  # noqa: PLC0415 - engines never load it
-
-        checks.check(self)
-
-    @mutating
-    def snapshot(self) -> dict[str, Any]:
-        """Return the whole state as plain data (JSON can hold it): equal states, equal data."""
-        from quire.core import drawing  # noqa: PLC0415 - engines never load it
-
-        return drawing.snapshot(self)
-
-    def dump(self) -> str:
-        """Draw the pools, the tree and the sequences for a person."""
-        from quire.core import drawing  # noqa: PLC0415 - engines never load it
-
-        return drawing.draw(self.snapshot())
 
     # -- after an interrupt ----------------------------------------------------------------
 

@@ -42,7 +42,6 @@ class Sequence(msgspec.Struct, eq=False):
     `branch`       the length up to which other prompts share its tokens, as known at open
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `drafts`       parents of the tokens drafted at length `drafted_at`
     `state`        "open", "suspended" or "closed"
     """
 
@@ -66,8 +65,6 @@ class Sequence(msgspec.Struct, eq=False):
     private_key: bytes = b""
     branch: int = 0
     unfilled: int = 0
-    drafts: tuple[int, ...] = ()
-    drafted_at: int = 0
     hint: Hint = NO_HINT
     session: Session | None = None
     visit: Visit | None = None
@@ -168,6 +165,13 @@ class Sequence(msgspec.Struct, eq=False):
             f"<Sequence {self.published} published <= {self.computed} computed <= "
             f"{self.capacity} capacity, {self.num_cached} were cached>"
         )
+
+
+class Drafted(msgspec.Struct, frozen=True, eq=False):
+    """`num_tokens` tokens drafted behind the `computed` ones of a sequence, in room reserved for them."""
+
+    computed: int
+    num_tokens: int
 
 
 class Observer(Protocol):

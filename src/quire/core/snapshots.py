@@ -7,7 +7,7 @@ from quire.core.copies import BlockCopy
 from quire.core.kernel import Kernel
 from quire.core.room import evict_in
 from quire.core.sequence import Sequence
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, DraftError
 
 
 def stops(kernel: Kernel, seq: Sequence) -> list[int]:
@@ -53,6 +53,18 @@ def keep(kernel: Kernel, seq: Sequence) -> bool:
         )
         raise CheckpointError(msg)
     return not seq.private_key and _keep(kernel, seq, passing=True)
+
+
+def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
+    """Raise `DraftError` where drafts wait and a state of a recurrent group may have gone on with them."""
+    drafted, computed = kernel.drafts.get(seq.row), kernel.rows.computed[seq.row]
+    if kernel.rows.states and drafted is not None and drafted.computed == computed:
+        msg = (
+            f"{what} of a sequence with {drafted.num_tokens} drafts: the state of a recurrent group has gone "
+            f"on with them and is not that of its {computed} tokens; accept first, or "
+            "truncate(seq, seq.computed)"
+        )
+        raise DraftError(msg)
 
 
 def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:

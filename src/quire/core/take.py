@@ -157,7 +157,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             needed[state.index] = 1
         make_room(kernel, needed)
     row, first = rows.take(), seq.node.end
-    twin = msgspec.structs.replace(seq, row=row, drafts=(), visit=None, unfilled=first)
+    twin = msgspec.structs.replace(seq, row=row, visit=None, unfilled=first)
     rows.computed[row] = rows.capacity[row] = computed
     num_shared = tail + (in_tail > 0)
     rows.place(row, first, num_shared)

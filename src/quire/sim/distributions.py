@@ -45,6 +45,7 @@ class Zipf:
     """Ranks 0 to n - 1, where rank i comes up in proportion to 1 / (i + 1) ** exponent."""
 
     def __init__(self, count: int, exponent: float) -> None:
+        self.count = count
         weights = [math.pow(rank, -exponent) for rank in range(1, count + 1)]
         self._reach = list(accumulate(weights))
 

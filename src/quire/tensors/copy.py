@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.core import BlockCopy, TokenMove
+from quire.core import BlockCopy
 from quire.errors import ConfigError
+from quire.ops import TokenMove
 from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.slots import BlockIds, block_array, block_slots, on_device, runs
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
-from quire.core import CacheManager, Explanation, Hint, Scope, Stats
+from quire import ops
+from quire.core import CacheManager, Hint, Scope, Stats
 from quire.core.hints import NO_HINT
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
@@ -27,6 +28,7 @@ from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, TokensError
+from quire.ops import Explanation
 
 if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
@@ -267,7 +269,7 @@ class PrefixCache(ModelFace):
         if content:
             raise ConfigError(f"{', '.join(content)}: no media that this model takes")
         asked = prompts.tokens[0], self.kept.identity.scope(scope), found.spans[0]
-        explained, below = self.manager.explain(*asked), self.kept.store.tiers
+        explained, below = ops.explain(self.manager, *asked), self.kept.store.tiers
         in_tiers = [] if below is None else list(below.held(*asked).items())
         return msgspec.structs.replace(explained, in_tiers=in_tiers)
 
@@ -379,7 +381,7 @@ class PrefixCache(ModelFace):
     @in_turn
     def snapshot(self) -> dict[str, Any]:
         """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
-        return self.manager.snapshot() | {"memory": [asdict(group) for group in self.memory()]}
+        return ops.snapshot(self.manager) | {"memory": [asdict(group) for group in self.memory()]}
 
     @in_turn
     def rebalance(self) -> bool:

@@ -88,7 +88,7 @@ class _Spot(NamedTuple):
     unused: frozenset[str] = frozenset()
 
     def at(self, path: str) -> "_Spot":
-        return self._replace(path=path)
+        return _Spot(path, self.merged, self.added, self.unused)
 
 
 class Sight:
@@ -264,7 +264,8 @@ class Sight:
                 self._containers.append(value)
                 entries = cast("dict[Any, Any]", value).items()
                 value = {k: v for k, v in entries if k not in spot.unused}  # noqa: PLW2901
-            facts[f"{path}.{name}"] = self._frozen(value, spot.at(f"{path}.{name}"))
+            at = f"{path}.{name}"
+            facts[at] = value if type(value) in _ATOMS else self._frozen(value, spot.at(at))
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if hooks := tuple(hook for hook in hooks if not _only_looks(hook)):
             facts[f"{path} hooks"] = hooks

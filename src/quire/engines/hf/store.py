@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from quire import ops
 from quire.core import (
     CacheManager,
     ChunkedAttention,
@@ -221,11 +222,13 @@ class HfStore:
         pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
         shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
         try:
-            self.manager.resize(shrunk)
+            ops.resize(self.manager, shrunk)
             self._copy()
             for name, count in num_blocks.items():
                 pools[name].resize(count)
-            self.manager.resize({name: n for name, n in num_blocks.items() if name not in shrunk})
+            ops.resize(
+                self.manager, {name: n for name, n in num_blocks.items() if name not in shrunk}
+            )
         except BaseException as error:
             self.manager.cut_off("resizing pools", error)
             raise

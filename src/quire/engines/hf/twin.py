@@ -41,24 +41,27 @@ _LAYERS = _named(
     r"num_layers_per_stack", r"num_blocks",
 )  # fmt: skip
 _TOKENS = _named(r".*token_(?:id|index)s?", r"(?:bos|eos|pad|unk|mask)_index", r".*_tokens")
-_VOCABULARIES = _named(r".*(?<!type_)vocab(?:_size.*)?")
-_POSITION_COUNTS = _named(
-    r"max_.*position(?:s|_embeddings)", r"n_positions", r"n_ctx", r"max_seq_len",
-    r"model_max_length", r"context_length",
-)  # fmt: skip
 _DISTANCES = _named(
     r".*window(?:_size|_len)?", r"attention_chunk_size", r"local_attention", r"floor_scale",
     r"log_scaling_n_floor", r"original_max_position_embeddings", r"rel_extent", r"index_topk",
 )  # fmt: skip
-_CHUNKS = _named(
-    r"(?:mamba_)?chunk_size", r".*attn_chunk_length", r"(?:index_)?block_size", r"block_multiple_of",
-    r"ffn_round_up_to_multiple_of",
-)  # fmt: skip
-_STATES = _named(r"mamba_d_state", r"ssm_state_size", r"state_size", r"d_state")
-_EXPERTS = _named(r".*num_(?:local_|routed_)?experts", r"n_routed_experts", r"zero_expert_num")
-_EXPERT_GROUPS = _named(r"n_group", r"num_expert_groups?")
-_USED = _named(r"num_experts_per_tok(?:en)?", r"moe_k", r"(?:moe_)?top_?k(?:_experts)?")
-_GROUPS_USED = _named(r"topk_groups?")
+# Counts that are cut to so many at most, whatever else a config says.
+_CUT = {
+    _named(r".*(?<!type_)vocab(?:_size.*)?"): _VOCAB,
+    _named(
+        r"max_.*position(?:s|_embeddings)", r"n_positions", r"n_ctx", r"max_seq_len",
+        r"model_max_length", r"context_length",
+    ): _POSITIONS,
+    _named(
+        r"(?:mamba_)?chunk_size", r".*attn_chunk_length", r"(?:index_)?block_size",
+        r"block_multiple_of", r"ffn_round_up_to_multiple_of",
+    ): 4,
+    _named(r".*num_(?:local_|routed_)?experts", r"n_routed_experts", r"zero_expert_num"): 4,
+    _named(r"mamba_d_state", r"ssm_state_size", r"state_size", r"d_state"): _UNIT,
+    _named(r"n_group", r"num_expert_groups?"): 2,
+    _named(r"num_experts_per_tok(?:en)?", r"moe_k", r"(?:moe_)?top_?k(?:_experts)?"): 2,
+    _named(r"topk_groups?"): 1,
+}  # fmt: skip
 _KV_HEADS = _named(
     r".*(?:key_value|kv).*heads", r".*num_key_heads", r"(?:mamba_)?n_?groups", r"o_groups"
 )
@@ -221,20 +224,11 @@ class _Maps:
         shared = self._shared
         if _TOKENS.fullmatch(name):
             return shared.tokens.get(value, value)
-        if _VOCABULARIES.fullmatch(name):
-            return min(value, _VOCAB)
         if _DISTANCES.fullmatch(name):
             return shared.distances[value]
-        if _POSITION_COUNTS.fullmatch(name):
-            return min(value, _POSITIONS)
-        if _CHUNKS.fullmatch(name) or _EXPERTS.fullmatch(name):
-            return min(value, 4)
-        if _STATES.fullmatch(name):
-            return min(value, _UNIT)
-        if _EXPERT_GROUPS.fullmatch(name) or _USED.fullmatch(name):
-            return min(value, 2)
-        if _GROUPS_USED.fullmatch(name):
-            return 1
+        limit = next((most for names, most in _CUT.items() if names.fullmatch(name)), None)
+        if limit is not None:
+            return min(value, limit)
         if _KV_HEADS.fullmatch(name):
             return min(value, _HEADS_LEFT if value in self._heads else 2)
         if _HEADS.fullmatch(name):

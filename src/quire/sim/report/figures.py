@@ -99,17 +99,21 @@ def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
     _plain_log(axes, 10, 8 if size is WIDE else 5)
 
 
+def _draw_bars(axes: Axes, heights: list[float], ticks: range, label: Callable[[int], str]) -> None:
+    """Draw a bar per power of two, some of them labelled."""
+    axes.bar(range(len(heights)), heights, width=0.82, color=PLAIN)
+    axes.set_xticks(list(ticks), [label(1 << tick) for tick in ticks])
+    axes.set_xlim(-0.7, max(len(heights), 2) - 0.3)
+    _percents(axes.yaxis)
+
+
 def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
     """Reuses by the size of the cache that finds them."""
     sizes, shares = report.reuse_distances()
-    axes.bar(range(len(sizes)), [100 * share for share in shares], width=0.82, color=PLAIN)
     step = max(-(-len(sizes) // (9 if size is WIDE else 5)), 1)
-    ticks = list(range(0, len(sizes), step))
-    axes.set_xticks(ticks, [_short(sizes[tick]) for tick in ticks])
-    axes.set_xlim(-0.7, len(sizes) - 0.3)
+    _draw_bars(axes, [100 * share for share in shares], range(0, len(sizes), step), _short)
     axes.set_xlabel("different blocks used since, up to")
     axes.set_ylabel("of all prompt tokens")
-    _percents(axes.yaxis)
 
 
 def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
@@ -118,14 +122,10 @@ def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
     total = max(sum(counts) + report.focus.new_blocks, 1)
     heights = [100 * count / total for count in counts[:used]]
-    axes.bar(range(used), heights, width=0.82, color=PLAIN)
     step = max(-(-used // (10 if size is WIDE else 5)), 1)
-    ticks = list(range(0, used, step))
-    axes.set_xticks(ticks, [_duration(1 << tick) for tick in ticks])
-    axes.set_xlim(-0.7, max(used, 2) - 0.3)
+    _draw_bars(axes, heights, range(0, used, step), _duration)
     axes.set_xlabel("time since the last use, up to")
     axes.set_ylabel("of all block uses")
-    _percents(axes.yaxis)
 
 
 def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:

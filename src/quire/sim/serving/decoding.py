@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.sim.serving.requests import Job
+from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.timing import Contexts
 
 
@@ -21,7 +21,7 @@ class Decoding:
 
     def __init__(self, max_sequences: int, block_size: int) -> None:
         self.steps = 0
-        self.requests: list[Job] = []
+        self.requests: list[LiveRequest] = []
         self._block_size = block_size
         self._base = np.zeros(max_sequences, np.int64)
         self._last = np.zeros(max_sequences, np.int64)
@@ -40,7 +40,7 @@ class Decoding:
         """Steps until the next request is finished."""
         return int(self._last[: len(self.requests)].min()) - self.steps
 
-    def add(self, request: Job) -> None:
+    def add(self, request: LiveRequest) -> None:
         """Let a request decode whose prefill gave a token: `computed` tokens have KV."""
         slot = request.slot = len(self.requests)
         self.requests.append(request)
@@ -48,7 +48,7 @@ class Decoding:
         self._last[slot] = self.steps + request.trace.output_tokens - request.generated
         self._room[slot] = request.num_blocks * self._block_size
 
-    def remove(self, request: Job) -> None:
+    def remove(self, request: LiveRequest) -> None:
         """Take a request out; its counts are up to date from then on."""
         slot = request.slot
         request.computed = int(self._base[slot]) + self.steps
@@ -63,7 +63,7 @@ class Decoding:
             for column in (self._base, self._last, self._room):
                 column[slot] = column[end]
 
-    def finished(self) -> list[Job]:
+    def finished(self) -> list[LiveRequest]:
         """Return the requests that have their last token, in order of admission."""
         done = np.flatnonzero(self._last[: len(self.requests)] == self.steps)
         return sorted((self.requests[slot] for slot in done.tolist()), key=lambda r: r.order)
@@ -72,7 +72,7 @@ class Decoding:
         """Return the blocks that are missing for the next `num_steps` steps of all."""
         return int(self._short(num_steps).sum())
 
-    def extend(self, num_steps: int) -> list[tuple[Job, int]]:
+    def extend(self, num_steps: int) -> list[tuple[LiveRequest, int]]:
         """Note room for the next `num_steps` steps; return who needs how many blocks for that."""
         short = self._short(num_steps)
         slots = np.flatnonzero(short)

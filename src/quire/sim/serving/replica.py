@@ -7,13 +7,14 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from quire import ops
 from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.replay import Sizes
 from quire.sim.serving.decoding import Decoding
-from quire.sim.serving.requests import Job
+from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
 from quire.sim.serving.timing import Chunk, Timing
 from quire.sim.trace.rows import TraceRequest
@@ -92,8 +93,8 @@ class Replica:
         self.number = number
         self.limits = limits
         self.now = 0.0
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.waiting: deque[LiveRequest] = deque()
+        self.running: list[LiveRequest] = []
         self.busy_s = 0.0
         self.num_steps = 0
         self.preemptions = 0
@@ -109,8 +110,8 @@ class Replica:
         self._pool = self.manager.pools[0]
         self._timing = timing
         self._decoding = Decoding(limits.max_sequences, limits.block_size)
-        self._prefilling: list[Job] = []
-        self._chunks: list[tuple[Job, int]] = []
+        self._prefilling: list[LiveRequest] = []
+        self._chunks: list[tuple[LiveRequest, int]] = []
         self._ends: np.ndarray[tuple[int], np.dtype[np.float64]] = np.empty(0)
         self._busy_since: float | None = None
         self._num_admitted = 0
@@ -125,14 +126,14 @@ class Replica:
         """Requests that wait or run."""
         return len(self.waiting) + len(self.running)
 
-    def submit(self, request: Job, now: float) -> None:
+    def submit(self, request: LiveRequest, now: float) -> None:
         """Queue an arrival. If it may be admitted, the run ends with the step under way."""
         may_enter = not self.waiting and len(self.running) < self.limits.max_sequences
         self.waiting.append(request)
         if may_enter and len(self._ends) > 1:
             self._ends = self._ends[: int(np.searchsorted(self._ends, now)) + 1]
 
-    def cached_blocks(self, request: Job, now: float) -> int:
+    def cached_blocks(self, request: LiveRequest, now: float) -> int:
         """Return the first blocks of a prompt that are here now, in any tier."""
         if len(self._ends) > 1:
             self._make_room(min(int(np.searchsorted(self._ends, now)) + 1, len(self._ends)))
@@ -143,13 +144,13 @@ class Replica:
             found += sum(num_blocks for _, num_blocks in below)
         return found
 
-    def complete(self, now: float) -> list[Job]:
+    def complete(self, now: float) -> list[LiveRequest]:
         """End the run: account for its steps and return the requests that are finished."""
         self.now = now
         num_steps = len(self._ends)
         self._ends = self._ends[:0]
         decoding = self._decoding
-        finished: list[Job] = []
+        finished: list[LiveRequest] = []
         if len(decoding):
             self._make_room(num_steps)
             decoding.steps += num_steps
@@ -231,14 +232,14 @@ class Replica:
             budget -= request.target - request.computed
         return tiers.fetch_s(fetched) if tiers is not None else 0.0
 
-    def _give_blocks(self, request: Job) -> bool:
+    def _give_blocks(self, request: LiveRequest) -> bool:
         """Reference what is cached and reserve the rest of a prompt, if there is room for it."""
         manager, size = self.manager, self.limits.block_size
         request.target = request.trace.prompt_tokens + request.generated
         wanted = -(-request.target // size)
         spare = self.limits.reserve if self.running else 0
         seq = request.seq
-        fit = manager.fits(request.key if seq is None else seq)
+        fit = ops.fits(manager, request.key if seq is None else seq)
         missing = wanted - fit.num_cached
         if missing + spare > fit.room[0]:
             return False
@@ -256,7 +257,7 @@ class Replica:
         request.seq = seq
         return True
 
-    def _fetch(self, request: Job, tiers: Tiers) -> list[tuple[int, int]]:
+    def _fetch(self, request: LiveRequest, tiers: Tiers) -> list[tuple[int, int]]:
         """Bring up as much of a prompt from below as makes its prefill shortest."""
         seq, size = request.seq, self.limits.block_size
         assert seq is not None
@@ -288,10 +289,10 @@ class Replica:
 
     # -- steps -----------------------------------------------------------------------------
 
-    def _cut_prompts(self) -> list[tuple[Job, int]]:
+    def _cut_prompts(self) -> list[tuple[LiveRequest, int]]:
         """Share the tokens of the next step out among prompts, in order of admission."""
         budget = self.limits.max_step_tokens - len(self._decoding)
-        chunks: list[tuple[Job, int]] = []
+        chunks: list[tuple[LiveRequest, int]] = []
         for request in self._prefilling:
             if budget <= 0:
                 break
@@ -300,7 +301,7 @@ class Replica:
             budget -= num_tokens
         return chunks
 
-    def _compute(self, request: Job, num_tokens: int) -> None:
+    def _compute(self, request: LiveRequest, num_tokens: int) -> None:
         """Account for a part of a prompt; named blocks that are complete now can be found."""
         seq = request.seq
         assert seq is not None
@@ -337,7 +338,7 @@ class Replica:
                 high = middle
         return low
 
-    def _preempt(self, request: Job) -> None:
+    def _preempt(self, request: LiveRequest) -> None:
         """Take the blocks of a running request; it waits in front, to compute them again."""
         assert request.seq is not None
         if request.slot >= 0:
@@ -353,5 +354,5 @@ class Replica:
         self.waiting.appendleft(request)
 
 
-def _order(request: Job) -> int:
+def _order(request: LiveRequest) -> int:
     return request.order

@@ -56,7 +56,7 @@ class Served(msgspec.Struct, gc=False):
         return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
 
 
-class Job(msgspec.Struct, eq=False):
+class LiveRequest(msgspec.Struct, eq=False):
     """A request that waits or runs.
 
     `key`         what its manager sees: the ids that the trace names, then one for the rest
@@ -92,8 +92,8 @@ class Job(msgspec.Struct, eq=False):
         return min(num_blocks * block_size, self.trace.prompt_tokens, self.target - 1)
 
 
-def job_of(number: int, trace: TraceRequest, arrived_s: float) -> Job:
+def arriving(number: int, trace: TraceRequest, arrived_s: float) -> LiveRequest:
     """Return a request of a trace as it arrives."""
     account = Served(number, trace.row, trace.prompt_tokens, trace.output_tokens, arrived_s)
     key = np.concatenate((trace.blocks, UNFINISHED))
-    return Job(trace, key, account, target=trace.prompt_tokens)
+    return LiveRequest(trace, key, account, target=trace.prompt_tokens)

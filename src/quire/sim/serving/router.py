@@ -9,12 +9,12 @@ from typing import TypeAlias
 from quire.errors import ConfigError
 from quire.sim.hardware.names import unknown
 from quire.sim.serving.replica import Replica
-from quire.sim.serving.requests import Job
+from quire.sim.serving.requests import LiveRequest
 
 ROUTERS = ("round-robin", "least-loaded", "prefix")
 
 
-Router: TypeAlias = Callable[[Job, Sequence[Replica], float], Replica]
+Router: TypeAlias = Callable[[LiveRequest, Sequence[Replica], float], Replica]
 """Chooses one of the replicas for an arrival: called with it, all of them, and the time."""
 
 
@@ -24,7 +24,7 @@ def round_robin() -> Router:
     return lambda _job, replicas, _now: replicas[next(turns) % len(replicas)]
 
 
-def least_loaded(_job: Job, replicas: Sequence[Replica], _now: float) -> Replica:
+def least_loaded(_job: LiveRequest, replicas: Sequence[Replica], _now: float) -> Replica:
     """Return the replica with the fewest requests waiting or running; of equals the first."""
     return min(replicas, key=_load)
 
@@ -43,7 +43,7 @@ class PrefixAware:
             raise ConfigError(f"the load limit is 1 or more, got {load_limit:g}")
         self.load_limit = load_limit
 
-    def __call__(self, job: Job, replicas: Sequence[Replica], now: float) -> Replica:
+    def __call__(self, job: LiveRequest, replicas: Sequence[Replica], now: float) -> Replica:
         total = sum(replica.load for replica in replicas) + 1
         limit = -(-self.load_limit * total // len(replicas))
         able = [replica for replica in replicas if replica.load < limit]

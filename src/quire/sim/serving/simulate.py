@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import TypeAlias
 
 import msgspec
@@ -15,7 +14,7 @@ from quire.sim.hardware import MemoryTier
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals, check_above_zero
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Limits, Replica
-from quire.sim.serving.requests import Job, Served, job_of
+from quire.sim.serving.requests import LiveRequest, Served, arriving
 from quire.sim.serving.router import Router, least_loaded
 from quire.sim.serving.tiers import Tiers
 from quire.sim.serving.timing import Timing
@@ -59,18 +58,14 @@ class Load(msgspec.Struct, frozen=True):
     """Requests and their arrivals. Raises `ConfigError`.
 
     `requests`      a trace, or any iterable of its requests, with the cluster's block size
-    `max_requests`  stop after so many
     `duration_s`    nothing arrives later; what has arrived is finished
     """
 
     requests: Iterable[TraceRequest]
     arrivals: Arrivals = TraceArrivals()
-    max_requests: int | None = None
     duration_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_requests is not None and self.max_requests < 0:
-            raise ConfigError(f"a number of requests is 0 or more, got {self.max_requests}")
         if self.duration_s is not None:
             check_above_zero("duration", self.duration_s)
 
@@ -89,7 +84,7 @@ def simulate(
     ends of runs, and replicas in their order. Raises `OutOfBlocks` before anything is simulated
     if a request does not fit a replica, `ConfigError`, and what reading the trace raises.
     """
-    requests = list(islice(load.requests, load.max_requests))
+    requests = list(load.requests)
     for request in requests:
         cluster.limits.check(request)
     simulation = Simulation(cluster, load, router or least_loaded, observers)
@@ -125,13 +120,13 @@ class Simulation:
             if arrivals and (not turns or arrivals[0] <= turns[0][0]):
                 now = heapq.heappop(arrivals)
                 if number < len(requests):
-                    self._arrive(job_of(number, requests[number], now), now)
+                    self._arrive(arriving(number, requests[number], now), now)
                     number += 1
             else:
                 now, replica = heapq.heappop(turns)
                 self._turn(self.replicas[replica], now)
 
-    def _arrive(self, request: Job, now: float) -> None:
+    def _arrive(self, request: LiveRequest, now: float) -> None:
         replica = self._router(request, self.replicas, now)
         ends_s = replica.next_s
         replica.submit(request, now)

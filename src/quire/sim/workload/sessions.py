@@ -55,12 +55,10 @@ def turns_per_session(kind: Kind) -> float:
 
 
 def _chats(kind: Chat, name: str, library: Library, rng: Generator) -> Sessions:
-    systems = _lengths(kind.system, kind.systems, rng)
-    popular = Zipf(kind.systems, kind.skew)
+    opening = _openings(name, kind.system, Zipf(kind.systems, kind.skew), library, rng)
 
     def begin() -> Iterator[SessionTurn]:
-        system = popular.draw(rng)
-        text = library.share((name, system), systems[system])
+        text = opening()
         wait = 0.0
         for _ in range(draw_count(rng, kind.turns)):
             text = library.add(kind.question.draw_tokens(rng), text)
@@ -73,12 +71,10 @@ def _chats(kind: Chat, name: str, library: Library, rng: Generator) -> Sessions:
 
 
 def _agents(kind: Agent, name: str, library: Library, rng: Generator) -> Sessions:
-    tools = _lengths(kind.tools, kind.agents, rng)
-    popular = Zipf(kind.agents, kind.skew)
+    opening = _openings(name, kind.tools, Zipf(kind.agents, kind.skew), library, rng)
 
     def begin() -> Iterator[SessionTurn]:
-        agent = popular.draw(rng)
-        text = library.share((name, agent), tools[agent])
+        text = opening()
         text = library.add(kind.task.draw_tokens(rng), text)
         wait = 0.0
         for _ in range(draw_count(rng, kind.steps)):
@@ -91,7 +87,7 @@ def _agents(kind: Agent, name: str, library: Library, rng: Generator) -> Session
 
 
 def _questions(kind: Rag, name: str, library: Library, rng: Generator) -> Sessions:
-    lengths = _lengths(kind.document, kind.documents, rng)
+    lengths = [kind.document.draw_tokens(rng) for _ in range(kind.documents)]
     popular = Zipf(kind.documents, kind.skew)
 
     def begin() -> Iterator[SessionTurn]:
@@ -110,12 +106,10 @@ def _questions(kind: Rag, name: str, library: Library, rng: Generator) -> Sessio
 
 
 def _tasks(kind: FewShot, name: str, library: Library, rng: Generator) -> Sessions:
-    lengths = _lengths(kind.examples, kind.tasks, rng)
-    popular = Zipf(kind.tasks, kind.skew)
+    opening = _openings(name, kind.examples, Zipf(kind.tasks, kind.skew), library, rng)
 
     def begin() -> Iterator[SessionTurn]:
-        task = popular.draw(rng)
-        text = library.share((name, task), lengths[task])
+        text = opening()
         text = library.add(kind.input.draw_tokens(rng), text)
         yield SessionTurn(0.0, text, kind.answer.draw_tokens(rng))
 
@@ -130,5 +124,14 @@ def _scans(kind: Scan, library: Library, rng: Generator) -> Sessions:
     return begin
 
 
-def _lengths(lengths: Lognormal, count: int, rng: Generator) -> list[int]:
-    return [lengths.draw_tokens(rng) for _ in range(count)]
+def _openings(
+    name: str, length: Lognormal, popular: Zipf, library: Library, rng: Generator
+) -> Callable[[], Text]:
+    """Return a drawer of shared first texts, one of each rank."""
+    lengths = [length.draw_tokens(rng) for _ in range(popular.count)]
+
+    def draw() -> Text:
+        rank = popular.draw(rng)
+        return library.share((name, rank), lengths[rank])
+
+    return draw

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
-from quire.core.groups import check_count
+from quire.core.groups import check_count, check_group
+from quire.core.interrupts import mutating
+from quire.core.manager import CacheManager
 from quire.core.room import make_room
 from quire.core.sparse import sparse_at
 from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, CopyError
-
-if TYPE_CHECKING:
-    from quire.core.manager import CacheManager
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -51,19 +49,10 @@ class Usage(msgspec.Struct, frozen=True):
         """Share of the blocks that are held, cached ones included, 0 to 1."""
         return 1 - self.free / self.num_blocks
 
-    @property
-    def fragmentation(self) -> float:
-        """Share of the span that is free, 0 to 1: what a compaction mends."""
-        return 1 - (self.num_blocks - self.free) / self.span if self.span else 0.0
 
-    @property
-    def padding(self) -> float:
-        """Share of the room of open sequences that holds no token yet, 0 to 1."""
-        return 1 - self.used_tokens / self.room_tokens if self.room_tokens else 0.0
-
-
-def usage(manager: CacheManager, group: int) -> Usage:
-    """Return how full a group is."""
+def usage(manager: CacheManager, group: int = 0) -> Usage:
+    """Return how full a group is, and who shares what. Raises `ConfigError`."""
+    check_group(group, len(manager.pools))
     pool = manager.pools[group]
     running = [seq for seq in manager.sequences.values() if seq.state == "open"]
     tables = [seq.block_ids(group) for seq in running]
@@ -85,15 +74,29 @@ def usage(manager: CacheManager, group: int) -> Usage:
     )
 
 
-def compact(manager: CacheManager, group: int) -> int:
-    """Move the blocks of a group together; return how many were moved."""
+@mutating
+def compact(manager: CacheManager, group: int = 0) -> int:
+    """Move the held blocks of a group to its lowest ids; return how many were moved.
+
+    Tables and tree point to the new places; the copies stand in the plan. Raises
+    `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
+    """
+    check_group(group, len(manager.pools))
     _refuse_waiting_copies(manager)
     _refuse_open_handles(manager)
     return _resize_pool(manager, group, manager.pools[group].num_blocks)
 
 
+@mutating
 def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
-    """Change the sizes of groups; see `CacheManager.resize`."""
+    """Change the number of blocks of named groups, for instance to move memory between them.
+
+    Where a pool shrinks, cached blocks are evicted and held ones moved to ids below the
+    new end: take the copies and do them, then shrink the tensors. Where it grows, grow the
+    tensors first. All or nothing: raises `OutOfBlocks` when active blocks do not fit,
+    `CopyError` while copies wait to be taken or, where a pool shrinks, a restore or hold
+    is open; `ConfigError`.
+    """
     names = [spec.name for spec in manager.settings.groups]
     if not isinstance(num_blocks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         msg = (

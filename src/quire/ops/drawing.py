@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from quire.core.interrupts import mutating
+from quire.core.manager import CacheManager
 from quire.core.node import PENDING, Node
+from quire.core.sequence import Sequence
 from quire.core.sparse import Part
 from quire.core.states import StatePart
 from quire.core.tokens import array_of
 
-if TYPE_CHECKING:
-    from quire.core.manager import CacheManager
-    from quire.core.sequence import Sequence
-
 BAR = 40
 
 
+@mutating
 def snapshot(manager: CacheManager) -> dict[str, Any]:
-    """Return all state that later calls depend on; two managers with equal data act alike."""
+    """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
     order = {id(node): place for place, node in enumerate(manager.kernel.tree.evictor.order())}
     sparse = [group.index for group in manager.kernel.tree.sparse]
     children = _tree(list(manager.kernel.tree.roots.values()), order, sparse)
@@ -52,6 +52,11 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         "num_events": len(manager.kernel.events) if manager.kernel.events is not None else 0,
         "stats": _stats(manager),
     }
+
+
+def dump(manager: CacheManager) -> str:
+    """Draw the pools, the tree and the sequences for a person."""
+    return draw(snapshot(manager))
 
 
 def draw(state: dict[str, Any]) -> str:
@@ -178,7 +183,6 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
             for group in range(len(seq.rows.flat))
         ],
         "private": array_of(seq.private_key).tolist(),
-        "drafts": [seq.drafted_at, *seq.drafts],
         "tokens": seq.tokens.tolist(),
         "known": array_of(seq.known).tolist(),
         "keep_for": seq.keep_for,

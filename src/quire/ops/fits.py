@@ -1,18 +1,23 @@
-"""Would it fit: what `open` and `reserve` would ask of each group, and what each could give, without doing it."""
+"""The blocks that `open` and `reserve` would ask of each group, and those that each could give."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 
 import msgspec
 
+from quire.core.groups import check_count
 from quire.core.kernel import Kernel
+from quire.core.manager import CacheManager
 from quire.core.node import Match, Node
+from quire.core.room import least
+from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
 from quire.core.sparse import Standing
 from quire.core.take import stale_slots
-from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -32,7 +37,31 @@ class Fit(msgspec.Struct, frozen=True):
         return all(map(int.__le__, self.needed, self.room))
 
 
-def fit_prompt(kernel: Kernel, root: Node, key: Key, num_new: int | None) -> Fit:
+def fits(
+    manager: CacheManager,
+    request: TokenIds | Sequence,
+    num_new: int | None = None,
+    scope: Scope | None = None,
+    *,
+    media: Items[MediaItem] = (),
+) -> Fit:
+    """Return whether a request would get its blocks now; true if so. Changes nothing, counts nothing.
+
+    Of a prompt: whether `open` and then `reserve` of `num_new` tokens would find room; of a sequence, whether
+    `reserve` would, after `resume` where it is suspended. None: all tokens that are known and not computed.
+    What is cached counts, what can be evicted, and what pins and running sequences hold. Raises
+    `SequenceError`, `ConfigError` and what `probe` raises.
+    """
+    if num_new is not None:
+        check_count("num_new", num_new)
+    if isinstance(request, Sequence):
+        manager.check_known(request)
+        return _fit_sequence(manager.kernel, request, num_new)
+    root, key = manager.read(key_of(request), scope, media)
+    return _fit_prompt(manager.kernel, root, key, num_new)
+
+
+def _fit_prompt(kernel: Kernel, root: Node, key: Key, num_new: int | None) -> Fit:
     """Say whether `open` of this prompt and `reserve` of `num_new` tokens would find room."""
     num_tokens = len(key) // TOKEN_BYTES
     smallest = least(kernel, num_tokens)
@@ -42,7 +71,7 @@ def fit_prompt(kernel: Kernel, root: Node, key: Key, num_new: int | None) -> Fit
     return _fit_found(kernel, root, (key, num_tokens - 1), num_new)
 
 
-def fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
+def _fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
     """Say whether `reserve` of `num_new` tokens would find room, after `resume` where it is suspended."""
     if seq.state == "suspended":
         num_tokens = len(seq.resume_key) // TOKEN_BYTES
@@ -115,26 +144,3 @@ def _room(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list
     for sparse in tree.sparse:
         room[sparse.index] -= sparse.would_guard(standing)
     return room
-
-
-def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
-    """Return the blocks that each group must have at least for so many tokens."""
-    whole = -(-num_tokens // kernel.rows.block_size)
-    needed = [whole] * len(kernel.pools)
-    for sparse in kernel.tree.sparse:
-        needed[sparse.index] = min(whole, sparse.least(whole))
-    return tuple(needed)
-
-
-def check_fits(kernel: Kernel, num_tokens: int) -> None:
-    """Raise `OutOfBlocks` for a prompt that no empty pool could hold."""
-    whole = -(-num_tokens // kernel.rows.block_size)
-    for pool in kernel.pools:
-        if whole > pool.num_blocks:
-            break
-    else:
-        return
-    for pool, needed in zip(kernel.pools, least(kernel, num_tokens), strict=True):
-        if needed > pool.num_blocks:
-            what = f"a prompt of {num_tokens} tokens is larger than the pool"
-            raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

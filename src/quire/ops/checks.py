@@ -1,21 +1,23 @@
-"""The invariants of the core, verified from scratch."""
+"""The invariants of a manager, verified from scratch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from quire.core.blocks import GAP
+from quire.core.interrupts import mutating
+from quire.core.manager import CacheManager
 from quire.core.node import PENDING, Node
 from quire.core.sparse import sparse_at
 from quire.errors import InvariantError
 
-if TYPE_CHECKING:
-    from quire.core.manager import CacheManager
 
-
+@mutating
 def check(manager: CacheManager) -> None:
-    """Recount everything that is kept incrementally; raise `InvariantError` on a difference."""
+    """Recount everything that pools, tree, policies and sequences keep incrementally.
+
+    O(blocks + tokens); raises `InvariantError` with what is broken.
+    """
     _check_tree(manager)
     _check_locks(manager)
     _check_policies(manager)

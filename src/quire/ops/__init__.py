@@ -1,0 +1,36 @@
+"""What people look at, and what engines ask for rarely: functions on a manager.
+
+checks    every invariant, recounted
+drawing   the state as plain data, and as a picture
+explain   why a prompt is cached as far as it is
+fits      whether a request would get its blocks now
+memory    how full the groups are, moving blocks together, capacity between groups
+drafts    trees of speculated tokens
+"""
+
+from quire.ops.checks import check
+from quire.ops.drafts import Draft, TokenMove, draft
+from quire.ops.drawing import draw, dump, held_notes, snapshot
+from quire.ops.explain import Explanation, Segment, explain
+from quire.ops.fits import Fit, fits
+from quire.ops.memory import Usage, compact, resize, usage
+
+__all__ = [
+    "Draft",
+    "Explanation",
+    "Fit",
+    "Segment",
+    "TokenMove",
+    "Usage",
+    "check",
+    "compact",
+    "draft",
+    "draw",
+    "dump",
+    "explain",
+    "fits",
+    "held_notes",
+    "resize",
+    "snapshot",
+    "usage",
+]
