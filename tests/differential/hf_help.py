@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -259,10 +260,15 @@ def _settled(model):
     return model
 
 
-@functools.cache
+_GROUP_NAMES = weakref.WeakKeyDictionary()
+
+
 def group_names(model):
-    """The names of a model's layer groups."""
-    return tuple(group.name for group in probe_model(model, 16)[1].groups)
+    """The names of a model's layer groups, probed once for as long as it lives."""
+    if model not in _GROUP_NAMES:
+        groups = probe_model(model, 16)[1].groups
+        _GROUP_NAMES[model] = tuple(group.name for group in groups)
+    return _GROUP_NAMES[model]
 
 
 def own(family):
