@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import quire.bench
 from quire.core import CacheManager
@@ -16,15 +17,24 @@ from quire.core import CacheManager
 SWITCHES = ("events", "curve")
 """What a core of before watchers was told by arguments."""
 
+WATCHERS = ("quire.exchange", "quire.foresight")
+"""Where later cores have what is passed instead."""
+
 
 def main(rows_source: str, *options: str) -> None:
     """Measure and print."""
     quire.bench.__path__[:] = [str(Path(rows_source) / "quire" / "bench")]
-    from quire.bench import managers
+    is_old = set(SWITCHES) <= inspect.signature(CacheManager).parameters.keys()
+    if is_old:
+        for name in WATCHERS:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__getattr__ = lambda _: (
+                None
+            )  # whatever is imported from there is not used
+    from quire.bench import core_rows, managers
 
-    if set(SWITCHES) <= inspect.signature(CacheManager).parameters.keys():
+    if is_old:
         managers.build = with_switches
-    from quire.bench import core_rows
 
     wanted = options[1].split(",") if options[:1] == ("--rows",) else core_rows.names()
     measured = []

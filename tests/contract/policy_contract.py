@@ -133,7 +133,7 @@ class PolicyContract:
     def test_to_ask_for_the_victim_again_gives_the_same(self):
         def ask(manager):
             evictor = manager.kernel.tree.evictor
-            assert evictor.victim() is evictor.victim()
+            assert evictor.victim() == evictor.victim()
 
         self.mixed_history(ask)
 

@@ -2,7 +2,7 @@
 
 from quire import ops
 from quire.core import CacheManager
-from quire.core.policies import Lru, RankedPolicy
+from quire.core.policies import Fifo, Lru
 
 BLOCK = 4
 ALL = 10**6
@@ -13,7 +13,6 @@ class Spy:
 
     watches = True
     remembers = True
-    cut_at = 0
 
     def __init__(self, tick, capacity):
         super().__init__(tick, capacity)
@@ -31,14 +30,6 @@ class Spy:
     def evicting(self, entry, num_blocks):
         self.note("evicting", entry, num_blocks)
         super().evicting(entry, num_blocks)
-
-    def seam(self, entry):
-        self.note("seam", entry)
-        return self.cut_at
-
-    def added(self, entry):
-        self.note("added", entry)
-        super().added(entry)
 
     def touched(self, entry):
         self.note("touched", entry)
@@ -69,24 +60,17 @@ class SpyingLru(Spy, Lru):
     """Least recently used, spied on."""
 
 
-class SpyingRanked(Spy, RankedPolicy):
+class SpyingRanked(Spy, Fifo):
     """First in, first out by the heap, spied on."""
-
-    def added(self, entry):
-        self.note("added", entry)
-        entry.rank = (self.tick(),)
-
-    def touched(self, entry):
-        self.note("touched", entry)
 
 
 class Spied:
     """A manager and the policy objects that it made, all writing into one list."""
 
-    def __init__(self, kind, num_blocks=32, *, cut_at=0, **options):
+    def __init__(self, kind, num_blocks=32, **options):
         self.calls = []
         self.policies = []
-        self.kind, self.cut_at = kind, cut_at
+        self.kind = kind
         options.setdefault("sub_block", False)
         if "groups" not in options:
             options["num_blocks"] = num_blocks
@@ -95,7 +79,7 @@ class Spied:
 
     def policy(self, tick, capacity):
         policy = self.kind(tick, capacity)
-        policy.calls, policy.cut_at = self.calls, self.cut_at
+        policy.calls = self.calls
         self.policies.append(policy)
         return policy
 

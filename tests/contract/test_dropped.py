@@ -9,6 +9,7 @@ from core_help import prefill, run, serve
 
 from quire.core import CacheManager, Hint, LayerGroup, Recurrent, SlidingWindow
 from quire.exchange import hold
+from watching import watchers
 
 FULL = LayerGroup("full", 64)
 MIXES = {
@@ -51,10 +52,11 @@ LEFT = {
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "learned"])
 @pytest.mark.parametrize("left", LEFT)
 def test_a_manager_dropped_while_requests_run_is_freed(groups, policy, left):
-    manager = CacheManager(groups=groups, block_size=4, policy=policy)
+    watched = watchers(events=True, evictions=True, curve=True)
+    manager = CacheManager(groups=groups, block_size=4, policy=policy, watchers=watched)
     serve(manager, run(0, 20))
     LEFT[left](manager, prefill(manager, run(0, 30)))
     kept = [weakref.ref(manager), weakref.ref(manager.kernel.tree)]
-    del manager
+    del manager, watched
     gc.collect()
     assert [ref() for ref in kept] == [None, None]

@@ -5,19 +5,21 @@ That it says what `open`, `reserve` and `resume` then do is a rule of both state
 
 import pytest
 from core_help import prefill, rejected, run, serve, state
-from hybrid_help import BLOCK, make
+from hybrid_help import BLOCK
 
 from quire import errors, ops
-from quire.core import CacheManager, FullAttention, Hint, MediaItem, Recurrent, Scope, SlidingWindow
+from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
+from quire.foresight import Curve
+from watching import watcher, watchers
 
 
-class Calls:
+class Calls(Watcher):
     """An observer that notes that it was told of something."""
 
     def __init__(self):
         self.told = []
 
-    def opened(self, seq, key, media):
+    def opened(self, seq, key, missed):
         self.told.append((seq.number, bytes(key)))
 
     def closed(self, seq):
@@ -64,18 +66,6 @@ def test_a_pin_counts_until_its_time_has_run_out():
     assert prefill(manager, run(1000, 32)).computed == 32
 
 
-def test_it_says_which_group_is_short():
-    manager = make(
-        ("full", 16, FullAttention()), ("sliding", 5, SlidingWindow(8)), ("state", 1, Recurrent())
-    )
-    fit = ops.fits(manager, run(0, 24))
-    assert (bool(fit), fit.needed, fit.room) == (False, (6, 6, 1), (16, 5, 1))
-    assert ops.fits(manager, run(0, 24), 12), "a part of the prompt first"
-    seq = prefill(manager, run(0, 4))
-    assert ops.fits(manager, run(1000, 4)).room == (15, 4, 0)
-    assert ops.fits(manager, seq, 4).needed == (1, 1, 0)
-
-
 def test_a_prompt_that_never_fits_is_told_from_one_that_waits(manager):
     never = ops.fits(manager, run(0, 33))
     assert (bool(never), never.needed, never.room) == (False, (9,), (8,))
@@ -112,7 +102,9 @@ def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):
 
 def test_an_open_that_is_refused_leaves_no_trace():
     observer = Calls()
-    manager = CacheManager(8, BLOCK, observer=observer, curve=True, events=True, policy="learned")
+    manager = CacheManager(
+        8, BLOCK, watchers=watchers(observer=observer, curve=True, events=True), policy="learned"
+    )
     serve(manager, run(0, 16), hint=Hint("session", session_id="a"))
     serve(manager, run(1000, 12))
     image = MediaItem(b"i" * 32, 1, 6)
@@ -121,9 +113,9 @@ def test_an_open_that_is_refused_leaves_no_trace():
         order = [id(node) for node in manager.kernel.tree.evictor.order()]
         return (
             list(observer.told),
-            list(manager.kernel.live_curve.notes),
+            list(watcher(manager, Curve)._notes),
             order,
-            len(manager.kernel.sessions),
+            len(manager.kernel.owners),
         )
 
     before = noted()

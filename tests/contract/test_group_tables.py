@@ -23,33 +23,6 @@ from quire.core.decode import NO_BLOCK
 FULL = FullAttention()
 
 
-@pytest.mark.parametrize("length", range(1, 26))
-@pytest.mark.parametrize(
-    ("kind", "begin", "sinks"),
-    [
-        (SlidingWindow(8), lambda n: max(0, n - 8), 0),
-        (SlidingWindow(3), lambda n: max(0, n - 3), 0),
-        (SlidingWindow(7, sinks=5), lambda n: max(0, n - 7), 5),
-        (ChunkedAttention(8), lambda n: n // 8 * 8, 0),
-        (ChunkedAttention(5), lambda n: n // 5 * 5, 0),
-    ],
-)
-def test_a_table_names_the_window_the_sinks_and_what_is_reserved(kind, begin, sinks, length):
-    manager = make(("full", 64, FULL), ("other", 64, kind))
-    seq = prefill(manager, run(0, length))
-    manager.reserve(seq, 6)
-    ids = seq.block_ids(1)
-    assert (ids.dtype.name, len(ids)) == ("int32", -(-(length + 6) // BLOCK))
-    kept = [
-        i
-        for i in range(len(ids))
-        if (i + 1) * BLOCK > begin(length) or i * BLOCK < min(sinks, length)
-    ]
-    assert held(seq, 1) == kept
-    assert len(seq.block_ids(0)) == len(ids)
-    assert min(seq.block_ids(0)) >= 0
-
-
 def test_a_table_after_a_hit_names_only_what_the_hit_needs():
     manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(8)))
     serve(manager, run(0, 32))
@@ -91,20 +64,6 @@ def test_no_padding_is_a_block_or_an_index(kind, lengths):
                     pool[other]
                 with pytest.raises(IndexError):
                     np.take(pool, [other])
-
-
-@pytest.mark.parametrize("pad", [0, -1, 63])
-def test_tables_have_the_pad_value_behind_the_window(pad):
-    manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(5)))
-    seqs = [prefill(manager, run(1000 * i, length)) for i, length in enumerate((3, 17, 24))]
-    for seq in seqs:
-        manager.reserve(seq, 1)
-    tables = manager.tables(seqs, group=1, pad=pad)
-    for row, seq in enumerate(seqs):
-        ids = [block if block >= 0 else pad for block in seq.block_ids(1).tolist()]
-        assert tables.padded[row].tolist()[: len(ids)] == ids
-        assert set(tables.padded[row].tolist()[len(ids) :]) <= {pad}
-        assert tables.lengths[row] == seq.capacity
 
 
 def test_tables_stay_right_in_decode_steps():

@@ -2,7 +2,7 @@
 
 import pytest
 from core_help import found, generate, prefill, run, serve
-from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, make, turn
+from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
 
 from quire import ops
 from quire.core import Hint, Scope
@@ -133,9 +133,9 @@ class TestRequestsAtTheSameTime:
         generate(manager, seq, blocks(1000, 1))
         generate(manager, twin, blocks(2000, 2))
         manager.close(seq)
-        assert foreseen(manager) == 1
+        assert foreseen(manager) == 0, "the fork still runs"
         manager.close(twin)
-        assert foreseen(manager) == 4
+        assert foreseen(manager) == 5
 
     def test_what_a_suspended_request_stored_is_ordinary_until_it_ends(self, policy):
         manager = make(policy)
@@ -221,11 +221,11 @@ class TestTimeToLive:
         self.clock.now += 2
         assert foreseen(manager) == 3
 
-    def test_a_later_turn_with_a_time_renews_it(self, policy):
+    def test_a_later_turn_of_the_session_renews_it(self, policy):
         manager = self.manager(policy)
-        turn(manager, blocks(0, 2), hint=Hint(ttl_s=10))
+        turn(manager, blocks(0, 2), hint=hinted("a", ttl_s=10))
         self.clock.now += 6
-        turn(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=Hint(ttl_s=10))
+        turn(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=hinted("a", ttl_s=10))
         self.clock.now += 6
         assert foreseen(manager) == 0
         self.clock.now += 6
@@ -239,21 +239,17 @@ class TestTimeToLive:
         assert foreseen(manager) == 1
         assert found(manager, blocks(0, 3)) == 2 * BLOCK
 
-    def test_a_trunk_lives_as_long_as_its_longest_branch(self, policy):
-        manager = self.manager(policy)
-        trunk = blocks(0, 1)
-        for start, seconds in ((1000, 10), (2000, 30), (3000, 20)):
-            turn(manager, [*trunk, *blocks(start, 1)], hint=Hint(ttl_s=seconds))
-        for _ in range(2):
-            self.clock.now += 11
-            assert foreseen(manager) == 1
-        self.clock.now += 11
-        assert foreseen(manager) == 2
-
-    def test_time_that_runs_out_during_a_request_waits_for_its_end(self, policy):
+    def test_what_another_request_uses_is_ordinary_whatever_time_it_names(self, policy):
         manager = self.manager(policy)
         turn(manager, blocks(0, 3), hint=Hint(ttl_s=10))
-        seq = prefill(manager, [*blocks(0, 3), 7], hint=Hint(ttl_s=10))
+        turn(manager, blocks(0, 3), hint=Hint(ttl_s=10))
+        self.clock.now += 11
+        assert foreseen(manager) == 0
+
+    def test_the_time_of_a_session_waits_for_the_end_of_its_last_request(self, policy):
+        manager = self.manager(policy)
+        turn(manager, blocks(0, 3), hint=hinted("a", ttl_s=10))
+        seq = prefill(manager, [*blocks(0, 3), 7], hint=hinted("a", ttl_s=10))
         self.clock.now += 20
         assert foreseen(manager) == 0
         manager.close(seq)

@@ -5,11 +5,10 @@ import gc
 import pytest
 from core_help import found, prefill, serve
 from hints_help import BLOCK, NEVER, Clock, blocks, foreseen, hinted, make, turn
-from policy_spy import Spied, SpyingLru, SpyingRanked
 
 from quire import ops
 from quire.core import Hint
-from quire.core.hints import Session
+from quire.core.node import Owner
 
 A = hinted("a")
 
@@ -64,36 +63,6 @@ class TestCutRuns:
         assert manager.end_session("a") == 2
         assert foreseen(manager) == 2
 
-    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
-    def test_so_does_the_head_above_a_seam(self, kind):
-        manager = Spied(kind, cut_at=2).manager
-        serve(manager, blocks(0, 4), hint=A)
-        assert manager.reclaim(2) == 2
-        assert manager.end_session("a") == 2
-
-    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
-    def test_a_pin_that_is_the_last_to_let_go_leaves_nothing_referenced_above_a_seam(self, kind):
-        manager = Spied(kind, cut_at=1).manager
-        seq = prefill(manager, blocks(0, 4))
-        pin = manager.pin(blocks(0, 4))
-        manager.close(seq)
-        pin.close()
-        ops.check(manager)
-        assert manager.num_active == 0
-
-    @pytest.mark.parametrize("kind", [SpyingLru, SpyingRanked])
-    @pytest.mark.parametrize("length", [0, 4, 8, 12, 16])
-    def test_nor_does_a_request_that_goes_back_behind_it(self, kind, length):
-        manager = Spied(kind, cut_at=1).manager
-        writer = prefill(manager, blocks(0, 4))
-        reader = manager.open([*blocks(0, 4), 7])
-        manager.close(writer)
-        manager.truncate(reader, length)
-        ops.check(manager)
-        manager.close(reader)
-        ops.check(manager)
-        assert manager.num_active == 0
-
 
 class TestTimesThatChange:
     def setup_method(self):
@@ -123,7 +92,7 @@ class TestTimesThatChange:
 class TestMemory:
     def alive(self):
         gc.collect()
-        return sum(type(each) is Session for each in gc.get_objects())
+        return sum(type(each) is Owner for each in gc.get_objects())
 
     def test_a_manager_that_is_dropped_leaves_no_session_behind(self, policy):
         before = self.alive()
@@ -132,7 +101,7 @@ class TestMemory:
         assert self.alive() == before
 
     def test_a_forgotten_session_does_not_live_on_in_evicted_blocks(self, policy, monkeypatch):
-        monkeypatch.setattr("quire.core.hints.MAX_SESSIONS", 3)
+        monkeypatch.setattr("quire.core.owners.MAX_SESSIONS", 3)
         manager = make(policy)
         before = self.alive()
         for number in range(20):
@@ -141,7 +110,7 @@ class TestMemory:
         assert self.alive() - before <= 3
 
     def test_the_oldest_session_is_forgotten_and_the_others_are_known(self, policy, monkeypatch):
-        monkeypatch.setattr("quire.core.hints.MAX_SESSIONS", 3)
+        monkeypatch.setattr("quire.core.owners.MAX_SESSIONS", 3)
         manager = make(policy)
         for number in range(4):
             serve(manager, blocks(1000 * number, 2), hint=hinted(str(number)))

@@ -1,7 +1,5 @@
 """What a policy is told, and in which order: the interface of `policies.base`."""
 
-from itertools import pairwise
-
 import pytest
 from core_help import generate, prefill, run, serve
 from policy_spy import ALL, BLOCK, Spied, SpyingLru, SpyingRanked, ends, names_of
@@ -38,7 +36,7 @@ class TestOrder:
         world.manager.open(run(0, 3 * BLOCK))
         assert [(name, entry) for name, entry, *_ in world.take()] == [("opened", None)]
 
-    def test_a_request_is_closing_before_what_it_stored_is_added_and_released(self, spied):
+    def test_a_request_is_closing_before_what_it_stored_is_released(self, spied):
         world = spied()
         manager = world.manager
         serve(manager, [*run(0, 2 * BLOCK), 7])
@@ -46,23 +44,13 @@ class TestOrder:
         world.take()
         manager.close(seq)
         calls = world.take()
-        names = names_of(calls, "closing", "added", "released")
+        names = names_of(calls, "closing", "released")
         assert names[0] == "closing"
         assert names.count("closing") == 1
         assert calls[0][1].end == 5
-        for name, after in pairwise(names):
-            assert name != "added" or after == "released"
         released = ends(calls, "released")
         assert released == sorted(released, reverse=True)
         assert sum(call[2] for call in calls if call[0] == "released") == 5
-
-    def test_only_what_was_stored_since_it_was_last_cached_is_added(self, spied):
-        world = spied()
-        manager = world.manager
-        serve(manager, [*run(0, 2 * BLOCK), 7])
-        world.take()
-        serve(manager, [*run(0, 2 * BLOCK), 7])
-        assert names_of(world.take(), "added", "released") == ["released"]
 
     def test_what_is_found_is_referenced_before_it_is_touched(self, spied):
         world = spied()
@@ -101,7 +89,7 @@ class TestOrder:
         assert names_of(calls, "referenced", "returned") == ["referenced", "returned"]
         assert calls[0][1] is calls[1][1]
         assert len(world.policies) == 2
-        assert calls[0][1].policy is world.policies[1]
+        assert calls[0][1].mark.policy is world.policies[1]
         world.check()
 
 
@@ -252,4 +240,4 @@ class TestEvicting:
         world = Spied(Forgetful, num_blocks=4)
         for start in (0, 1000):
             serve(world.manager, run(start, 3 * BLOCK))
-        assert not names_of(world.take(), "evicting", "seam")
+        assert not names_of(world.take(), "evicting")

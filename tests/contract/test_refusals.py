@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
 
+from quire import ops
 from quire.core import CacheManager, Hint, LayerGroup, MediaItem, Scope
 from quire.errors import (
     CommitError,
@@ -94,18 +95,23 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["open", "probe", "explain", "pin"])
+@pytest.mark.parametrize(
+    "method", [CacheManager.open, CacheManager.probe, ops.explain, CacheManager.pin]
+)
 @pytest.mark.parametrize(("tokens", "mention"), PROMPTS)
 def test_tokens_must_be_a_row_of_ids(stage, method, tokens, mention):
     with rejected(stage.manager, TokensError, mention):
-        getattr(stage.manager, method)(tokens)
+        method(stage.manager, tokens)
 
 
 @pytest.mark.parametrize("scope", ["tenant", 7, b"x", ("a",), {"salt": "a"}, object()])
-@pytest.mark.parametrize("method", ["open", "probe", "explain", "pin", "evict"])
+@pytest.mark.parametrize(
+    "method",
+    [CacheManager.open, CacheManager.probe, ops.explain, CacheManager.pin, CacheManager.evict],
+)
 def test_a_scope_must_be_a_scope(stage, method, scope):
     with rejected(stage.manager, ScopeError, type(scope).__name__):
-        getattr(stage.manager, method)(CACHED, scope)
+        method(stage.manager, CACHED, scope)
 
 
 @pytest.mark.parametrize("part", ["salt", "lora", "model"])
@@ -131,12 +137,12 @@ MEDIA = [
 
 
 @pytest.mark.parametrize("items", MEDIA)
-@pytest.mark.parametrize("method", ["open", "probe"])
+@pytest.mark.parametrize("method", [CacheManager.open, CacheManager.probe])
 def test_media_must_lie_in_the_prompt_in_order_without_overlap(stage, method, items):
     mentions = (6, 9, 8) if items == MEDIA[0] else ()
     with rejected(stage.manager, MediaError, *mentions):
         media = [MediaItem(*item) if isinstance(item, tuple) else item for item in items]
-        getattr(stage.manager, method)(CACHED, None, media=media)
+        method(stage.manager, CACHED, None, media=media)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 15, 65])

@@ -2,21 +2,14 @@
 
 import numpy as np
 import pytest
-from core_help import found, prefill, rejected, run, serve, state
+from core_help import found, prefill, rejected, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import (
-    ChunkedAttention,
-    FullAttention,
-    MediaItem,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-    block_hashes,
-)
+from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
-from quire.exchange import hold, required_blocks, residency, restore
+from quire.exchange import block_hashes, hold, required_blocks, residency, restore
+from watching import take_evicted, watchers
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
@@ -155,18 +148,6 @@ def test_it_waits_until_planned_copies_are_done():
     assert bring(manager, run(1000, 8)) == {0: [0, 1]}
 
 
-def test_scopes_and_media_keep_restored_prefixes_apart():
-    manager = make(("full", 20, FULL))
-    item = MediaItem(b"a" * 16, 2, 3)
-    bring(manager, run(0, 8), Scope(salt="a"))
-    bring(manager, run(0, 8), media=[item])
-    assert found(manager, run(0, 8)) == 0
-    assert found(manager, run(0, 8), Scope(salt="b")) == 0
-    assert found(manager, run(0, 8), Scope(salt="a")) == 8
-    assert found(manager, run(0, 8), media=[item]) == 8
-    assert found(manager, run(0, 8), media=[MediaItem(b"b" * 16, 2, 3)]) == 0
-
-
 def test_what_another_request_computed_meanwhile_is_kept_once():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
@@ -177,21 +158,6 @@ def test_what_another_request_computed_meanwhile_is_kept_once():
     assert found(manager, run(0, 16)) == 16
     assert manager.pools[0].num_cached == 4
     assert conserved(manager)
-
-
-def test_digests_are_those_of_the_prompt_whatever_is_cached_of_it():
-    manager = make(("full", 20, FULL))
-    tokens, scope = run(0, 30), Scope(salt="x")
-    expected = block_hashes(tokens, 4, scope)
-    assert residency(manager, tokens, scope).digests == expected
-    serve(manager, run(0, 14), scope)
-    serve(manager, np.append(run(0, 9), run(1000, 9)), scope)
-    before = state(manager)
-    assert residency(manager, tokens, scope).digests == expected
-    assert state(manager) == before
-    item = MediaItem(b"a" * 16, 2, 3)
-    digests = residency(manager, tokens, scope, media=[item]).digests
-    assert digests == block_hashes(tokens, 4, scope, (item,))
 
 
 def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
@@ -218,11 +184,11 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
 
 @pytest.mark.parametrize("kind", [FULL, SLIDING, ChunkedAttention(12), STATE])
 def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
-    manager = make(("full", 8, FULL), ("other", 9, kind), evictions=True)
+    manager = make(("full", 8, FULL), ("other", 9, kind), watchers=watchers(evictions=True))
     serve_in_pieces(manager, run(0, 25))
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []
     serve_in_pieces(manager, run(1000, 25))
-    told = manager.take_evicted()
+    told = take_evicted(manager)
     names = block_hashes(run(0, 24), 4)
     full = [each.digest for each in told if each.group == 0]
     assert len(full) >= 5
@@ -230,10 +196,10 @@ def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
     other = {each.digest for each in told if each.group == 1}
     assert other <= set(names) | set(block_hashes(run(1000, 24), 4))
     assert other, "the other group made room as well, with its leaf"
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []
     manager.evict()
     manager.clear()
-    assert manager.take_evicted() == [], "what callers drop has not made room"
+    assert take_evicted(manager) == [], "what callers drop has not made room"
 
 
 def test_a_manager_that_was_not_asked_remembers_no_evictions():
@@ -241,4 +207,4 @@ def test_a_manager_that_was_not_asked_remembers_no_evictions():
     serve(manager, run(0, 16))
     serve(manager, run(1000, 16))
     assert manager.stats.evicted_blocks
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []

@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
-from core_help import found, generate, prefill, rejected, run, serve, state
+from core_help import found, generate, prefill, rejected, run, serve
 
 from quire import errors, ops
-from quire.core import CacheManager, LayerGroup, MediaItem, Scope
+from quire.core import CacheManager, MediaItem, Scope
+from quire.foresight import Trail
 
 BLOCK = 4
 
 
 @pytest.fixture
 def manager():
-    return CacheManager(num_blocks=16, block_size=BLOCK)
+    return CacheManager(num_blocks=16, block_size=BLOCK, watchers=[Trail()])
 
 
 def counts(manager):
@@ -49,21 +50,6 @@ def test_lengths_follow_a_commit_in_chunks(manager):
         assert seq.published == published
     assert seq.tokens.tolist() == list(range(10))
     assert seq.tokens.dtype == np.int32
-
-
-def test_an_empty_commit_changes_no_length(manager):
-    seq = prefill(manager, run(0, 6))
-    manager.commit(seq, [])
-    assert (seq.computed, seq.capacity) == (6, 6)
-
-
-def test_committed_tokens_may_go_beyond_the_prompt_in_one_call(manager):
-    seq = manager.open(run(0, 6))
-    manager.reserve(seq, 9)
-    manager.commit(seq, [*run(0, 6), 70, 71, 72])
-    assert seq.tokens.tolist() == [0, 1, 2, 3, 4, 5, 70, 71, 72]
-    manager.close(seq)
-    assert found(manager, [0, 1, 2, 3, 4, 5, 70, 71]) == 8
 
 
 @pytest.mark.parametrize("length", range(1, 14))
@@ -130,16 +116,6 @@ def test_an_explanation_covers_the_prompt_and_agrees_with_the_lookup(manager, to
     assert str(explanation).startswith(f"{hit.num_tokens} of {len(tokens)} tokens cached")
 
 
-def test_lookups_are_pure(manager):
-    serve(manager, run(0, 13))
-    before = state(manager)
-    for tokens in (run(0, 13), run(0, 6), [0, 1, 9, 9, 9], run(500, 3)):
-        manager.probe(tokens)
-        assert str(ops.explain(manager, tokens))
-        assert (str(manager.stats), repr(manager)) == (str(manager.stats), repr(manager))
-    assert state(manager) == before
-
-
 def test_every_way_to_write_the_tokens_is_the_same_prompt(manager):
     from array import array
 
@@ -151,17 +127,6 @@ def test_every_way_to_write_the_tokens_is_the_same_prompt(manager):
 
 
 # -- rollback and preemption ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_tokens", range(9, 12))
-def test_rejected_tokens_are_rolled_back(manager, num_tokens):
-    seq = prefill(manager, run(0, 9))
-    generate(manager, seq, [70, 71])
-    manager.reserve(seq, 20)
-    manager.truncate(seq, num_tokens)
-    assert (seq.computed, seq.capacity) == (num_tokens, num_tokens)
-    assert seq.tokens.tolist() == [*range(9), 70, 71][:num_tokens]
-    assert counts(manager) == (13, 3, 0)
 
 
 def test_a_cut_at_a_block_boundary_takes_back_what_nobody_else_used(manager):
@@ -179,31 +144,12 @@ def test_a_cut_at_a_block_boundary_leaves_cached_blocks_of_others(manager):
     assert found(manager, run(0, 12)) == 12
 
 
-def test_a_cut_leaves_the_blocks_of_another_reader(manager):
-    seq = prefill(manager, run(0, 12))
-    reader = manager.open(run(0, 13))
-    manager.truncate(seq, 4)
-    assert reader.num_cached == 12
-    assert found(manager, run(0, 12)) == 12
-    manager.truncate(reader, 8)
-    manager.close(reader)
-    assert found(manager, run(0, 8)) == 8
-
-
 def test_a_cut_into_an_unshared_published_block_takes_it_back(manager):
     seq = prefill(manager, run(0, 8))
     manager.truncate(seq, 6)
     assert (seq.published, seq.computed, seq.capacity) == (4, 6, 6)
     assert manager.probe(run(0, 9)).num_tokens == 4
     assert counts(manager) == (14, 2, 0)
-
-
-def test_a_cut_of_everything_leaves_an_empty_sequence(manager):
-    seq = prefill(manager, run(0, 6))
-    manager.truncate(seq, 0)
-    assert (seq.published, seq.computed, seq.capacity) == (0, 0, 0)
-    generate(manager, seq, run(0, 6))
-    assert seq.tokens.tolist() == list(range(6))
 
 
 def test_a_cut_into_the_prompt_must_go_on_with_the_prompt(manager):
@@ -263,35 +209,12 @@ def test_a_resume_after_everything_was_evicted_starts_anew(manager):
     assert seq.block_ids().tolist() == []
 
 
-def test_a_suspended_sequence_can_be_closed(manager):
-    seq = prefill(manager, run(0, 10))
-    manager.suspend(seq)
-    manager.close(seq)
-    assert seq.state == "closed"
-    assert counts(manager) == (14, 0, 2)
-
-
 def test_a_closed_sequence_leaves_published_blocks_cached_and_frees_the_rest(manager):
     seq = prefill(manager, run(0, 10))
     manager.reserve(seq, 20)
     manager.close(seq)
     assert seq.state == "closed"
     assert counts(manager) == (14, 0, 2)
-
-
-def test_media_stay_with_a_resumed_and_a_forked_sequence(manager):
-    cat = [MediaItem(b"c" * 32, 1, 2)]
-    seq = prefill(manager, run(0, 6), media=cat)
-    manager.close(manager.fork(seq))
-    manager.suspend(seq)
-    assert manager.resume(seq) == 2
-    assert manager.probe(run(0, 6), media=cat).num_tokens == 4
-    assert manager.probe(run(0, 6)).num_tokens <= 1
-
-
-def test_the_tokens_of_a_sequence_are_those_given_also_under_media(manager):
-    seq = prefill(manager, run(0, 6), media=[MediaItem(b"c" * 32, 1, 2)])
-    assert seq.tokens.tolist() == list(range(6))
 
 
 def test_eviction_below_a_prefix_leaves_what_is_active(manager):
@@ -327,16 +250,6 @@ def test_no_part_of_a_chain_is_stranded(manager):
     manager.evict(run(0, BLOCK))
     assert found(manager, run(0, 8 * BLOCK)) == 0
     assert counts(manager) == (16, 0, 0)
-
-
-def test_eviction_counts_the_blocks_of_one_group():
-    groups = [LayerGroup("a", 8), LayerGroup("b", 8)]
-    manager = CacheManager(block_size=BLOCK, groups=groups)
-    serve(manager, run(0, 8))
-    assert manager.evict(run(0, 8)) == 2
-    serve(manager, run(0, 8))
-    assert manager.clear() == 2
-    assert [group.num_free for group in manager.pools] == [8, 8]
 
 
 # -- counting ------------------------------------------------------------------------------

@@ -174,17 +174,6 @@ def test_a_fork_within_its_prompt_must_go_on_with_it(manager):
     manager.commit(twin, [3, 4, 5])
 
 
-def test_a_copy_of_a_block_that_is_itself_waiting_for_its_copy_reads_the_origin(manager):
-    first = prefill(manager, run(0, 8))
-    second = manager.open([0, 1, 2, 3, 4, 5, 99])
-    third = manager.fork(second)
-    manager.reserve(third, 1)
-    copies = manager.take_copies()
-    source = first.block_ids()[1]
-    assert {copy.src for copy in copies} == {source}
-    assert {copy.dst for copy in copies} >= {second.block_ids()[1], third.block_ids()[1]}
-
-
 def test_a_failed_copy_on_write_keeps_nothing():
     manager = CacheManager(num_blocks=2, block_size=BLOCK)
     seq = prefill(manager, run(0, 6))

@@ -64,7 +64,7 @@ def test_reminders_of_retention_do_not_pile_up(clock):
     for _ in range(200):
         clock.now += 1
         serve(manager, [1] * 8, retain_s=60)
-    assert len(manager.kernel.tree.evictor._deadlines) <= 4
+    assert len(manager.kernel.tree.evictor._due) <= 4
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lfu"])

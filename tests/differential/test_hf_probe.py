@@ -116,21 +116,21 @@ class TestAThresholdThatCountsPadding:
         return tiny_model("llama4_text", floor_scale=24)
 
     def test_rows_alone_are_right_past_it(self, model):
-        cache = make_cache(model, block_size=4)
+        cache = make_cache(model, block_size=4, verify="probe")
         ids = random_ids(torch.Generator().manual_seed(1), 40)
         for length in (20, 30, 40):
             same(model, cache, ids[:, :length])
         assert cache.last.cached_tokens >= 28
 
     def test_prompts_behind_padding_are_refused_from_there_on(self, model):
-        cache = make_cache(model, block_size=4)
+        cache = make_cache(model, block_size=4, verify="probe")
         ids, mask = left_padded([random_ids(None, 24)[0], random_ids(None, 9)[0]])
         with pytest.raises(ConfigError, match=r"from column 24 on.*have 24 columns"):
             cache.generate(ids, attention_mask=mask)
         same(model, cache, ids[:, 1:], attention_mask=mask[:, 1:], max_new_tokens=1)
 
     def test_what_is_computed_there_is_not_kept(self, model):
-        cache = make_cache(model, block_size=4)
+        cache = make_cache(model, block_size=4, verify="probe")
         ids, mask = left_padded([random_ids(None, 20)[0], random_ids(None, 12)[0]])
         out = same(model, cache, ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12)
         scope = cache.kept.identity.scope(None)

@@ -112,7 +112,7 @@ def test_calls_that_feed_a_model_otherwise_are_compared_and_pass(arguments):
         same(model, cache, text(length), max_new_tokens=4, **arguments)
     assert cache.last.cached_tokens >= 20
     expanded = "num_beams" in arguments
-    assert [shape.expanded for shape in cache._calls.first._seen] == [expanded]
+    assert ["expanded" in shape for shape in cache._calls.first._seen] == [expanded]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_next", "deepseek_v3", "gpt2"])
@@ -125,10 +125,9 @@ def test_healthy_families_pass_in_each_shape(family):
         same(model, cache, longer[0][None], max_new_tokens=2)
         ids, mask = left_padded(longer)
         same(model, cache, ids, attention_mask=mask, max_new_tokens=2)
-    assert {(shape.many, shape.padded) for shape in cache._calls.first._seen} == {
-        (False, False),
-        (True, True),
-    }
+    alike = {shape for shape in cache._calls.first._seen if "padded" not in shape}
+    assert {shape[0] for shape in alike} == {"one row"}
+    assert {shape[0] for shape in cache._calls.first._seen - alike} == {"several rows"}
     cache.generate(longer[0][None], num_beams=2, max_new_tokens=2)
     assert len(cache._calls.first._seen) == 3
 

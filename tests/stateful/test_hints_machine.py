@@ -1,4 +1,4 @@
-"""Random requests with hints against a small model of who is expected back, under three policies.
+"""Random requests with hints against a small model of who is expected back, under every policy.
 
 One property: as long as an evictable block is foreseen to be used no more, no other goes.
 """
@@ -13,13 +13,14 @@ from running import run_machine
 
 from quire import ops
 from quire.core import CacheManager, Hint, Scope
+from quire.core.policies import POLICIES
 from quire.errors import OutOfBlocks, PinBudgetExceeded
 
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "120"))
 
 BLOCK = 2
-SPENT = -1
+FOREVER = float("inf")
 
 SCOPES = (Scope(), Scope(salt="x"))
 scopes = st.sampled_from([0, 0, 1])
@@ -35,27 +36,35 @@ hints = st.one_of(
     st.just(Hint("never")),
     st.builds(lambda ttl: Hint(ttl_s=ttl), seconds),
     st.builds(lambda name: Hint("session", session_id=name), names),
+    st.builds(lambda name: Hint("never", session_id=name), names),
     st.builds(lambda name, ttl: Hint("session", ttl_s=ttl, session_id=name), names, seconds),
 )
 
 
-class Block:
-    """One resident block: from when on nobody comes back (0: unknown), until when it is retained."""
+class Owner:
+    """A session, or a single request with a forecast: how many of its requests run, and when nobody comes back."""
 
-    def __init__(self, outlook, owner):
-        self.outlook = outlook
+    def __init__(self):
+        self.num_open = 0
+        self.due = FOREVER
+
+
+class Block:
+    """One resident block: who alone has used it (None: nobody in particular), until when it is retained."""
+
+    def __init__(self, owner):
         self.owner = owner
         self.keep = 0
 
 
 class HintsMachine(RuleBasedStateMachine):
-    """Requests are served at once, or are plain and stay open; a block is known by its path.
+    """Requests are served at once, or stay open; a block is known by its path.
 
     A path is of one scope: pairs of it and a block. Both scopes have the same tokens and names of sessions.
     """
 
     @initialize(
-        policy=st.sampled_from(["lru", "lfu", "learned"]),
+        policy=st.sampled_from(sorted(POLICIES)),
         num_blocks=st.sampled_from([5, 9, 14]),
         sub_block=st.booleans(),
     )
@@ -70,8 +79,7 @@ class HintsMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
         )
         self.blocks = {}
-        self.begun = {}
-        self.num_requests = 0
+        self.sessions = {}
         self.held = []
         self.pins = []
 
@@ -91,7 +99,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     def foreseen(self, path):
         block = self.blocks[path]
-        return block.keep <= self.now and block.outlook != 0 and block.outlook <= self.now
+        return block.keep <= self.now and block.owner is not None and block.owner.due <= self.now
 
     def after(self, *in_use):
         """Forget what was evicted; nothing foreseen may have outlived something that was not."""
@@ -115,25 +123,39 @@ class HintsMachine(RuleBasedStateMachine):
             del self.blocks[path]
 
     def held_paths(self):
-        return [path for _, path in self.held]
+        return [path for _, path, _, _ in self.held]
 
     def pinned(self):
         return [path for _, path in self.pins]
 
-    def use(self, path, owner, hint, retain=0):
-        """A request that was in use of this path ends now, having stored what was not there."""
-        ttl = self.now + hint.ttl_s if hint.ttl_s else 0
+    def begin(self, path, hint):
+        """A request begins; return the owner of what it stores."""
+        if hint.reuse == "never" or (hint.ttl_s and not hint.session_id):
+            owner = Owner()
+        elif hint.session_id:
+            owner = self.sessions.setdefault((self.scope(path), hint.session_id), Owner())
+        else:
+            return None
+        owner.num_open += 1
+        owner.due = FOREVER
+        return owner
+
+    def use(self, path, owner):
+        """A request uses this path, and stores what was not there."""
         for head in self.heads(path):
-            block = self.blocks.get(head)
-            if block is None:
-                outlook = SPENT if hint.reuse == "never" else ttl
-                block = self.blocks[head] = Block(outlook, owner)
-            elif block.outlook:
-                block.outlook = max(block.outlook, ttl) if ttl else 0
-            if block.owner != owner:
+            block = self.blocks.setdefault(head, Block(owner))
+            if block.owner is not owner:
                 block.owner = None
-            if retain:
-                block.keep = max(block.keep, self.now + retain)
+
+    def close(self, seq, owner, hint):
+        """A request ends."""
+        self.manager.close(seq)
+        if owner is not None:
+            owner.num_open -= 1
+            if not owner.num_open and owner.due == FOREVER:
+                owner.due = (
+                    self.now if hint.reuse == "never" else self.now + (hint.ttl_s or FOREVER)
+                )
 
     def compute(self, path, hint, **options):
         """Open a request and compute it, if there is room; return it and the path that it uses."""
@@ -157,30 +179,37 @@ class HintsMachine(RuleBasedStateMachine):
     def serve(self, path, hint, priority, retain):
         if len(path) >= self.manager.pools[0].num_blocks:
             return
-        owner = None
-        self.num_requests += 1
-        if hint.session_id:
-            name = (self.scope(path), hint.session_id)
-            owner = (name, self.begun.setdefault(name, self.num_requests))
+        owner = self.begin(path, hint)
         seq, path = self.compute(path, hint, priority=priority, retain_s=retain)
-        self.manager.close(seq)
-        self.use(path, owner, hint, retain or 0)
+        self.use(path, owner)
+        self.close(seq, owner, hint)
+        for head in self.heads(path) if retain else ():
+            self.blocks[head].keep = max(self.blocks[head].keep, self.now + retain)
         self.after()
 
-    @rule(path=paths)
-    def hold(self, path):
+    @rule(path=paths, hint=hints)
+    def hold(self, path, hint):
         if len(path) >= self.manager.pools[0].num_blocks:
             return
-        seq, path = self.compute(path, Hint())
-        self.held.append((seq, path))
-        self.use(path, None, Hint())
+        owner = self.begin(path, hint)
+        seq, path = self.compute(path, hint)
+        self.held.append((seq, path, owner, hint))
+        self.use(path, owner)
         self.after()
+
+    @rule(choice=st.integers(0, 7))
+    def fork(self, choice):
+        if self.held:
+            seq, path, owner, hint = self.held[choice % len(self.held)]
+            self.held.append((self.manager.fork(seq), path, owner, hint))
+            if owner is not None:
+                owner.num_open += 1
 
     @rule(choice=st.integers(0, 7))
     def let_go(self, choice):
         if self.held:
-            seq, _ = self.held.pop(choice % len(self.held))
-            self.manager.close(seq)
+            seq, _, owner, hint = self.held.pop(choice % len(self.held))
+            self.close(seq, owner, hint)
             self.after()
 
     @rule(path=paths)
@@ -203,13 +232,11 @@ class HintsMachine(RuleBasedStateMachine):
 
     @rule(scope=scopes, session_id=names)
     def end_session(self, scope, session_id):
-        name = (SCOPES[scope], session_id)
-        owner = (name, self.begun.pop(name, None))
-        own = [block for block in self.blocks.values() if block.owner == owner]
+        owner = self.sessions.pop((SCOPES[scope], session_id), None)
+        own = [block for block in self.blocks.values() if owner and block.owner is owner]
         assert self.manager.end_session(session_id, SCOPES[scope]) == len(own)
-        for block in own:
-            block.outlook = SPENT
-            block.owner = None
+        if owner is not None:
+            owner.due = self.now
         self.after()
 
     @rule(num_blocks=st.sampled_from([1, 1, 1, 2, 3, 7]))
@@ -224,7 +251,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "manager") and sys.exc_info()[0] is None:
-            for seq, _ in self.held:
+            for seq, *_ in self.held:
                 self.manager.close(seq)
             for pin, _ in self.pins:
                 pin.close()

@@ -125,7 +125,7 @@ def test_a_read_that_fails_costs_its_own_record_only(disk, files):
     assert get(disk, range(3)) == [HIT] * 3
 
 
-def test_a_slot_with_an_earlier_writing_of_its_key_is_a_miss(disk, tmp_path):
+def test_a_place_with_an_earlier_writing_of_its_key_is_a_miss(disk, tmp_path):
     put(disk, [1])
     with (tmp_path / "slab-1152.quire").open("r+b") as file:
         file.write(record_of(name_of(1), generation=5))
@@ -228,7 +228,7 @@ def test_a_call_of_many_large_records_is_found_in_groups_and_in_order(tmp_path):
 
 @pytest.mark.parametrize("direct", [None, False])
 @pytest.mark.parametrize("most", [None, 100_000, 1])
-def test_neighbouring_slots_are_written_by_one_call_and_to_the_end(
+def test_neighbouring_places_are_written_by_one_call_and_to_the_end(
     tmp_path, monkeypatch, direct, most
 ):
     calls, pwritev = [], os.pwritev

@@ -35,7 +35,7 @@ def test_what_nobody_wants_to_see_is_not_read_when_it_goes(disk, files):
     assert files.num_reads == 1
 
 
-def test_a_slot_is_not_given_away_while_it_is_read(disk, files):
+def test_a_place_is_not_given_away_while_it_is_read(disk, files):
     put(disk, range(100))
     files.go_on.clear()
     found = []
@@ -58,7 +58,7 @@ def test_nobody_waits_longer_than_asked_for_room_that_another_makes(disk):
         assert disk.put([name_of(200)], [record_of(name_of(200))], 0.05) == [TIMEOUT]
 
 
-def test_slots_are_written_ahead_in_the_background_up_to_a_bound(tmp_path):
+def test_places_are_written_ahead_in_the_background_up_to_a_bound(tmp_path):
     with Disk(tmp_path, "64MiB", ahead="2MiB") as disk:
         key = name_of(1)
         disk.put([key], [record_of(key, 100_000)], 10)

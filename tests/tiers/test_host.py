@@ -38,7 +38,7 @@ def test_more_memory_than_there_can_be_is_refused():
 
 
 @pytest.mark.parametrize("payload_bytes", [1000, 60_000, 200_000, 1 << 20])
-def test_records_of_one_size_fill_the_capacity_to_the_last_slot(payload_bytes):
+def test_records_of_one_size_fill_the_capacity_to_the_last_place(payload_bytes):
     size = record_bytes(payload_bytes)
     for capacity in (64 * size, 37 * size + size // 2):
         with Host(capacity) as tier:
@@ -178,20 +178,6 @@ def test_leased_records_do_not_go_for_a_larger_one():
         tier.lease([key], 60.0)
         assert tier.put([name_of(2)], [record_of(name_of(2), 3 << 20)]) == [FULL]
         assert tier.contains([key]) == [True]
-
-
-def test_memory_is_pinned_once_whole_and_unpinned_once():
-    calls = []
-
-    def pin(memory):
-        calls.append(memory.nbytes)
-        return lambda: calls.append("unpinned")
-
-    tier = Host("1MiB", pin=pin)
-    fill(tier, range(3))
-    tier.close()
-    tier.close()
-    assert calls == [1 << 20, "unpinned"]
 
 
 def test_the_lock_is_free_while_the_hook_runs():

@@ -7,11 +7,11 @@ import pytest
 from simulated_lanes import SimulatedLanes
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Deadline, Job, ThreadLanes, TierLane
+from quire.tiers.stack.lanes import Deadline, LaneJob, ThreadLanes, TierLane
 
 
 def job(work, drop=lambda: None):
-    return Job(work, drop)
+    return LaneJob(work, drop)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.bench import tier_rows
-from quire.bench.tier_rows import TierBench, rows
+from quire.bench.tier_rows import rows
 from quire.cli.app import app
 from quire.errors import ConfigError
 
@@ -23,7 +23,7 @@ def _short(monkeypatch):
 
 
 def test_memory_and_a_disk_are_measured_where_no_tier_is_named():
-    found = rows(TierBench(**SMALL))
+    found = rows(**SMALL)
     sizes = [(row["tier"], row["block_bytes"]) for row in found]
     assert sizes == [(tier, size) for tier in ("host", "disk") for size in SMALL["block_bytes"]]
     assert all(row[key] > 0 for row in found for key in ("put_mb_s", "get_mb_s", "lookups_s"))
@@ -31,15 +31,13 @@ def test_memory_and_a_disk_are_measured_where_no_tier_is_named():
 
 def test_a_tier_that_is_named_keeps_nothing_of_what_was_put(tmp_path):
     line = f"disk:{tmp_path}/kv?capacity=16MiB"
-    rows(TierBench(tiers=(line,), **SMALL))
+    rows([line], **SMALL)
     with tier_rows.open_tier(line) as tier:
         assert tier.stats().num_records == 0
 
 
 def test_a_tier_that_fails_has_a_reason_and_the_others_have_figures():
-    broken, whole = rows(
-        TierBench(tiers=("redis://127.0.0.1:1", "host:16MiB"), **SMALL | {"block_bytes": (4096,)})
-    )
+    broken, whole = rows(["redis://127.0.0.1:1", "host:16MiB"], **SMALL | {"block_bytes": (4096,)})
     assert "127.0.0.1:1" in broken["reason"]
     assert whole["put_mb_s"] > 0
 
@@ -47,14 +45,14 @@ def test_a_tier_that_fails_has_a_reason_and_the_others_have_figures():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"tiers": ("dsk:here",)}, "no tier is called 'dsk'"),
+        ({"lines": ("dsk:here",)}, "no tier is called 'dsk'"),
         ({"round_bytes": 1000}, "holds no block of 100000"),
         ({"block_bytes": (0,)}, "at least 1 byte"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        rows(TierBench(**SMALL | words))
+        rows(**SMALL | words)
 
 
 def test_the_command_prints_json_or_a_table():

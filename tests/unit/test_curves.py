@@ -102,14 +102,6 @@ def test_runs_may_be_cut_anywhere():
         assert whole.optimum.at(capacity) == cut.optimum.at(capacity)
 
 
-def test_the_same_trace_gives_the_same_curves():
-    texts = ["ab" * (i % 7) + "c" * (i % 3) for i in range(50)]
-    first, second = curves(SmallTrace(texts)), curves(SmallTrace(texts))
-    for one, other in ((first.lru, second.lru), (first.optimum, second.optimum)):
-        assert one.capacities.tolist() == other.capacities.tolist()
-        assert one.hit_tokens.tolist() == other.hit_tokens.tolist()
-
-
 @pytest.mark.parametrize("texts", [["abc"], ["", "", ""], [""]], ids=["one", "empty", "one empty"])
 def test_a_trace_without_reuse_hits_nothing(texts):
     both = curves(SmallTrace(texts))

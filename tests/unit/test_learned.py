@@ -17,6 +17,7 @@ from quire.core.policies.reentry import (
     Reentry,
 )
 from quire.sim.replay import replay
+from watching import watchers
 
 TOKENS_PER_BLOCK = 64
 
@@ -55,6 +56,7 @@ class World:
         self.manager = CacheManager(
             capacity + 1,
             1,
+            watchers=watchers(),
             policy=policy or thinking(self.mind),
             sub_block=False,
             clock=lambda: self.now,
@@ -329,10 +331,10 @@ def test_a_fresh_look_finds_the_victim_that_is_known_already():
         world.now = request.time_s
         world.serve(request.blocks.tolist())
         victim = evictor.victim()
-        assert victim is evictor.victim()
+        assert victim == evictor.victim()
         for kind in range(NUM_CLASSES):
             world.mind.doubt(kind)
-        assert victim is evictor.victim()
+        assert victim == evictor.victim()
 
 
 def test_priority_classes_share_what_is_learned():

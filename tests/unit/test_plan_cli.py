@@ -107,12 +107,6 @@ def test_mistakes_are_answered_in_one_line(run, words, says):
     assert not Path("plan.pdf").exists()
 
 
-def test_help_has_examples(run):
-    shown = run("--help").stdout
-    assert "Examples" in shown
-    assert "quire plan --model" in shown
-
-
 def test_tokens_are_written_as_people_say_them():
     assert [parse_tokens(text) for text in ("8k", "8192", "1M", "128K", "1,000", " 2 k ")] == [
         8192, 8192, 1 << 20, 131_072, 1000, 2048,

@@ -21,6 +21,7 @@ from quire.sim.serving import (
 )
 from quire.sim.serving.metrics import Collector
 from quire.sim.serving.tiers import Tiers
+from watching import watchers
 
 H100 = accelerator_named("h100")
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-31b", "deepseek-v3")
@@ -218,26 +219,30 @@ def fill(manager, tiers, first, num_blocks):
     tiers.listen(manager)
 
 
+def held(tiers):
+    return [len(store) for store in tiers._stores]
+
+
 def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
-    manager = CacheManager(11, 1, sub_block=False, events=True)
+    manager = CacheManager(11, 1, sub_block=False, watchers=watchers(events=True))
     tiers = Tiers((MemoryTier("a", 3000, 1e9), MemoryTier("b", 4000, 1e9)), 1000)
     fill(manager, tiers, 0, 10)
-    assert tiers.occupancy() == [0, 0]
+    assert held(tiers) == [0, 0]
     fill(manager, tiers, 100, 6)
-    assert tiers.occupancy() == [3, 2]
+    assert held(tiers) == [3, 2]
     assert tiers.segments(np.arange(5, 10)) == [(0, 3), (1, 2)]  # ends of prefixes go first
     fill(manager, tiers, 200, 5)
-    assert tiers.occupancy() == [3, 4]
+    assert held(tiers) == [3, 4]
     assert tiers.demoted_blocks == [10, 7]
     assert tiers.segments(np.arange(10)) == [(0, 3), (1, 4)]
 
 
 def test_what_is_stored_again_leaves_its_tier():
-    manager = CacheManager(11, 1, sub_block=False, events=True)
+    manager = CacheManager(11, 1, sub_block=False, watchers=watchers(events=True))
     tiers = Tiers((MemoryTier("a", 50_000, 1e9),), 1000)
     fill(manager, tiers, 0, 10)
     fill(manager, tiers, 100, 10)
-    assert tiers.occupancy() == [9]
+    assert held(tiers) == [9]
     fill(manager, tiers, 0, 4)
     assert tiers.tier_of(3) is None
     assert tiers.segments(np.arange(4, 10)) == [(0, 6)]

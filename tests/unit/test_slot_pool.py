@@ -132,5 +132,5 @@ def test_tensors_made_in_inference_mode_can_be_written_outside_of_it():
 
 def test_the_representation_says_what_it_holds():
     assert repr(SlotPool(LAYOUT, SLOTS, TOKENS)) == (
-        "SlotPool(5 slots of 8 tokens, 5.6 KiB of float32 on cpu, 2 layers, 3 kv heads, width 4/2)"
+        "SlotPool(5 slots of 8 tokens, 5.6 KiB on cpu, float32, 2 layers, 3 kv heads, width 4/2)"
     )

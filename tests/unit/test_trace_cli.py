@@ -18,13 +18,6 @@ def run():
     return lambda *words: runner.invoke(app, ["trace", *(str(word) for word in words)])
 
 
-@pytest.mark.parametrize("words", [(), ("info",), ("convert",)], ids=" ".join)
-def test_the_commands_explain_themselves_with_examples(run, words):
-    result = run(*words, "--help")
-    assert result.exit_code == 0
-    assert "Examples" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("name", "references", "unique", "ceiling"),
     [

@@ -200,16 +200,16 @@ def _serve_b() -> Row:
     return {"requests_per_s": rate, "hit_rate": manager.stats.hit_rate}
 
 
-def _waves(turns: Iterator[load.Turn]) -> Iterator[list[load.Turn]]:
+def _waves(turns: Iterator[load.ServedTurn]) -> Iterator[list[load.ServedTurn]]:
     """Group requests into waves of up to MAX_RUNNING different sessions.
 
     A session has one request running at a time, and its requests keep their order; one whose
     session is in the wave already waits for the next, up to LOOKAHEAD requests long.
     """
-    waiting: list[load.Turn] = list(islice(turns, LOOKAHEAD))
+    waiting: list[load.ServedTurn] = list(islice(turns, LOOKAHEAD))
     while waiting:
-        wave: list[load.Turn] = []
-        left: list[load.Turn] = []
+        wave: list[load.ServedTurn] = []
+        left: list[load.ServedTurn] = []
         seen: set[int] = set()
         for turn in waiting:
             taken = len(wave) < MAX_RUNNING and turn.session not in seen

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -39,13 +38,22 @@ ROUNDS, QUICK_ROUNDS = 7, 3
 CAPACITY = "512MiB"
 
 
-@dataclass(slots=True)
-class Timings:
-    """What each way took, round by round; equal places are of the same round."""
+FIGURES = {"ttft": "median_ms", "decode": "tokens_per_s"}
+"""What is measured of a call, and the key that it stands under in its row."""
 
-    ttft_s: dict[Way, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
-    decode_s: dict[Way, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
-    identical: dict[Way, bool] = field(default_factory=lambda: dict.fromkeys(WAYS, True))
+RATIOS: dict[str, Way] = {"ratio_to_plain": "plain", "ratio_to_hand": "by_hand"}
+
+
+class Sample(NamedTuple):
+    """One call: milliseconds to the first new token, new tokens per second from there, the tokens."""
+
+    ttft: float
+    decode: float
+    tokens: list[int]
+
+
+Samples = dict[Way, list[Sample]]
+"""The calls of each way, round by round; equal places are of the same round."""
 
 
 def rows(
@@ -75,8 +83,8 @@ def rows(
         for prefix in prefixes:
             if progress is not None:
                 progress(f"{prefix} tokens, {bench.num_parameters / 1e6:.0f} M parameters")
-            timings = bench.run(PREFIXES[prefix], QUICK_ROUNDS if quick else ROUNDS)
-            measured |= {str(row["name"]): row for row in _rows(timings, prefix, suffix)}
+            samples = bench.run(PREFIXES[prefix], QUICK_ROUNDS if quick else ROUNDS)
+            measured |= {str(row["name"]): row for row in _rows(samples, prefix, suffix)}
     return [measured[name] for name in wanted]
 
 
@@ -105,7 +113,7 @@ class Bench:
         """Weights of the model."""
         return sum(weight.numel() for weight in self._model.parameters())
 
-    def run(self, num_prefix: int, num_rounds: int) -> Timings:
+    def run(self, num_prefix: int, num_rounds: int) -> Samples:
         """Time all ways in turn, `num_rounds` times after one that is not counted.
 
         Each round has a fresh suffix, the same for all ways; cold has a fresh prefix too.
@@ -116,8 +124,8 @@ class Bench:
         with torch.inference_mode():
             self._model(prefix, past_key_values=kept, use_cache=True)
         self._quire(prefix, Stamp())
-        timings = Timings()
-        for round_ in range(num_rounds + 1):
+        samples: Samples = {way: [] for way in WAYS}
+        for _ in range(num_rounds + 1):
             prompt = torch.cat([prefix, self._draw(SUFFIX_TOKENS)], dim=1)
             fresh = self._draw(num_prefix + SUFFIX_TOKENS)
             calls: dict[Way, Callable[[Any], Any]] = {
@@ -126,18 +134,9 @@ class Bench:
                 "by_hand": lambda stamp, ids=prompt: self._by_hand(ids, kept, stamp),
                 "warm": lambda stamp, ids=prompt: self._quire(ids, stamp),
             }
-            outputs: dict[Way, list[int]] = {}
             for way, call in calls.items():
-                stamp = Stamp()
-                output = call(stamp)
-                ended = time.perf_counter()
-                outputs[way] = output[0].tolist()
-                if round_:
-                    timings.ttft_s[way].append(stamp.first_at - stamp.started)
-                    timings.decode_s[way].append(ended - stamp.first_at)
-            for way in ("by_hand", "warm"):
-                timings.identical[way] &= outputs[way] == outputs["plain"]
-        return timings
+                samples[way].append(_timed(call))
+        return {way: taken[1:] for way, taken in samples.items()}
 
     def _plain(self, ids: Any, stamp: Stamp) -> Any:
         return self._model.generate(ids, **_arguments(ids, stamp))
@@ -171,6 +170,15 @@ class Stamp:
         """Take the end of the text."""
 
 
+def _timed(call: Callable[[Stamp], Any]) -> Sample:
+    """Make one call to its return, so that what quire stores at the end is in it."""
+    stamp = Stamp()
+    output = call(stamp)
+    decode_s = time.perf_counter() - stamp.first_at
+    ttft_ms = (stamp.first_at - stamp.started) * 1e3
+    return Sample(ttft_ms, (NEW_TOKENS - 1) / decode_s, output[0].tolist())
+
+
 def _arguments(ids: Any, stamp: Stamp) -> dict[str, Any]:
     return {
         "attention_mask": torch.ones_like(ids),
@@ -182,33 +190,24 @@ def _arguments(ids: Any, stamp: Stamp) -> dict[str, Any]:
 
 
 def _names(prefix: str, suffix: str) -> list[str]:
-    return [f"hf_{kind}_{way}_{prefix}{suffix}" for kind in ("ttft", "decode") for way in WAYS]
+    return [f"hf_{figure}_{way}_{prefix}{suffix}" for figure in FIGURES for way in WAYS]
 
 
-def _rows(timings: Timings, prefix: str, suffix: str) -> list[Row]:
+def _rows(samples: Samples, prefix: str, suffix: str) -> list[Row]:
     made: list[Row] = []
-    for way in WAYS:
-        seconds = timings.ttft_s
-        row: Row = {"name": f"hf_ttft_{way}_{prefix}{suffix}"}
-        row["median_ms"] = median(seconds[way]) * 1e3
-        made.append(row | _ratios(seconds, way, timings))
-    for way in WAYS:
-        row = {"name": f"hf_decode_{way}_{prefix}{suffix}"}
-        rates: dict[Way, list[float]] = {
-            w: [(NEW_TOKENS - 1) / s for s in timings.decode_s[w]] for w in WAYS
+    for figure, key in FIGURES.items():
+        values: dict[Way, list[float]] = {
+            way: [getattr(sample, figure) for sample in taken] for way, taken in samples.items()
         }
-        row["tokens_per_s"] = median(rates[way])
-        made.append(row | _ratios(rates, way, timings))
+        for way in WAYS:
+            row: Row = {"name": f"hf_{figure}_{way}_{prefix}{suffix}", key: median(values[way])}
+            for ratio, other in RATIOS.items():
+                if way != other:
+                    pairs = zip(values[way], values[other], strict=True)
+                    row[ratio] = median(mine / theirs for mine, theirs in pairs)
+            if way in {"by_hand", "warm"}:
+                rounds = zip(samples[way], samples["plain"], strict=True)
+                same = all(mine.tokens == plain.tokens for mine, plain in rounds)
+                row["same_tokens"] = "yes" if same else "NO"
+            made.append(row)
     return made
-
-
-def _ratios(values: dict[Way, list[float]], way: Way, timings: Timings) -> Row:
-    ratios: Row = {}
-    others: dict[str, Way] = {"ratio_to_plain": "plain", "ratio_to_hand": "by_hand"}
-    for key, other in others.items():
-        if way != other:
-            pairs = zip(values[way], values[other], strict=True)
-            ratios[key] = median(mine / theirs for mine, theirs in pairs)
-    if way in {"by_hand", "warm"}:
-        ratios["same_tokens"] = "yes" if timings.identical[way] else "NO"
-    return ratios

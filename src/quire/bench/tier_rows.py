@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
 
 from quire.errors import ConfigError, TierError
@@ -29,21 +28,6 @@ LOOKUP_KEYS = 256
 LOOKUP_SECONDS = 0.15
 CALL_TIMEOUT_S = 60.0
 FINGERPRINT = sha256(b"quire bench tiers").digest()
-
-
-class TierBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What `quire bench tiers` measures, and with how much.
-
-    `tiers`        lines as `open_tier` takes them; without any: memory, and a disk tier among the temporary files
-    `block_bytes`  payload sizes
-    `round_bytes`  payload that a round puts and gets, in bytes
-    `rounds`       of each tier and size; one more is not counted
-    """
-
-    tiers: tuple[str, ...] = ()
-    block_bytes: tuple[int, ...] = (64 << 10, 1 << 20)
-    round_bytes: int = 64 << 20
-    rounds: int = 9
 
 
 class Records:
@@ -84,22 +68,37 @@ class Records:
         return [slice(at, at + BATCH_KEYS) for at in range(0, len(self.records), BATCH_KEYS)]
 
 
-def rows(bench: TierBench, progress: Progress | None = None) -> list[Row]:
+def rows(
+    lines: Sequence[str] = (),
+    progress: Progress | None = None,
+    *,
+    block_bytes: Sequence[int] = (64 << 10, 1 << 20),
+    round_bytes: int = 64 << 20,
+    rounds: int = 9,
+) -> list[Row]:
     """Measure tiers, one row per tier and block size: wall time, medians of rounds, MB/s (10^6 bytes of payload).
 
-    What is put is deleted after each round, which is not timed. A tier that fails has one row with the `reason`.
-    Raises `ConfigError` for tiers and sizes that cannot be.
+    `lines` say which, as `open_tier` takes them; without any: memory, and a disk tier among the temporary files. A round
+    puts and gets `round_bytes` of payload and then deletes them, which is not timed; the first one does not count. A tier
+    that fails has one row with the `reason`. Raises `ConfigError` for tiers and sizes that cannot be.
     """
-    if not bench.block_bytes or min(bench.block_bytes) < 1:
-        raise ConfigError(f"block sizes are at least 1 byte, not {bench.block_bytes}")
-    if bench.round_bytes < max(bench.block_bytes):
+    if not block_bytes or min(block_bytes) < 1:
+        raise ConfigError(f"block sizes are at least 1 byte, not {block_bytes}")
+    if round_bytes < max(block_bytes):
         raise ConfigError(
-            f"a round of {bench.round_bytes} bytes holds no block of {max(bench.block_bytes)}; give --bytes"
+            f"a round of {round_bytes} bytes holds no block of {max(block_bytes)}; give --bytes"
         )
     measured: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
-        for line in bench.tiers or _local_tiers(Path(folder), bench.round_bytes):
-            measured += _tier_rows(line, bench, progress)
+        for line in lines or _local_tiers(Path(folder), round_bytes):
+            try:
+                for size in block_bytes:
+                    with open_tier(line) as tier:
+                        if progress is not None:
+                            progress(f"{tier.name}, {size >> 10} KiB")
+                        measured.append(_row(tier, Records(size, round_bytes // size), rounds))
+            except TierError as error:
+                measured.append({"tier": line.partition(":")[0], "reason": str(error)})
     return measured
 
 
@@ -107,19 +106,6 @@ def _local_tiers(folder: Path, round_bytes: int) -> tuple[str, ...]:
     """Return the tiers that are measured where none is named, with room for two rounds."""
     capacity = 2 * round_bytes + (64 << 20)
     return f"host:{capacity}", f"disk:{folder / 'kv'}?capacity={capacity}"
-
-
-def _tier_rows(line: str, bench: TierBench, progress: Progress | None) -> list[Row]:
-    measured: list[Row] = []
-    try:
-        for size in bench.block_bytes:
-            with open_tier(line) as tier:
-                if progress is not None:
-                    progress(f"{tier.name}, {size >> 10} KiB")
-                measured.append(_row(tier, Records(size, bench.round_bytes // size), bench.rounds))
-    except TierError as error:
-        measured.append({"tier": line.partition(":")[0], "reason": str(error)})
-    return measured
 
 
 def _row(tier: Tier, records: Records, rounds: int) -> Row:

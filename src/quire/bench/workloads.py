@@ -54,7 +54,7 @@ EVICT_ROUNDS = 5
 """Fresh states that the `hybrid_evict_*` rows are measured on, after one that is not counted."""
 
 
-class Turn(NamedTuple):
+class ServedTurn(NamedTuple):
     """One request of a serve loop: `prompt` is the whole history, `output` follows it."""
 
     session: int
@@ -92,7 +92,7 @@ class ServeLoop:
             if left[session] == 0:
                 live[slot : slot + 1] = [s for s in [next(waiting, None)] if s is not None]
 
-    def requests(self) -> Iterator[Turn]:
+    def requests(self) -> Iterator[ServedTurn]:
         """Yield the requests in order; every array is fresh and may be kept."""
         text = np.random.default_rng([self.seed, 1])
         system = draw_tokens(text, self.system_tokens)
@@ -102,7 +102,7 @@ class ServeLoop:
             prompt = np.concatenate([history.get(session, system), user])
             output = draw_tokens(text, self.output_tokens)
             history[session] = np.concatenate([prompt, output])
-            yield Turn(session, prompt, output)
+            yield ServedTurn(session, prompt, output)
 
 
 SERVE_A = ServeLoop(pool_tokens=262_144, num_sessions=100, turns=None, output_tokens=0, seed=2)

@@ -114,16 +114,17 @@ def tiers(
       quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB' --block-bytes 1MiB,4MiB
       quire bench tiers redis://127.0.0.1:6379 --json
     """
-    from quire.bench.tier_rows import TierBench, rows
+    from quire.bench import tier_rows
 
-    bench = TierBench(
-        tiers=tuple(places or ()),
-        block_bytes=tuple(parse_bytes(size.strip()) for size in block_bytes.split(",")),
-        round_bytes=parse_bytes(num_bytes),
-        rounds=3 if quick else 9,
-    )
+    sizes = [parse_bytes(size.strip()) for size in block_bytes.split(",")]
     with progress("starting") as say:
-        measured = rows(bench, say)
+        measured = tier_rows.rows(
+            places or (),
+            say,
+            block_bytes=sizes,
+            round_bytes=parse_bytes(num_bytes),
+            rounds=3 if quick else 9,
+        )
     _print("tiers, MB/s of payload", measured, as_json=as_json)
 
 

@@ -32,7 +32,6 @@ from quire.cli.options import (
 )
 from quire.cli.output import (
     bar,
-    is_utf8,
     milliseconds,
     pool_bar,
     pool_counts,
@@ -112,7 +111,9 @@ def demo(
         if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
             settle_threads(loaded)
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
+        cache = PrefixCache(
+            loaded, capacity, block_size, watchers=[recorder] if recorder else [], tiers=stack
+        )
         pair = SideBySide(loaded, tokenizer, cache, size)
         with recorder or nullcontext():
             found = compare(pair, size, say, time.perf_counter() - started)
@@ -164,9 +165,9 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     for place, call in enumerate(found.calls):
         if place and call.turn != found.calls[place - 1].turn:
             table.add_section()
-        table.add_row(*_cells(call, utf8=is_utf8(console)))
+        table.add_row(*_cells(call))
     console.print(table)
-    console.print(facts_table(_facts(found, utf8=is_utf8(console))))
+    console.print(facts_table(_facts(found)))
     console.print()
     console.print(Text("conversation A", "bold"))
     for call in found.turns:
@@ -179,10 +180,10 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
     console.print()
 
 
-def _cells(call: DemoCall, *, utf8: bool) -> list[Text | str]:
+def _cells(call: DemoCall) -> list[Text | str]:
     share = call.cached_tokens / call.prompt_tokens
     filled = round(8 * share)
-    drawn = bar((filled, 8 - filled), "█░" if utf8 else "#.", ("cyan", "bright_black"))
+    drawn = bar((filled, 8 - filled), "█░", ("cyan", "bright_black"))
     gain = "bold green" if call.speedup >= 10 else "green" if call.speedup >= 1.5 else "dim"
     label = f"{call.conversation}{call.turn}"
     return [
@@ -197,7 +198,7 @@ def _cells(call: DemoCall, *, utf8: bool) -> list[Text | str]:
     ]
 
 
-def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
+def _facts(found: Comparison) -> list[tuple[str, Any]]:
     figures = found.figures()
     num_different = sum(not call.identical for call in found.calls)
     same = f"yes: {len(found.turns)} greedy replies and {NUM_SAMPLES} samples, token by token"
@@ -218,7 +219,7 @@ def _facts(found: Comparison, *, utf8: bool) -> list[tuple[str, Any]]:
         facts += [("first token", first), ("", medians)]
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]
-    drawn = Text.assemble(pool_bar(pool, utf8=utf8), f" {format_bytes(found.pool_bytes)}")
+    drawn = Text.assemble(pool_bar(pool), f" {format_bytes(found.pool_bytes)}")
     facts += [
         ("all calls", f"{before:.1f} s without, {after:.1f} s with quire: {times(before / after)}"),
         ("block pool", drawn),

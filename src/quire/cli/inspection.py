@@ -11,7 +11,7 @@ from rich.tree import Tree
 
 from quire.cli.files import check_writable, read_text, write_text
 from quire.cli.options import AsJson, ReportTo
-from quire.cli.output import ACTIVE, CACHED, is_utf8, pool_bar, pool_counts, print_json, stdout
+from quire.cli.output import ACTIVE, CACHED, pool_bar, pool_counts, print_json, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import is_address
 from quire.config import format_bytes
@@ -118,7 +118,7 @@ def show(console: Console, state: dict[str, Any], *, text: bool) -> None:
     memory = {group["name"]: group for group in state.get("memory", ())}
     for group in state["groups"]:
         facts = [
-            (group["name"], pool_bar(group, utf8=is_utf8(console))),
+            (group["name"], pool_bar(group)),
             ("", pool_counts(group) + Text(f" of {state['block_size']} tokens, {state['policy']}")),
         ]
         if group["name"] in memory:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from quire.observe import Recorder
 
 BAR_WIDTH = 40
+HEIGHTS = " ▁▂▃▄▅▆▇█"
+_IN_ASCII = str.maketrans("▁▂▃▄▅▆▇█▓▒░", ".:-=+*##+=.")
 ACTIVE, CACHED, FREE = "green", "cyan", "bright_black"
 
 
@@ -30,9 +32,25 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+class _Ascii:
+    """A stream that writes bars in ASCII, where block characters cannot be printed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.translate(_IN_ASCII))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def stdout() -> Console:
     """Return a console for results."""
-    return _Console(highlight=False)
+    console = _Console(highlight=False)
+    if not is_utf8(console):
+        console.file = cast("TextIO", _Ascii(sys.stdout))
+    return console
 
 
 def stderr() -> Console:
@@ -94,13 +112,13 @@ def bar(widths: Iterable[int], marks: str, styles: Iterable[str]) -> Text:
     return Text.assemble(*((mark * width, style) for mark, width, style in parts))
 
 
-def pool_bar(group: dict[str, Any], *, utf8: bool = True) -> Text:
+def pool_bar(group: dict[str, Any]) -> Text:
     """Draw the blocks of one pool of a snapshot: active, cached, free."""
     total = group["num_blocks"]
     active = min(BAR_WIDTH, -(-BAR_WIDTH * group["active"] // total))
     cached = min(BAR_WIDTH - active, -(-BAR_WIDTH * group["cached"] // total))
     widths = active, cached, BAR_WIDTH - active - cached
-    return bar(widths, "█▓░" if utf8 else "#+.", (ACTIVE, CACHED, FREE))
+    return bar(widths, "█▓░", (ACTIVE, CACHED, FREE))
 
 
 def pool_counts(group: dict[str, Any]) -> Text:

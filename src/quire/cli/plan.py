@@ -26,7 +26,6 @@ from quire.cli.output import (
     CACHED,
     FREE,
     bar,
-    is_utf8,
     milliseconds,
     print_json,
     progress,
@@ -126,7 +125,7 @@ def plan(
     if as_json:
         print_json(msgspec.to_builtins(made))
     else:
-        stdout().print(picture(made, utf8=is_utf8(stdout())))
+        stdout().print(picture(made))
 
 
 def parse_tokens(text: str) -> int:
@@ -140,12 +139,12 @@ def parse_tokens(text: str) -> int:
     return tokens
 
 
-def picture(made: "DeploymentPlan", *, utf8: bool = True) -> Group:
+def picture(made: "DeploymentPlan") -> Group:
     """Return a plan drawn for people."""
-    parts: list[Any] = [Text(), _head(made), Text(), _memory(made.memory, utf8=utf8), Text()]
+    parts: list[Any] = [Text(), _head(made), Text(), _memory(made.memory), Text()]
     parts += [_tier_table(made)]
     if made.worth and made.trace:
-        parts += [_trace_line(made), _worth_table(made, utf8=utf8)]
+        parts += [_trace_line(made), _worth_table(made)]
     parts += [_block_table(made), _advice(made), Text()]
     return Group(*parts)
 
@@ -176,7 +175,7 @@ def _head(made: "DeploymentPlan") -> Text:
     )
 
 
-def _memory(memory: "Budget", *, utf8: bool) -> Any:
+def _memory(memory: "Budget") -> Any:
     parts = (
         ("weights", memory.weight_bytes, WEIGHTS),
         ("activations", memory.reserve_bytes, RESERVE),
@@ -189,7 +188,7 @@ def _memory(memory: "Budget", *, utf8: bool) -> Any:
     said.append(f" = {format_bytes(memory.usable_bytes)} usable")
     styles = [style for _, _, style in parts]
     facts: list[tuple[str, Any]] = [
-        ("memory", bar((*before, BAR_WIDTH - sum(before)), "█▒▓" if utf8 else "#=+", styles)),
+        ("memory", bar((*before, BAR_WIDTH - sum(before)), "█▒▓", styles)),
         ("", said),
     ]
     if memory.block_bytes:
@@ -265,7 +264,7 @@ def _trace_line(made: "DeploymentPlan") -> Text:
     return text
 
 
-def _worth_table(made: "DeploymentPlan", *, utf8: bool) -> Any:
+def _worth_table(made: "DeploymentPlan") -> Any:
     table = plain_table()
     table.add_column("memory below", justify="right", no_wrap=True)
     table.add_column("token hit", no_wrap=True)
@@ -275,7 +274,7 @@ def _worth_table(made: "DeploymentPlan", *, utf8: bool) -> Any:
         saved = row.saved_gpu_s, 100 * row.saved_gpu_s / made.worth[0].prefill_gpu_s
         cells = (f"{number:,.0f}" if row.below else "" for number in saved)
         hit = f"{row.token_hit * 100:.1f}"
-        table.add_row(_below(row), _hit_bar(row, utf8=utf8), hit, *cells, milliseconds(row.ttft_s))
+        table.add_row(_below(row), _hit_bar(row), hit, *cells, milliseconds(row.ttft_s))
     return Group(Text("What memory below the device buys on this trace", "bold"), table)
 
 
@@ -285,11 +284,11 @@ def _below(row: "Worth") -> str:
     return ("+ " if len(named) > 1 else "") + named[-1] if named else "none"
 
 
-def _hit_bar(row: "Worth", *, utf8: bool) -> Text:
+def _hit_bar(row: "Worth") -> Text:
     device = round(HIT_WIDTH * row.device_hit)
     below = max(0, round(HIT_WIDTH * row.token_hit) - device)
     widths = device, below, HIT_WIDTH - device - below
-    return bar(widths, "█▓░" if utf8 else "#+.", (ACTIVE, CACHED, FREE))
+    return bar(widths, "█▓░", (ACTIVE, CACHED, FREE))
 
 
 def _block_table(made: "DeploymentPlan") -> Any:

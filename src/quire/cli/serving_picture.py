@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from quire.cli.output import BAR_WIDTH, milliseconds
+from quire.cli.output import BAR_WIDTH, HEIGHTS, milliseconds
 from quire.cli.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
     from quire.sim.serving import ServingResult
 
-HEIGHTS, ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 MAX_SHARES = 8
 """Replicas that are listed one by one, at most."""
 
@@ -64,7 +63,7 @@ def facts(result: "ServingResult") -> Any:
     return facts_table(found)
 
 
-def histogram(result: "ServingResult", *, width: int, utf8: bool) -> Text:
+def histogram(result: "ServingResult", width: int) -> Text:
     """Draw how times to the first token are spread, in `width` columns."""
     counts, edges = result.ttft_histogram.counts, result.ttft_histogram.edges
     most = max(counts)
@@ -73,12 +72,12 @@ def histogram(result: "ServingResult", *, width: int, utf8: bool) -> Text:
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
         filled = -(-room * count // most)
         text.append(f"{duration(low):>9} - {duration(high):<9}", "bright_black")
-        text.append(("█" if utf8 else "#") * filled, FIRST)
+        text.append("█" * filled, FIRST)
         text.append(f" {count:,}\n")
     return text
 
 
-def queues(result: "ServingResult", *, width: int, utf8: bool) -> Text:
+def queues(result: "ServingResult", width: int) -> Text:
     """Draw how many requests wait and run, over time, in `width` columns."""
     line = result.timeline
     room = max(1, width - 20)
@@ -88,7 +87,7 @@ def queues(result: "ServingResult", *, width: int, utf8: bool) -> Text:
         ("running", line.running, RUNNING),
     ):
         text.append(f"{name:>9} ", "bright_black")
-        text.append(_sparks(_fewer(counts, room), HEIGHTS if utf8 else ASCII_HEIGHTS), style)
+        text.append(_sparks(_fewer(counts, room)), style)
         text.append(f" {max(counts, default=0):,.3g}\n")
     return text
 
@@ -104,6 +103,6 @@ def _fewer(counts: list[float], room: int) -> list[float]:
     return [max(counts[start : start + each]) for start in range(0, len(counts), each or 1)]
 
 
-def _sparks(counts: list[float], heights: str) -> str:
+def _sparks(counts: list[float]) -> str:
     most = max(counts, default=0.0) or 1.0
-    return "".join(heights[ceil(count / most * (len(heights) - 1))] for count in counts)
+    return "".join(HEIGHTS[ceil(count / most * (len(HEIGHTS) - 1))] for count in counts)

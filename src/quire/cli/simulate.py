@@ -18,7 +18,7 @@ from quire.cli.options import (
     NumGpus,
     Seed,
 )
-from quire.cli.output import is_utf8, print_json, progress, stderr, stdout
+from quire.cli.output import print_json, progress, stderr, stdout
 from quire.cli.replay_inputs import opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
@@ -175,10 +175,9 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
     if not result.num_requests:
         console.print("No requests, so nothing to report.\n")
         return
-    utf8 = is_utf8(console)
     console.print(serving_picture.durations(result))
     console.print(serving_picture.facts(result))
-    console.print(serving_picture.histogram(result, width=console.width, utf8=utf8))
-    console.print(serving_picture.queues(result, width=console.width, utf8=utf8))
+    console.print(serving_picture.histogram(result, console.width))
+    console.print(serving_picture.queues(result, console.width))
     if result.overloaded:
         console.print(f"[yellow]{result.overloaded}[/yellow]\n")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from quire.cli.files import check_writable
 from quire.cli.options import AsJson, Seed
-from quire.cli.output import BAR_WIDTH, CACHED, is_utf8, print_json, progress, stdout
+from quire.cli.output import BAR_WIDTH, CACHED, print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.trace_make import make
 
@@ -204,13 +204,12 @@ def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
 
 
 def _draw(console: Console, title: str, found: Distances, name: Callable[[float], str]) -> None:
-    mark = "█" if is_utf8(console) else "#"
     largest = max(share for _, share in found.histogram)
     table = plain_table(title, "reuses", "", left=[""])
     room = min(BAR_WIDTH, max(console.width - len(title) - BESIDE_BAR, 4))
     for end, share in found.histogram:
         width = round(room * share / largest)
-        table.add_row(f"up to {name(end)}", f"{share:.1%}", Text(mark * width, CACHED))
+        table.add_row(f"up to {name(end)}", f"{share:.1%}", Text("█" * width, CACHED))
     console.print()
     console.print(table)
     values = (f"{key} {name(value)}" for key, value in found.percentiles.items())

@@ -7,9 +7,8 @@ from operator import index
 from typing import SupportsIndex
 
 from quire.core.blocks import GAP
-from quire.core.hints import NO_HINT
 from quire.core.kernel import Kernel
-from quire.core.node import PENDING, SPENT, Node
+from quire.core.node import Node
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES
 from quire.errors import TruncateError
@@ -17,18 +16,9 @@ from quire.errors import TruncateError
 
 def close(kernel: Kernel, seq: Sequence) -> None:
     """End a sequence that is open or suspended; see `CacheManager.close`."""
-    now = kernel.now()
     if seq.state == "open":
-        last = seq.node
-        if kernel.sessions.hinted:
-            set_outlooks(seq, last, now)
-        let_go(kernel, seq, now)
-    else:
-        last = _left_by(kernel, seq)
-        set_outlooks(seq, last, now)
-        kernel.tree.evictor.review(last)
-    if seq.session is not None:
-        kernel.sessions.closed(seq.session, last.path())
+        let_go(kernel, seq, kernel.now())
+    kernel.owners.close(seq.terms)
     seq.state = "closed"
     if seq.media:
         kernel.tree.media.release(seq.media)
@@ -40,18 +30,8 @@ def suspend(kernel: Kernel, seq: Sequence) -> None:
     seq.resume_key = seq.token_bytes()
     seq.resume_key += seq.known[(seq.computed - seq.known_start) * TOKEN_BYTES :]
     seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-    keep_outlooks(seq)
     let_go(kernel, seq, kernel.now())
     seq.state = "suspended"
-
-
-def _left_by(kernel: Kernel, seq: Sequence) -> Node:
-    """Return the deepest node that is left of what a suspended sequence stored."""
-    if seq.hint is NO_HINT:
-        return seq.root
-    key = memoryview(seq.resume_key)
-    whole = len(key) - len(key) % kernel.tree.block_bytes
-    return kernel.tree.match(seq.root, key, whole).node
 
 
 def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
@@ -66,8 +46,8 @@ def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
     _free_states(kernel, seq)
     node = seq.node
     while node.parent is not None:
-        if seq.keep_for:
-            node.keep_until = max(node.keep_until, now + seq.keep_for)
+        if seq.terms.retain_s:
+            tree.evictor.retain(node, seq.terms.retain_s)
             for group in tree.sparse:
                 group.touched(node)
         tree.unlock(node)
@@ -214,8 +194,8 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
 def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
     """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
     end = node.end
-    if kernel.events is not None:
-        kernel.events.removed(node, end - start, "truncated")
+    for tell in kernel.watchers.leaving:
+        tell(node, range(start, end), None, "truncated")
     kernel.tree.cut_tail(node, end - start, freed_from)
     first = max(start, freed_from)
     if first < end:
@@ -252,36 +232,3 @@ def _unshared(kernel: Kernel, group: int, slots: memoryview[int]) -> memoryview[
         elif block != GAP:
             own.append(block)
     return memoryview(array("i", own))
-
-
-def set_outlooks(seq: Sequence, node: Node, now: float) -> None:
-    """Say of a request that ends at `node`, deepest first, until when its path is expected back."""
-    hint = seq.hint
-    never = hint.reuse == "never"
-    found = seq.num_cached // seq.rows.block_size if seq.state == "open" else 0
-    while node.parent is not None:
-        outlook = node.spent_from
-        if not outlook:
-            pass
-        elif never:
-            outlook = SPENT if outlook == PENDING or node.start >= found else 0.0
-        elif hint.ttl_s is not None:
-            outlook = now + hint.ttl_s if outlook == PENDING else max(outlook, now + hint.ttl_s)
-        else:
-            outlook = 0.0
-        for child in node.children.values() if outlook else ():
-            if not child.spent_from:
-                outlook = 0.0
-                break
-            outlook = max(outlook, child.spent_from)
-        node.spent_from = outlook
-        node = node.parent
-
-
-def keep_outlooks(seq: Sequence) -> None:
-    """Say of the path of a request that pauses that it is expected back."""
-    node = seq.node
-    while node.parent is not None:
-        if node.spent_from != PENDING:
-            node.spent_from = 0.0
-        node = node.parent

@@ -12,15 +12,15 @@ what the cut that came before it has paid for. Comparing so many takes longer th
 
 def join_path(tree: PrefixTree, node: Node) -> None:
     """Join what can be joined of the path to a node, all of which a request has just used and locked."""
-    path, now = node.path(), tree.evictor.now()
+    path = node.path()
     upper = path[0]
     for lower in path[1:]:
-        if _are_alike(tree, upper, lower, now):
+        if _are_alike(tree, upper, lower):
             _join(tree, upper, lower)
         upper = lower
 
 
-def _are_alike(tree: PrefixTree, upper: Node, lower: Node, now: float) -> bool:
+def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
     """Whether a node and its child differ in nothing that a run has once.
 
     As many locks as the child has: nobody stands where they meet.
@@ -29,12 +29,6 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node, now: float) -> bool:
         len(upper.children) == 1
         and upper.locks == lower.locks
         and len(lower.key) <= MAX_JOINED_BYTES
-        and upper.used == lower.used
-        and upper.priority == lower.priority
-        and upper.session is lower.session
-        and upper.spent_from == lower.spent_from
-        and upper.grown == lower.grown
-        and max(upper.keep_until, now) == max(lower.keep_until, now)
         and tree.evictor.joinable(upper, lower)
         and all(group.joinable(upper) for group in tree.sparse)
     )
@@ -42,26 +36,23 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node, now: float) -> bool:
 
 def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     """Let `lower`, to which the references of sequences and pins point, take over the run of `upper`."""
-    parent, num_blocks = upper.parent, upper.num_blocks
+    parent = upper.parent
     assert parent is not None
     for group in tree.sparse:
         group.forget(upper)
     upper.key += lower.key
     for ids, more in zip(upper.blocks, lower.blocks, strict=True):
         ids.extend(more)
-    if upper.hashes is not None and lower.hashes is not None and len(upper.hashes) == num_blocks:
-        upper.hashes.extend(lower.hashes)
-    if upper.lost:
-        upper.lost.update(lower.lost or {})
-        lower.lost = upper.lost
     lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
-    lower.hashes = upper.hashes
     lower.has_media |= upper.has_media
     lower.parent = parent
     parent.children[upper.first] = lower
-    if upper.session is not None and upper.session.nodes.pop(id(upper), None) is not None:
-        upper.session.nodes[id(lower)] = lower
+    if upper.mark is not None:
+        tree.evictor.gone(upper)
     for group in tree.sparse:
         group.joined(lower, upper.parts[group.place])
-    upper.parent = upper.session = upper.policy = upper.note = None
+    first = len(tree.sparse)
+    for part, above in zip(lower.parts[first:], upper.parts[first:], strict=True):
+        part.join(above, upper.end)
+    upper.parent = upper.note = None
     upper.children = NO_CHILDREN

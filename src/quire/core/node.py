@@ -7,16 +7,26 @@ from typing import Any
 
 import msgspec
 
-from quire.core.policies import Entry
-from quire.core.tokens import TOKEN_BYTES
+from quire.core.hints import FOREVER, NO_HINT, Hint
+from quire.core.policies import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
 
-SPENT = -1.0
-"""The outlook of a node that nobody is expected to come back to."""
 
-PENDING = float("inf")
-"""The outlook of a node whose request still runs; its hint counts from its end."""
+class NodePart(msgspec.Struct, gc=False, eq=False):
+    """What a watcher keeps of a node. It is made empty, and cut and joined as the node is."""
+
+    def split(self, upper: Node, lower: Node) -> NodePart:
+        """Return the part of `upper`, which took over the head of `lower`'s run; keep the rest."""
+        raise NotImplementedError
+
+    def cut(self, node: Node) -> None:
+        """The node has lost its last blocks."""
+        raise NotImplementedError
+
+    def join(self, upper: Any, at: int) -> None:
+        """The node has taken over the run above it, which ended at boundary `at` and whose part `upper` was."""
+        raise NotImplementedError
 
 
 class Part(msgspec.Struct, gc=False, eq=False):
@@ -36,6 +46,52 @@ class Part(msgspec.Struct, gc=False, eq=False):
     rank: tuple[bool, int] | None = None
 
 
+class Owner(msgspec.Struct, eq=False):
+    """A session, or a single request with a forecast, and the nodes that it alone has used.
+
+    `nodes`     in the tree, by identity: those whose mark names it
+    `num_open`  sequences of it that are not closed
+    `due`       seconds: the time from which on nobody is expected to come back to them
+    """
+
+    nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, "Node"])
+    num_open: int = 0
+    due: float = FOREVER
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The terms on which the blocks of a request are kept.
+
+    `priority`   those of a higher one go later
+    `retain_s`   seconds after its last use for which a path goes after all that is not retained; 0 for none
+    `owner`      whose the nodes are that it stores
+    `hint`       what its caller foresees of them
+    """
+
+    priority: int = 0
+    retain_s: float = 0.0
+    owner: Owner | None = None
+    hint: Hint = NO_HINT
+
+
+ORDINARY = Terms()
+
+
+class Mark(msgspec.Struct, gc=False, eq=False):
+    """What is said of a node that is not kept on ordinary terms.
+
+    `keep_until`  end of its retention in seconds, 0 for none; `is_due`: the order looks at it again then
+    `owner`       who alone has used it
+    `policy`      the one that holds it, or held it last
+    """
+
+    priority: int = 0
+    keep_until: float = 0.0
+    owner: Owner | None = None
+    policy: Policy | None = None
+    is_due: bool = False
+
+
 class Node(Entry, gc=False, eq=False):
     """An edge of the tree: a run of blocks below `parent`, and the branches after it.
 
@@ -43,21 +99,16 @@ class Node(Entry, gc=False, eq=False):
     `first`      those of its first block: its name among the children of its parent
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
-    `parts`      what each sparse group keeps of the node
+    `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
     `by_token`   those bytes again, sorted, by first token; made when it is first needed
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `pins`       how many of them are pins
-    `grown`      whether blocks were stored here since it was last cached
-    `spent_from` from when on nobody is expected to come back, see `hints.Sessions`
-    `session`    the only session that has used it, None if there are others
-    `used`       number of the last request that used it, 0 if nobody did
+    `mark`       on which terms it is kept; None for the ordinary ones
     `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
-    `hashes`     digests of the first blocks, as far as they were computed
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -68,22 +119,14 @@ class Node(Entry, gc=False, eq=False):
     key: bytearray = msgspec.field(default_factory=bytearray)
     first: bytes = b""
     blocks: tuple[array[int], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Any, ...] = ()
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
     by_token: dict[bytes, list[bytes]] | None = None
     locks: int = 0
     pins: int = 0
-    grown: bool = True
     has_media: bool = False
-    lost: dict[int, dict[int, Any]] | None = None
-    hashes: list[bytes] | None = None
-    priority: int = 0
-    keep_until: float = 0.0
-    spent_from: float = 0.0
-    session: Any = None
-    deadline: float = 0.0
-    used: int = 0
+    mark: Mark | None = None
     writer: int | None = None
 
     @property
@@ -101,11 +144,18 @@ class Node(Entry, gc=False, eq=False):
         return self.end - self.parent.end if self.parent is not None else 0
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.key) // TOKEN_BYTES
+    def priority(self) -> int:
+        """Blocks of a higher one go later."""
+        return self.mark.priority if self.mark is not None else 0
+
+    @property
+    def keep_until(self) -> float:
+        """The end of its retention in seconds, 0 for none."""
+        return self.mark.keep_until if self.mark is not None else 0.0
 
     @property
     def above(self) -> Node | None:
+        """The node that this one continues; None at the root."""
         parent = self.parent
         return parent if parent is not None and parent.parent is not None else None
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from quire.core.eviction import Clock
 from quire.core.node import Match, Node
+from quire.core.order import Clock
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import IntArray, array_of
 from quire.core.tree import PrefixTree

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
-from quire.core.hints import NO_HINT, Hint, Session
-from quire.core.node import PENDING, Node
+from quire.core.node import ORDINARY, Node, Terms
 from quire.core.policies import Visit
 from quire.core.rows import Rows
-from quire.core.scope import MediaTable, Scope
+from quire.core.scope import Scope
 from quire.core.terms import ENDLESS
-from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -28,7 +25,6 @@ class Sequence(msgspec.Struct, eq=False):
 
     `number`       of the manager's requests, from 1; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
-    `num_foreign`  of these, the last ones that came from elsewhere and were not used here before
     `prompt_len`   tokens of the prompt given at open
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
@@ -36,7 +32,7 @@ class Sequence(msgspec.Struct, eq=False):
     `media`        numbers of the media in its prompt, which it holds; `raw_prompt` has the
                    placeholders that they stand for
     `store_until`  blocks from this one on are not published
-    `hint`         what its caller foresees of the blocks it stores, `session` whose turn it is
+    `terms`        on which the blocks that it stores are kept
     `visit`        what a policy that watches requests was told of it
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `branch`       the length up to which other prompts share its tokens, as known at open
@@ -51,11 +47,9 @@ class Sequence(msgspec.Struct, eq=False):
     node: Node
     scope: Scope
     prompt_len: int = 0
-    priority: int = 0
-    keep_for: float = 0.0
+    terms: Terms = ORDINARY
     number: int = 0
     num_cached: int = 0
-    num_foreign: int = 0
     known: bytes = b""
     known_start: int = 0
     resume_key: bytes = b""
@@ -65,15 +59,8 @@ class Sequence(msgspec.Struct, eq=False):
     private_key: bytes = b""
     branch: int = 0
     unfilled: int = 0
-    hint: Hint = NO_HINT
-    session: Session | None = None
     visit: Visit | None = None
     state: str = "open"
-
-    @property
-    def outlook(self) -> float:
-        """The outlook of the nodes that it stores, while it runs."""
-        return PENDING if self.hint.reuse == "never" or self.hint.ttl_s is not None else 0.0
 
     @property
     def published(self) -> int:
@@ -172,16 +159,3 @@ class Drafted(msgspec.Struct, frozen=True, eq=False):
 
     computed: int
     num_tokens: int
-
-
-class Observer(Protocol):
-    """Told of every request of a manager, and never asked: a recorder, a meter.
-
-    It must not raise: `open` and `close` do not expect it.
-    """
-
-    def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
-        """A request was opened; `key` is its prompt, valid during this call."""
-
-    def closed(self, seq: Sequence) -> None:
-        """A request or a fork is about to be closed."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.eviction import Clock
 from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.core.order import Clock
 from quire.core.policies import POLICIES, PolicyFactory
-from quire.core.sequence import Observer
 from quire.errors import ConfigError
 
 MAX_SECONDS = 1e9
 """The longest retention or time to live: about 31 years."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ManagerSettings(msgspec.Struct, frozen=True):
     """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
 
     groups: tuple[LayerGroup, ...]
@@ -22,12 +21,8 @@ class Settings(msgspec.Struct, frozen=True):
     policy: str | PolicyFactory
     sub_block: bool
     pin_budget: float
-    events: bool
     debug: bool
     clock: Clock | None
-    curve: bool = False
-    observer: Observer | None = None
-    evictions: bool = False
 
     def __post_init__(self) -> None:
         check_groups(self.groups)

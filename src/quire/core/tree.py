@@ -15,10 +15,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.eviction import Evictor
-from quire.core.lost import LostOf, between
 from quire.core.media import UsedMedia
-from quire.core.node import NO_CHILDREN, Match, Node
+from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
+from quire.core.order import Order
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
@@ -44,21 +43,22 @@ class PrefixTree:
         self,
         block_size: int,
         pools: tuple[BlockPool, ...],
-        evictor: Evictor,
-        media: UsedMedia,
+        evictor: Order,
         sparse: tuple[SparseGroup, ...] = (),
+        part_kinds: tuple[type[NodePart], ...] = (),
     ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.evictor = evictor
-        self.media = media
+        self.media = UsedMedia()
         self.sparse = sparse
+        self.part_kinds = part_kinds
+        self._num_sparse = len(sparse)
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
-        self.lost = LostOf(self.block_bytes)
 
     def root(self, scope: Scope) -> Node:
         """Return the root of a scope, made at first use."""
@@ -67,6 +67,9 @@ class PrefixTree:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
             root = self.roots[scope] = Node()
+            if self.part_kinds:
+                kept = tuple(kind() for kind in self.part_kinds)
+                root.parts = (None,) * self._num_sparse + kept
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -117,18 +120,11 @@ class PrefixTree:
             parent=parent,
             locks=edge.locks,
             pins=edge.pins,
-            grown=edge.grown,
             has_media=edge.has_media,
-            used=edge.used,
         )
         del edge.key[:at]
         for ids in edge.blocks:
             del ids[:num_blocks]
-        if edge.hashes is not None:
-            upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
-        if edge.lost:
-            above = between(edge.lost, parent.end, upper.end)
-            upper.lost = {at: edge.lost.pop(at) for at in above}
         edge.parent = upper
         edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
@@ -136,6 +132,9 @@ class PrefixTree:
         self.evictor.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
+        if self.part_kinds:
+            kept = edge.parts[self._num_sparse :]
+            upper.parts += tuple(part.split(upper, edge) for part in kept)
         return upper
 
     def cut(self, found: Match) -> Node:
@@ -161,12 +160,7 @@ class PrefixTree:
         """Drop a reference; after the last one active blocks become cached.
 
         Paths are unlocked from the deepest node up: a parent is the more recently used one.
-        Where the policy wants a run that has grown in two parts, the upper one is the parent.
         """
-        if self.evictor.remembers and node.locks == 1 and node.grown:
-            seam = self.evictor.seam(node)
-            if 0 < seam < node.num_blocks:
-                self.split(node, seam)
         node.locks -= 1
         node.writer = None
         if not node.locks:
@@ -188,11 +182,12 @@ class PrefixTree:
             group.unguard(node)
 
     def add(
-        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], priority: int
+        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], terms: Terms
     ) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
-        node.priority = priority
+        if terms is not ORDINARY:
+            self.evictor.stored(node, terms)
         node.end = parent.end + len(key) // self.block_bytes
         parent.writer = None
         if parent.children is NO_CHILDREN:
@@ -203,6 +198,8 @@ class PrefixTree:
                 insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
         for group in self.sparse:
             group.created(node)
+        if self.part_kinds:
+            node.parts += tuple(kind() for kind in self.part_kinds)
         return node
 
     def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
@@ -212,7 +209,6 @@ class PrefixTree:
             ids.frombytes(more.cast("B"))
         num_blocks = len(key) // self.block_bytes
         node.end += num_blocks
-        node.grown = True
         for group in self.sparse:
             group.extended(node, num_blocks)
 
@@ -222,22 +218,16 @@ class PrefixTree:
         self.media.stored(key)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
-        """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
+        """Free the last blocks of a cached leaf; the node goes with its last block."""
         for g, pool in self.full:
             pool.free(memoryview(node.blocks[g])[-num_blocks:])
             pool.num_cached -= num_blocks
-        lost, parent = self.lost.tail(node, num_blocks), node.parent
-        first = self.cut_tail(node, num_blocks)
-        if node.parent is not None:
-            self.lost.hang(lost, first, node, is_end=True)
-        elif parent is not None:
-            self.lost.hang(lost, first, parent, is_end=False)
+        self.cut_tail(node, num_blocks)
 
-    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
+    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> None:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
 
-        Sparse groups free theirs, from block `freed_from` on. Returns the bytes of the first
-        block taken out.
+        Sparse groups free theirs, from block `freed_from` on.
         """
         for group in self.sparse:
             group.cut(node, num_blocks, freed_from)
@@ -246,18 +236,14 @@ class PrefixTree:
         if node.has_media:
             self.media.removed(node.key[at:])
         if left:
-            first = bytes(node.key[at : at + self.block_bytes])
             del node.key[at:]
             for ids in node.blocks:
                 del ids[left:]
-            if node.lost:
-                for boundary in between(node.lost, node.end - num_blocks, node.end):
-                    del node.lost[boundary]
             node.end -= num_blocks
             node.writer = None
-            if node.hashes is not None:
-                del node.hashes[left:]
-            return first
+            for part in node.parts[self._num_sparse :]:
+                part.cut(node)
+            return
         parent, first = node.parent, node.first
         assert parent is not None
         if not node.locks:
@@ -270,18 +256,19 @@ class PrefixTree:
             del bucket[bisect_left(bucket, first)]
             if not bucket:
                 del parent.by_token[first[:TOKEN_BYTES]]
-        node.parent = node.session = node.policy = node.note = None
+        if node.mark is not None:
+            self.evictor.gone(node)
+        node.parent = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
-        return first
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
-        if not hasattr(self, "lost"):
+        if not hasattr(self, "roots"):
             return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None
-            node.session = node.policy = node.note = None
+            node.mark = node.note = None
             node.children = NO_CHILDREN
         for group in self.sparse:
             group.clear()

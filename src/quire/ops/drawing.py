@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.hints import FOREVER
 from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
-from quire.core.node import PENDING, Node
+from quire.core.node import Node
 from quire.core.sequence import Sequence
 from quire.core.sparse import Part
 from quire.core.states import StatePart
@@ -49,7 +50,6 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         "pinned_blocks": manager.kernel.pins.num_blocks,
         "num_pins": len(manager.kernel.pins.held),
         "num_media": len(manager.kernel.tree.media),
-        "num_events": len(manager.kernel.events) if manager.kernel.events is not None else 0,
         "stats": _stats(manager),
     }
 
@@ -144,18 +144,25 @@ def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
-        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=True)],
+        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=False)],
         "end": node.end,
         "locks": node.locks,
         "pins": node.pins,
         "priority": node.priority,
         "keep_until": node.keep_until,
-        "spent_from": -2.0 if node.spent_from == PENDING else node.spent_from,
+        "due": _due(node),
         "eviction_order": order.get(id(node)),
-        "rank": list(node.rank),
         "uses": node.uses,
         "children": [],
     }
+
+
+def _due(node: Node) -> float | str | None:
+    """Return from when on nobody is expected to come back to a node; None where no owner says so."""
+    if node.mark is None or node.mark.owner is None:
+        return None
+    due = node.mark.owner.due
+    return "unknown" if due == FOREVER else due
 
 
 def _part(group: int, part: Part) -> dict[str, Any]:
@@ -177,7 +184,7 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
         "capacity": seq.capacity,
         "num_cached": seq.num_cached,
         "prompt_len": seq.prompt_len,
-        "priority": seq.priority,
+        "priority": seq.terms.priority,
         "tables": [
             seq.block_ids(group).tolist() if seq.state == "open" else []
             for group in range(len(seq.rows.flat))
@@ -185,7 +192,7 @@ def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
         "private": array_of(seq.private_key).tolist(),
         "tokens": seq.tokens.tolist(),
         "known": array_of(seq.known).tolist(),
-        "keep_for": seq.keep_for,
+        "keep_for": seq.terms.retain_s,
     }
 
 

@@ -79,4 +79,4 @@ def draw_count(rng: Generator, mean: float) -> int:
 def check_positive(name: str, value: float) -> None:
     """Raise `ConfigError` unless this is a finite number above 0."""
     if not 0 < value < math.inf:
-        raise ConfigError(f"{name} is a number above 0, got {value}")
+        raise ConfigError(f"{name} is a number above 0, got {value:g}")

@@ -43,8 +43,7 @@ class SlotCache(Interruptible):
     Content is compared token by token, within one scope; a prompt keeps at least one token to
     compute; only computed tokens can be found. An operation that raises changes nothing, unless
     something else than an error of quire's leaves it (Ctrl-C, no memory): then every further
-    call raises `Interrupted`, until `reset`.
-    Raises `ConfigError` for settings that are not positive integers.
+    call raises `Interrupted`, until `reset`. Raises `ConfigError` for settings that are not positive integers.
 
     num_free + num_busy == num_slots; `quire.slots.check(cache)` recounts everything
     """
@@ -188,13 +187,12 @@ class SlotCache(Interruptible):
 
         `take_copies` afterwards. Raises `OutOfSlots`, `SlotError`.
         """
-        source = self._held(handle)
+        source, contents = self._held(handle), self.contents
         slot = self.order.victim("fork")
-        computed = self.contents.length(source)
-        if computed:
-            self._copy(source, slot, computed)
+        if contents.keys[source]:
+            self._copy(source, slot, contents.length(source))
         else:
-            self._empty(slot, self.contents.scopes[source])
+            self._empty(slot, contents.scopes[source])
         twin = self._hold(slot, handle.num_cached)
         twin.prompt_len, twin.raw_prompt = handle.prompt_len, handle.raw_prompt
         twin.known, twin.known_start = handle.known, handle.known_start

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
 
-from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of, check_sign
 from quire.errors import CommitError, PinError
 from quire.slots.contents import SlotContents
@@ -62,11 +60,6 @@ class SlotHandle(msgspec.Struct, gc=False, eq=False):
     def generation(self) -> int:
         """The slot's generation now."""
         return self.contents.generations[self.slot]
-
-    @property
-    def scope(self) -> Scope:
-        """Who may share its content."""
-        return self.contents.scopes[self.slot]
 
     @property
     def tokens(self) -> IntArray:
@@ -131,12 +124,7 @@ class SlotPin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

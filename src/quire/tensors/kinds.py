@@ -1,4 +1,4 @@
-"""What a transformers config says about a model's KV, and which models can be cached.
+"""Layers and KV of a model, as its transformers config has them, and models that cannot be cached.
 
 The border to transformers' untyped configs: values are read as `Any` here, checked once, and
 leave typed. transformers is imported when a config is read, so that layouts made by hand need
@@ -78,7 +78,7 @@ def decoder_config(config: Any) -> Any:
 
 
 def layer_kinds(config: Any) -> list[LayerKind]:
-    """Return what each layer of the text decoder keeps.
+    """Return the kind of each layer of the text decoder.
 
     Raises `UnsupportedModel` for kinds that keep something else.
     """

@@ -1,4 +1,4 @@
-"""What one layer group keeps per block: shapes, widths and bytes."""
+"""Layouts of a block of one layer group: shapes, widths and bytes."""
 
 from dataclasses import dataclass
 from math import prod
@@ -39,6 +39,11 @@ class KVLayout:
                 raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
         if not self.dtype.is_floating_point:
             raise ConfigError(f"dtype is {self.dtype}; K and V need a floating point dtype")
+
+    def __str__(self) -> str:
+        widths = "/".join(map(str, dict.fromkeys((self.k_width, self.v_width))))
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}, {self.num_layers} layers, {self.kv_heads} kv heads, width {widths}"
 
     @property
     def bytes_per_token(self) -> int:

@@ -71,18 +71,13 @@ class KVPool:
         self.k, self.v, self.num_blocks = k, v, num_blocks
 
     def _allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return _empty(shape, self.layout.dtype, self.device, debug_nan=self.debug_nan)
+        fill = torch.nan if self.debug_nan else None
+        return memory_of(shape, self.layout.dtype, self.device, fill)
 
     def __repr__(self) -> str:
-        layout = self.layout
-        width = f"{layout.k_width}"
-        if layout.v_width != layout.k_width:
-            width = f"{layout.k_width}/{layout.v_width}"
         return (
-            f"KVPool({self.num_blocks} blocks of {layout.block_size} tokens, "
-            f"{format_bytes(self.num_bytes)} of {str(layout.dtype).removeprefix('torch.')} on "
-            f"{self.device}, {layout.num_layers} layers, {layout.kv_heads} kv heads, "
-            f"width {width})"
+            f"KVPool({self.num_blocks} blocks of {self.layout.block_size} tokens, "
+            f"{format_bytes(self.num_bytes)} on {self.device}, {self.layout})"
         )
 
 
@@ -151,13 +146,9 @@ class StatePool:
         self.layers, self.num_blocks = layers, num_blocks
 
     def _allocate(self, num_blocks: int) -> list[list[torch.Tensor]]:
+        fill = torch.nan if self.debug_nan else None
         return [
-            [
-                _empty(
-                    (num_blocks, *tensor.shape), tensor.dtype, self.device, debug_nan=self.debug_nan
-                )
-                for tensor in layer
-            ]
+            [memory_of((num_blocks, *one.shape), one.dtype, self.device, fill) for one in layer]
             for layer in self.layout.layers
         ]
 
@@ -192,9 +183,10 @@ def _checked(num_blocks: int) -> int:
     return num_blocks
 
 
-def _empty(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, debug_nan: bool
+def memory_of(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, fill: float | None
 ) -> torch.Tensor:
+    """Return memory of a pool, filled if a number is given. Raises `ConfigError` where there is no room."""
     try:
         # Tensors made in inference mode could never be written outside of it.
         with torch.inference_mode(mode=False):
@@ -205,4 +197,4 @@ def _empty(
             f"{device} has no room for a tensor of {format_bytes(num_bytes)} of a pool; lower the "
             f"capacity: {str(error).splitlines()[0]}"
         ) from error
-    return fresh.fill_(torch.nan) if debug_nan else fresh
+    return fresh if fill is None else fresh.fill_(fill)

@@ -178,8 +178,8 @@ class QuantizedKV(PayloadForm):
         self._heads = heads
         count, size = heads[1] - heads[0], memory.block_size
         self._parts = (
-            _Part(kind, memory.dtype, (size, count, memory.k_width), shared=0),
-            _Part(kind, memory.dtype, (size, count, memory.v_width), shared=2),
+            _QuantPart(kind, memory.dtype, (size, count, memory.k_width), shared=0),
+            _QuantPart(kind, memory.dtype, (size, count, memory.v_width), shared=2),
         )
         self.layer_bytes = (sum(part.num_bytes for part in self._parts),) * memory.num_layers
         self._errors = (_Sum(), _Sum())
@@ -205,7 +205,7 @@ class QuantizedKV(PayloadForm):
             offset += part.num_bytes
 
     def error(self) -> QuantError:
-        """Return what storing changed: measured on a layer of each batch's first block, in turn."""
+        """Return the error of storing: measured on a layer of each batch's first block, in turn."""
         k, v = self._errors
         return QuantError(self._measured, k.relative, v.relative, k.largest, v.largest)
 
@@ -216,7 +216,7 @@ class QuantizedKV(PayloadForm):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _QuantPart:
     """K or V of one layer and block: their shape, and the dimension that shares a scale."""
 
     kind: Quantization
@@ -255,7 +255,7 @@ class _Part:
         ]
 
     def stored(self, data: torch.Tensor) -> Quantized:
-        """Return what `pieces` gave, from uint8 `[n, layers, num_bytes]`."""
+        """Return the numbers of `pieces`, from uint8 `[n, layers, num_bytes]`."""
         front = data.shape[:2]
         sets: list[torch.Tensor] = []
         num_bytes = self._scale_bytes

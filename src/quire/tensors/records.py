@@ -92,7 +92,7 @@ class BlockCodec:
         return "FLOAT8" if kind.startswith(("float8", "fp8")) else kind.upper()
 
     def error(self) -> QuantError:
-        """Return how far stored numbers are from the pool's, as measured by `encode`.
+        """Return the distance of stored numbers from the pool's, as measured by `encode`.
 
         A sample is one layer of the first block of a batch that is packed at once; layers take turns.
         """

@@ -9,6 +9,7 @@ from quire.errors import ConfigError
 from quire.slots import SlotCopy
 from quire.tensors.copy import KV
 from quire.tensors.layout import KVLayout
+from quire.tensors.pool import memory_of
 
 
 class SlotPool:
@@ -114,26 +115,10 @@ class SlotPool:
     def _allocate(self, width: int) -> torch.Tensor:
         layout = self.layout
         shape = (layout.num_layers, self.num_slots, layout.kv_heads, self.max_tokens, width)
-        try:
-            # Tensors made in inference mode could never be written outside of it.
-            with torch.inference_mode(mode=False):
-                states = torch.zeros(shape, dtype=layout.dtype, device=self.device)
-                return states if self.poison is None else states.fill_(self.poison)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"{self.device} has no room for {self.num_slots} slots of {self.max_tokens} tokens "
-                f"({format_bytes(self.num_bytes)}); make fewer or shorter slots: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        return memory_of(shape, layout.dtype, self.device, self.poison or 0)
 
     def __repr__(self) -> str:
-        layout = self.layout
-        width = f"{layout.k_width}"
-        if layout.v_width != layout.k_width:
-            width = f"{layout.k_width}/{layout.v_width}"
         return (
             f"SlotPool({self.num_slots} slots of {self.max_tokens} tokens, "
-            f"{format_bytes(self.num_bytes)} of {str(layout.dtype).removeprefix('torch.')} on "
-            f"{self.device}, {layout.num_layers} layers, {layout.kv_heads} kv heads, "
-            f"width {width})"
+            f"{format_bytes(self.num_bytes)} on {self.device}, {self.layout})"
         )

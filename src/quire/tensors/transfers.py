@@ -99,7 +99,7 @@ class Transfers:
             self.add(layers, step)
 
     def arrival(self, layer: int) -> Callable[[], None] | None:
-        """Return what to call before a layer is touched; None where nothing is on its way to it."""
+        """Return the call to make before a layer is touched; None where nothing is on its way to it."""
         return (lambda: self.wait(layer)) if layer in self._layers else None
 
     def wait(self, layer: int) -> None:

@@ -12,9 +12,14 @@ import msgspec
 Tick: TypeAlias = Callable[[], int]
 """The logical counter: each call gives the next integer. Time, for a policy, is this alone."""
 
-
 Capacity: TypeAlias = Callable[[], int]
 """Blocks of the pool as it is now; of several pools, of the smallest one."""
+
+WHOLE = 1 << 31
+"""More blocks than an entry has: all of a victim may go."""
+
+Rank: TypeAlias = tuple[float, int]
+"""A value, and the tick at which an entry got it: no two are equal."""
 
 
 class Visit(msgspec.Struct, gc=False, eq=False):
@@ -43,39 +48,25 @@ class Visit(msgspec.Struct, gc=False, eq=False):
 class Entry(msgspec.Struct, gc=False, eq=False):
     """A run of cached blocks, as a policy sees it.
 
-    `end` counts the blocks from the root to its end. `policy` is the one that holds the entry,
-    or held it last; the other fields belong to it, and are copied when an entry is cut in two.
-    A victim loses blocks from its tail, as many as are needed, and stays an entry while any
-    are left.
+    `end` counts the blocks from the root to its end. The other fields belong to the policy, and are
+    copied when an entry is cut in two. A victim loses blocks from its tail, as many as are needed, and stays
+    an entry while any are left.
     """
 
     end: int = 0
     older: Entry | None = None
     newer: Entry | None = None
-    rank: tuple[float, ...] = ()
     uses: int = 0
-    queue: int = 0
     note: object = None
-    policy: Policy | None = None
 
     @property
     def evictable(self) -> bool:
         """Whether this may be a victim now: nobody references it, nothing hangs below it."""
-        raise NotImplementedError  # the tree's node says, here and below
+        raise NotImplementedError  # the tree's node says
 
     @property
     def num_blocks(self) -> int:
         """Length of the run in blocks."""
-        raise NotImplementedError
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the run in tokens."""
-        raise NotImplementedError
-
-    @property
-    def above(self) -> Entry | None:
-        """The entry that this one continues; None at the root."""
         raise NotImplementedError
 
     @property
@@ -93,10 +84,12 @@ class Policy(ABC):
     """Decides which entry is evicted next. Sees events and entries, never tokens or the tree.
 
     Entries form chains: one is evictable only when nothing hangs below it. A use is reported
-    from the deepest entry upwards, so a parent's last tick is never before its child's.
+    from the deepest entry upwards, so a parent's last tick is never before its child's. Where a request goes on
+    from the end of an entry, what it stores joins that entry; where a branch that divided two entries is gone, the lower one
+    takes over the upper one's run.
 
     `watches`    asks for `opened` and `closing`
-    `remembers`  asks for `evicting` and `seam`
+    `remembers`  asks for `evicting`
     """
 
     watches: ClassVar[bool] = False
@@ -114,29 +107,17 @@ class Policy(ABC):
         """A request found `entry`, the deepest (None: nothing); `touched` follows, entry by entry."""
 
     def closing(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - most policies ignore it
-        """A request ends at `entry`, the deepest it stored or used; `added`, `released` follow."""
+        """A request ends at `entry`, the deepest it stored or used; `released` follows."""
 
     def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027 - most policies ignore it
         """The last blocks of a victim are about to go; `referenced` follows if all of them do."""
 
-    def seam(self, entry: Entry) -> int:  # noqa: ARG002 - most policies cut nothing
-        """Return how many blocks at the head of a stored run shall be an entry of their own.
-
-        Asked when the last reference of a run that has grown is about to go; 0 for none.
-        """
-        return 0
-
-    @abstractmethod
-    def added(self, entry: Entry) -> None:
-        """Blocks were stored in this entry since it was last cached; `released` follows."""
-
-    @abstractmethod
-    def touched(self, entry: Entry) -> None:
+    def touched(self, entry: Entry) -> None:  # noqa: B027 - LRU and FIFO need not look
         """A request found this entry. It is referenced now, so it is no candidate."""
 
     @abstractmethod
     def released(self, entry: Entry) -> None:
-        """The last reference to this entry went away: it is cached now."""
+        """The last reference to this entry went away: it is cached now, and may have grown."""
 
     @abstractmethod
     def returned(self, entry: Entry) -> None:
@@ -146,32 +127,18 @@ class Policy(ABC):
     def referenced(self, entry: Entry) -> None:
         """A cached entry got its first reference, or left the cache."""
 
-    @abstractmethod
-    def exposed(self, entry: Entry) -> None:
+    def exposed(self, entry: Entry) -> None:  # noqa: B027 - LRU need not look
         """The last entry below this cached one went away: it may be a victim now."""
-
-    def extendable(self, entry: Entry) -> bool:  # noqa: ARG002 - most policies need not look
-        """Whether blocks that are stored now may join this entry's tail, sharing its history."""
-        return True
 
     @abstractmethod
     def split(self, upper: Entry, lower: Entry) -> None:
-        """A new cached entry took over the head of `lower`, with its rank and uses."""
-
-    def joinable(self, upper: Entry, lower: Entry) -> bool:
-        """Whether `lower`, the only one below `upper`, may take over its run, and keeps its own rank and uses.
-
-        Both are referenced, by the same requests, and the latest one has just used both.
-        """
-        alike = upper.queue == lower.queue and upper.uses == lower.uses
-        return alike and upper.note is lower.note
+        """A new cached entry took over the head of `lower`, with its uses and note."""
 
     @abstractmethod
-    def victim(self) -> Entry | None:
-        """Return the evictable entry to evict next, or None.
+    def victim(self) -> tuple[Entry, int] | None:
+        """Return the evictable entry to evict next and how many of its last blocks may go, or None.
 
-        Asked when blocks have to go now: a policy may move its hand. Asked again, with nothing else
-        in between, the answer is the same.
+        Asked when blocks have to go now. Asked again, with nothing else in between, the answer is the same.
         """
 
     @abstractmethod
@@ -182,15 +149,14 @@ class Policy(ABC):
 class RankedPolicy(Policy):
     """A policy that evicts the evictable entry of the lowest rank, kept in a heap.
 
-    The heap holds (rank, entry) pairs that may be out of date; a pair counts only if its
-    entry is evictable, still has that rank, and is still this policy's. Ranks are unique: their last part is a tick.
-    Each entry that becomes a candidate costs one push; stale pairs are dropped when popped,
-    and all at once when they outnumber the rest.
+    `note` holds an entry's rank; subclasses set it. The heap holds (rank, tick, entry), which may be out of
+    date: one counts only if its entry is evictable and has that very rank, which each push makes anew. An entry that becomes a
+    candidate costs one push; stale ones are dropped when popped, and all at once when they outnumber the rest.
     """
 
     def __init__(self, tick: Tick, capacity: Capacity) -> None:
         super().__init__(tick, capacity)
-        self._heap: list[tuple[tuple[float, ...], int, Entry]] = []
+        self._heap: list[tuple[Rank, int, Entry]] = []
         self._num_cached = 0
 
     def released(self, entry: Entry) -> None:
@@ -199,43 +165,50 @@ class RankedPolicy(Policy):
             self._push(entry)
 
     def returned(self, entry: Entry) -> None:
-        self.released(entry)
+        RankedPolicy.released(self, entry)
 
-    def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
+    def referenced(self, entry: Entry) -> None:
         self._num_cached -= 1
 
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+    def split(self, upper: Entry, lower: Entry) -> None:
         self._num_cached += 1
 
-    def victim(self) -> Entry | None:
+    def victim(self) -> tuple[Entry, int] | None:
         heap = self._heap
         while heap:
             rank, _, entry = heap[0]
-            if self._counts(entry, rank):
-                return entry
+            if entry.note is rank and entry.evictable:
+                return entry, WHOLE
             heapq.heappop(heap)
         return None
 
     def order(self) -> Iterator[Entry]:
-        seen: set[int] = set()
-        for rank, _, entry in sorted(self._heap, key=lambda pair: pair[:2]):
-            if self._counts(entry, rank) and id(entry) not in seen:
-                seen.add(id(entry))
+        for rank, _, entry in sorted(self._heap, key=_place):
+            if entry.note is rank and entry.evictable:
                 yield entry
-
-    def _counts(self, entry: Entry, rank: tuple[float, ...]) -> bool:
-        return entry.policy is self and entry.rank == rank and entry.evictable
 
     def _push(self, entry: Entry) -> None:
         heap = self._heap
         if len(heap) > 2 * self._num_cached + 64:
-            current = {id(pair[2]): pair for pair in heap if self._counts(pair[2], pair[0])}
-            heap[:] = current.values()
+            heap[:] = [item for item in heap if item[2].note is item[0] and item[2].evictable]
             heapq.heapify(heap)
-        heapq.heappush(heap, (entry.rank, self.tick(), entry))
+        value, tick = rank_of(entry)
+        entry.note = rank = (value, tick)  # another object: what stands in a heap counts no more
+        heapq.heappush(heap, (rank, self.tick(), entry))
+
+
+def _place(item: tuple[Rank, int, Entry]) -> tuple[Rank, int]:
+    return item[:2]
+
+
+def rank_of(entry: Entry) -> Rank:
+    """Return the rank of an entry of a `RankedPolicy`, which has had one since its first release."""
+    rank = entry.note
+    assert isinstance(rank, tuple)
+    return rank  # pyright: ignore[reportUnknownVariableType] - see `RankedPolicy`
 
 
 PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from quire.core.policies.base import Capacity, Entry, Policy, Tick, Visit
+from quire.core.policies.base import WHOLE, Capacity, Entry, Policy, Tick, Visit
 from quire.core.policies.mind import TRIAL, TRUST, Mind, Trail
 from quire.core.policies.reentry import Record, bucket
 
@@ -28,7 +28,7 @@ class Learned(Policy):
     evicted. A shadow of LRU on the same requests is the guard: where LRU would have found more,
     the policy is LRU. See docs/decisions/learned-policy.md for the study.
 
-    A queue is a heap by age. What stands in it may have gone, or belong in another queue since a
+    Whose an entry is stands in its `note`, its age in `uses`. A queue is a heap by age. What stands in it may have gone, or belong in another queue since a
     later turn has gone on from it: that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
     class, `_front_of` its queue by the entry's id; `_doubtful` names the queues to look at again.
     """
@@ -40,8 +40,9 @@ class Learned(Policy):
         super().__init__(tick, capacity)
         self._mind = mind or Mind()
         self._mind.doubts.append(self._doubt)
+        self._mind.exposures.append(self._expose)
         self._heaps: dict[int, list[tuple[float, int, Entry]]] = {}
-        self._num_cached = 0
+        self._held: dict[int, Entry] = {}
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
         self._doubtful: dict[int, None] = {}
@@ -92,7 +93,6 @@ class Learned(Policy):
             else:
                 path.append((owner, entry.num_blocks))
         entry.note = trail.record
-        entry.queue = FIRST_CLASS
 
     def closing(self, visit: Visit, entry: Entry | None) -> None:
         mind = self._mind
@@ -123,14 +123,9 @@ class Learned(Policy):
         previous.superseded = True
         mind.doubt(previous.kind)
         mind.model.returned(previous, mind.now)
-        rest = trail.rest
-        if (
-            rest is not None
-            and rest.note is previous
-            and rest.evictable
-            and rest.policy is not None
-        ):
-            rest.policy.exposed(rest)
+        if trail.rest is not None and trail.rest.note is previous:
+            for expose in mind.exposures:
+                expose(trail.rest)
 
     def _cells(self, trail: Trail, visit: Visit) -> tuple[int, ...]:
         """Return the values of a request's features, each its own number."""
@@ -168,27 +163,18 @@ class Learned(Policy):
 
     # -- entries ---------------------------------------------------------------------------
 
-    def seam(self, entry: Entry) -> int:
-        record = self._record(entry)
-        return max(record.prompt - (entry.end - entry.num_blocks), 0) if record.trimmed else 0
-
-    def added(self, entry: Entry) -> None:
-        record = self._record(entry)
-        entry.note = record
-        beyond = record.trimmed and entry.end - entry.num_blocks >= record.prompt
-        entry.queue = BEYOND if beyond else FIRST_CLASS
-
     def released(self, entry: Entry) -> None:
-        entry.rank = (self.tick(),)
+        entry.note = self._record(entry)
+        entry.uses = self.tick()
         self.returned(entry)
 
     def returned(self, entry: Entry) -> None:
-        self._num_cached += 1
+        self._held[id(entry)] = entry
         if entry.evictable:
             self._push(entry)
 
     def referenced(self, entry: Entry) -> None:
-        self._num_cached -= 1
+        del self._held[id(entry)]
         queue = self._front_of.get(id(entry))
         if queue is not None:
             self._doubt(queue - FIRST_CLASS)
@@ -196,24 +182,28 @@ class Learned(Policy):
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
-        self._num_cached += 1
+    def split(self, upper: Entry, lower: Entry) -> None:
+        self._held[id(upper)] = upper
 
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - known by its request
-        record = entry.note
-        if isinstance(record, Record) and not record.superseded and entry.queue != BEYOND:
+    def evicting(self, entry: Entry, num_blocks: int) -> None:
+        record = self._record(entry)
+        is_answer = record.trimmed and entry.end - num_blocks >= record.prompt
+        if not record.superseded and not is_answer:
             self._mind.remember(record)
 
-    def victim(self) -> Entry | None:
+    def victim(self) -> tuple[Entry, int] | None:
         if self._mind.is_lru:
             heads = [self._head(queue) for queue in list(self._heaps)]
-            return min((head for head in heads if head is not None), key=_age, default=None)
+            oldest = min((head for head in heads if head is not None), key=_age, default=None)
+            return (oldest, WHOLE) if oldest is not None else None
         self._look()
-        for queue in (SUPERSEDED, BEYOND):
-            head = self._head(queue)
-            if head is not None:
-                return head
-        return min(self._fronts.values())[2] if self._fronts else None
+        head = self._head(SUPERSEDED)
+        if head is not None:
+            return head, WHOLE
+        head = self._head(BEYOND)
+        if head is not None:
+            return head, head.end - self._record(head).prompt
+        return (min(self._fronts.values())[2], WHOLE) if self._fronts else None
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
@@ -242,7 +232,9 @@ class Learned(Policy):
         record = self._record(entry)
         if record.superseded:
             return SUPERSEDED
-        return entry.queue if entry.queue == BEYOND else FIRST_CLASS + record.kind
+        if record.trimmed and entry.end > record.prompt:
+            return BEYOND
+        return FIRST_CLASS + record.kind
 
     def _look(self) -> None:
         """Bring the fronts of all classes up to date."""
@@ -259,6 +251,11 @@ class Learned(Policy):
                 fronts[queue] = (*self._rank(head), head)
                 self._front_of[id(head)] = queue
 
+    def _expose(self, entry: Entry) -> None:
+        """An entry may belong in another queue than before."""
+        if id(entry) in self._held and entry.evictable:
+            self._push(entry)
+
     def _doubt(self, kind: int) -> None:
         """The front of a class may not be what it was."""
         queue = FIRST_CLASS + kind
@@ -270,7 +267,7 @@ class Learned(Policy):
     def _push(self, entry: Entry) -> None:
         queue = self._queue(entry)
         heap = self._heaps.setdefault(queue, [])
-        if len(heap) > 2 * self._num_cached + 64:
+        if len(heap) > 2 * len(self._held) + 64:
             current = {id(pair[2]): pair for pair in heap if self._holds(pair)}
             heap[:] = current.values()
             heapq.heapify(heap)
@@ -294,7 +291,7 @@ class Learned(Policy):
     def _holds(self, pair: tuple[float, int, Entry]) -> bool:
         """Whether a pair is up to date but for the queue that its entry belongs in."""
         age, _, entry = pair
-        return entry.policy is self and entry.rank[0] == age and entry.evictable
+        return id(entry) in self._held and entry.uses == age and entry.evictable
 
 
 def _goes_on(previous: Record, reached: int) -> bool:
@@ -308,4 +305,4 @@ def _goes_on(previous: Record, reached: int) -> bool:
 
 
 def _age(entry: Entry) -> float:
-    return entry.rank[0]
+    return entry.uses

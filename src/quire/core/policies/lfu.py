@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.policies.base import Capacity, Entry, RankedPolicy, Tick
+from quire.core.policies.base import Capacity, Entry, RankedPolicy, Tick, rank_of
 
 
 class Lfu(RankedPolicy):
@@ -17,29 +17,21 @@ class Lfu(RankedPolicy):
     Left out: periodic halving of all counts, which needs a period and touches every entry.
     """
 
-    remembers = True
-
     def __init__(self, tick: Tick, capacity: Capacity) -> None:
         super().__init__(tick, capacity)
         self.age = 0.0
 
-    def added(self, entry: Entry) -> None:
-        entry.uses = max(entry.uses, 1)
-        entry.rank = (self.age + self.value(entry), self.tick())
-
     def touched(self, entry: Entry) -> None:
         entry.uses += 1
-        entry.rank = (self.age + self.value(entry), self.tick())
+        entry.note = (self.age + entry.uses, self.tick())
 
-    def extendable(self, entry: Entry) -> bool:
-        return entry.uses <= 1
+    def released(self, entry: Entry) -> None:
+        if entry.note is None:
+            self.touched(entry)
+        super().released(entry)
 
-    def joinable(self, upper: Entry, lower: Entry) -> bool:
-        return upper.uses <= 2 * lower.uses  # so that a path of n uses has log n entries at most
-
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: ARG002 - its value is per block
-        self.age = max(self.age, entry.rank[0])
-
-    def value(self, entry: Entry) -> float:
-        """What a block of this entry is worth, before ageing."""
-        return entry.uses
+    def victim(self) -> tuple[Entry, int] | None:
+        found = super().victim()
+        if found is not None:
+            self.age = max(self.age, rank_of(found[0])[0])
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.core.policies.base import Capacity, Entry, Policy, Tick
+from quire.core.policies.base import WHOLE, Capacity, Entry, Policy, Tick
 
 
 class Lru(Policy):
@@ -24,12 +24,6 @@ class Lru(Policy):
         self._ends.older = self._ends.newer = self._ends
         self._returned = self._ends  # where the last entry came back: the next is near
 
-    def added(self, entry: Entry) -> None:
-        pass
-
-    def touched(self, entry: Entry) -> None:
-        pass
-
     def released(self, entry: Entry) -> None:
         ends = self._ends
         newest = ends.older
@@ -42,8 +36,7 @@ class Lru(Policy):
 
     def returned(self, entry: Entry) -> None:
         hint = self._returned
-        start = hint if hint.policy is self and hint.newer is not None else self._ends
-        newer = (start if start.uses <= entry.uses else self._ends).newer
+        newer = (hint if hint.uses <= entry.uses else self._ends).newer
         assert newer is not None
         while newer is not self._ends and newer.uses <= entry.uses:
             newer = newer.newer
@@ -61,9 +54,8 @@ class Lru(Policy):
         older.newer = newer
         newer.older = older
         entry.older = entry.newer = None
-
-    def exposed(self, entry: Entry) -> None:
-        pass
+        if entry is self._returned:
+            self._returned = self._ends
 
     def split(self, upper: Entry, lower: Entry) -> None:
         newer = lower.newer
@@ -73,12 +65,9 @@ class Lru(Policy):
         lower.newer = upper
         newer.older = upper
 
-    def joinable(self, upper: Entry, lower: Entry) -> bool:  # noqa: ARG002 - both were used at once
-        return True
-
-    def victim(self) -> Entry | None:
+    def victim(self) -> tuple[Entry, int] | None:
         oldest = self._ends.newer
-        return None if oldest is self._ends else oldest
+        return None if oldest is self._ends or oldest is None else (oldest, WHOLE)
 
     def order(self) -> Iterator[Entry]:
         entry = self._ends.newer

@@ -49,11 +49,13 @@ class Mind:
     """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU.
 
     `ghosts`  records of which something was evicted, by number, in the order of their first eviction
-    `doubts`  are called with a class when records in it have changed
+    `doubts`     are called with a class when records in it have changed
+    `exposures`  are called with an entry whose record has changed
     """
 
     def __init__(self) -> None:
         self.doubts: list[Callable[[int], None]] = []
+        self.exposures: list[Callable[[Entry], None]] = []
         self.model = Reentry()
         self.shadow = LruShadow()
         self.ghosts: dict[int, Record] = {}

@@ -1,4 +1,4 @@
-"""What PEFT has put around a model's layers, and what of it a forward uses."""
+"""Adapters that PEFT has put around a model's layers, and those that take part in a forward."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -32,7 +32,7 @@ def is_adapted(kind: type[object]) -> bool:
 
 
 def in_use(module: Any) -> InUse:
-    """Return which adapters of a wrapper take part now."""
+    """Return the adapters of a wrapper, by the part that they take now."""
     known = set(cast("Iterable[str]", getattr(module, "_adapters", ())))
     for attribute in module.adapter_layer_names:
         holder: object = module

@@ -1,4 +1,4 @@
-"""What a kind of model is asked before its KV is reused: requests to a tiny twin, with quire and without."""
+"""Requests to a tiny twin of a model, with quire and without, before its KV is reused."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager

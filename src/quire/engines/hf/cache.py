@@ -23,7 +23,7 @@ from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.request import recorded, returned
 from quire.engines.hf.sight import Sight
-from quire.engines.hf.store import Terms
+from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
@@ -59,7 +59,7 @@ class PrefixCache(ModelFace):
     snapshot_interval  tokens between windows and states that are kept on the way, besides those
                 at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
-    clock, observer    seconds, rising; told of every prompt, for instance `quire.Recorder`
+    clock, watchers    seconds, rising; told of requests and blocks, for instance `[quire.Recorder(...)]`
     tiers       where KV goes that outlives the pool, fastest first: `[Host("8GiB"), Disk(path, "200GiB")]`, or
                 lines as `quire.tiers.opening` reads them, or a `TierStack`. Reading is verified; a tier
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block
@@ -157,7 +157,7 @@ class PrefixCache(ModelFace):
             )
         if calls.first is not None:
             calls.first.admit(found)
-        terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
+        terms = OpenTerms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
         with calls.opened(prompts, found, terms) as request:
             making = calls.making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
@@ -233,7 +233,9 @@ class PrefixCache(ModelFace):
             declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
             if calls.first is not None:
                 calls.first.admit(declared, is_session=True)
-            terms = Terms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
+            terms = OpenTerms(
+                self.kept.identity.scope(scope), priority, retain_s, store_until, hint
+            )
             with calls.opened(prompts, declared, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()

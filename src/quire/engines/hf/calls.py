@@ -12,9 +12,9 @@ from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader
-from quire.engines.hf.recorder import Learn, Recorder
+from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
-from quire.engines.hf.store import Terms
+from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
@@ -99,7 +99,7 @@ class Calls:
 
     @contextmanager
     def opened(
-        self, prompts: Prompts, media: Media, terms: Terms
+        self, prompts: Prompts, media: Media, terms: OpenTerms
     ) -> Generator[Request, None, None]:
         """Open the sequences of a call, and close them at the end of the block."""
         request = Request(self._kept.store, prompts, media, terms)
@@ -117,12 +117,12 @@ class Calls:
 
     def recorder(
         self, request: Request, past: WorkingCache, is_same_model: Callable[[], bool] | None
-    ) -> Recorder:
-        """Return what records what the model computes into the working cache of a call."""
+    ) -> KVRecorder:
+        """Return the recorder of a call's working cache."""
         check = None
         if self.first is not None and request.num_reused:
             check = self.first.check(request.prompts, request.media, request.terms.scope.lora)
-        return Recorder(
+        return KVRecorder(
             self.watched,
             past,
             request.media,
@@ -161,7 +161,7 @@ class Calls:
         }
         # Content is fed whole, in one forward: generate cannot split it either.
         step = max(ids.shape[1], 1) if content or chunk is None else chunk
-        with Recorder(self.watched, past, media, learn=self._learn()), torch.no_grad():
+        with KVRecorder(self.watched, past, media, learn=self._learn()), torch.no_grad():
             for start in range(past.get_seq_length(), ids.shape[1], step):
                 end = min(start + step, ids.shape[1])
                 given: dict[str, Any] = {}
@@ -178,7 +178,7 @@ class Calls:
     def end(
         self,
         request: Request,
-        recorder: Recorder,
+        recorder: KVRecorder,
         texts: Iterable[Kept],
         started: float,
         *,

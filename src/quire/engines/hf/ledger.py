@@ -1,4 +1,4 @@
-"""Which token each column of a working cache was computed from."""
+"""The ledger of a working cache: the token behind each column."""
 
 import numpy as np
 import numpy.typing as npt

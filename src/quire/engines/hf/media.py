@@ -70,7 +70,7 @@ class Media:
         return {name: _joined(pieces) for name, pieces in parts.items()}
 
     def arguments(self, num_columns: int) -> dict[str, Any]:
-        """Return what generate needs for media when `num_columns` columns are computed already."""
+        """Return generate's arguments for media when `num_columns` columns are computed already."""
         beside = {"position_ids": self.positions, TYPE_IDS: self.type_ids}
         given = {name: value for name, value in beside.items() if value is not None}
         return self.content(num_columns) | given
@@ -87,7 +87,7 @@ class Media:
         return torch.cat([whole, whole[..., -1:] + new], dim=-1)[..., start:stop]
 
     def num_known(self, fed: torch.Tensor, start: int, origins: npt.NDArray[np.int64]) -> int:
-        """Return how many leading columns of `fed`, fed at column `start`, a key can name.
+        """Return the number of leading columns of `fed`, fed at column `start`, that a key can name.
 
         A placeholder where the prompt has no item may stand for content that has no digest.
         """

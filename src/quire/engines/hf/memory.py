@@ -30,7 +30,7 @@ class GroupMemory:
 
 
 def group_sizes(layout: ModelLayout) -> list[GroupSize]:
-    """Return what a budget must know of each group."""
+    """Return the groups as a budget takes them."""
     return [GroupSize(group.name, group.kind, group.bytes_per_block) for group in layout.groups]
 
 
@@ -65,7 +65,7 @@ def named_groups(layout: ModelLayout, num_blocks: Mapping[str, int]) -> list[Lay
 
 
 def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory]:
-    """Return what each group of a model has in a manager."""
+    """Return the blocks and bytes of each group of a model in a manager."""
     total = sum(
         group.bytes_per_block * pool.num_blocks
         for group, pool in zip(layout.groups, manager.pools, strict=True)

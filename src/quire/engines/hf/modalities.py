@@ -1,4 +1,4 @@
-"""What a composite model takes besides tokens, split into single images, videos and audios."""
+"""Inputs of a composite model besides tokens, split into single images, videos and audios."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ MODALITIES: Mapping[str, tuple[Modality, ...]] = {
     "qwen2_vl": (_PATCHES, _VIDEO),
     "voxtral": (_AUDIO,),
 }
-"""What each composite model takes besides tokens, by its config's `model_type`."""
+"""Modalities of each composite model, by its config's `model_type`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def check_model(model: object, cache: str) -> None:
 
 
 def num_embeddings(model: Any) -> int:
-    """Return how many tokens a model has embeddings for, an adapter around them or not."""
+    """Return the number of tokens that a model has embeddings for, an adapter around them or not."""
     layer: Any = model.get_input_embeddings()
     while is_adapted(cast("type[object]", type(layer))):
         layer = next(child for name, child in layer.named_children() if name in BASE_CHILDREN)

@@ -44,7 +44,7 @@ _STATE_ROUNDING_HALF = 0.02
 
 
 def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayout]:
-    """Return what each layer of `model` keeps, and its layer groups, as it computes them.
+    """Return the kinds of the layers of `model`, and its layer groups, as it computes them.
 
     Runs four or five short forwards of the model itself. What its kind does with longer texts and
     with batches is seen on a twin (`battery.py`). Raises `UnsupportedModel` for a model for which

@@ -23,7 +23,7 @@ Learn = Callable[[int, int, float], None]
 """Takes the first token of a forward, the one behind its last, and the seconds that it took."""
 
 
-class Recorder:
+class KVRecorder:
     """Enters the tokens of every finished forward over `cache` into its ledger.
 
     A cache sees K and V, never tokens; `watched` sees the tokens. It tells this recorder of the

@@ -12,7 +12,7 @@ from quire.core import Sequence
 from quire.engines.hf.inputs import Plan, Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import HfStore, Terms, Tokens, first_token, media_before
+from quire.engines.hf.store import HfStore, OpenTerms, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
@@ -36,7 +36,7 @@ class Request:
     together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
     """
 
-    def __init__(self, store: HfStore, prompts: Prompts, media: Media, terms: Terms) -> None:
+    def __init__(self, store: HfStore, prompts: Prompts, media: Media, terms: OpenTerms) -> None:
         self.prompts = prompts
         self.media = media
         self._store = store

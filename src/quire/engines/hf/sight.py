@@ -285,7 +285,7 @@ class Sight:
             self.weights.append(Weight(spot.path, owner, spot.added, floats, spot.merged, tensor))
 
     def _frozen(self, value: Any, spot: _Spot, owner: str = "") -> object:
-        """Return what an attribute holds as something that compares and stays as it is."""
+        """Return the value of an attribute as something that compares and stays as it is."""
         owner = owner or spot.path
         if type(value) in _ATOMS or isinstance(value, (enum.Enum, type, *_FUNCTIONS)):
             return value
@@ -334,7 +334,7 @@ def _is_note(fact: object) -> bool:
 
 
 def _surroundings(model: Any) -> dict[str, object]:
-    """Return what decides K and V outside the model."""
+    """Return the settings outside the model that decide K and V."""
     kind = model.device.type
     state: dict[str, object] = {
         "default dtype": torch.get_default_dtype(),

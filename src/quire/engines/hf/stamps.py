@@ -28,7 +28,7 @@ def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:
 
 
 def samples_of(tensors: Sequence[torch.Tensor]) -> list[Sample]:
-    """Return which values of each tensor are sampled.
+    """Return the indices of the sampled values of each tensor.
 
     They are evenly spaced, or on the diagonal of a tensor that is not contiguous.
     """

@@ -79,7 +79,7 @@ class StateLayer(LinearAttentionLayer):
             self.has_previous_state[index] = True
 
     def names(self) -> list[str]:
-        """Return which states the layer holds, `conv.0` or `recurrent.0`, in `read`'s order."""
+        """Return the names of the states, `conv.0` or `recurrent.0`, in `read`'s order."""
         return [f"{which}.{index}" for which, index, _, _ in self._held()]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

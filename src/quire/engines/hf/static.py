@@ -261,7 +261,7 @@ class SlotPrefixCache(ModelFace):
 
 
 def slot_layout(model: Any) -> KVLayout:
-    """Return what a slot of `model` holds per token, found by running it.
+    """Return the layout of a slot of `model`, found by running it.
 
     Raises `UnsupportedModel` unless all layers are full attention of one shape over token ids.
     """

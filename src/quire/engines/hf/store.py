@@ -37,7 +37,7 @@ ReadKV = Callable[[Items[int], int, int], list[KV]]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OpenTerms:
     """Who may share a request's prefix, how long it is worth keeping, and which tokens of it.
 
     `store_until` speaks of each row's own tokens, padding not counted.
@@ -79,7 +79,7 @@ class HfStore:
         self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
         self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
 
-    def onboard(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Onboarded:
+    def onboard(self, tokens: Tokens, terms: OpenTerms, media: Items[MediaItem] = ()) -> Onboarded:
         """Bring back from tiers what the pools lack of a prompt and can hold, before it is opened."""
         if self.tiers is None:
             return NOTHING
@@ -89,7 +89,7 @@ class HfStore:
             media = media_before(media, head.size)
         return self.tiers.onboard(head, terms.scope, media)
 
-    def open(self, tokens: Tokens, terms: Terms, media: Items[MediaItem] = ()) -> Sequence:
+    def open(self, tokens: Tokens, terms: OpenTerms, media: Items[MediaItem] = ()) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
         head = tokens[: self._most_tokens()]
         self._settle_for(head.size)

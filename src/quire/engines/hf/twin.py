@@ -191,7 +191,7 @@ class _Maps:
         self._scale = min(_rounded(total, of_type) / width, 1)
 
     def of(self, name: str, value: Any) -> Any:
-        """Return what a named value becomes; a list's members each on their own."""
+        """Return a named value of the twin; a list's members each on their own."""
         if isinstance(value, dict):
             value = cast("_Values", value)
             return self._rope(value) if name.startswith("rope") else value
@@ -217,7 +217,7 @@ class _Maps:
                 small[name] = sum(small[part] for part in parts)
 
     def width(self, value: int) -> int:
-        """Return what a width becomes."""
+        """Return a width of the twin."""
         return _rounded(value * self._scale) if value > _UNIT else value
 
     def _number(self, name: str, value: int) -> int:

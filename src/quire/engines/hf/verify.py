@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,35 +23,9 @@ _LIMIT = {torch.float32: 1e-3, torch.float64: 1e-3}
 _LIMIT_HALF = 0.15
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a model may do otherwise in one call than in another.
-
-    many         several rows, of prompts of their own
-    padded       rows behind padding
-    past_window  a text longer than the smallest window or chunk of the model
-    expanded     rows multiplied: beams, return sequences
-    media        images, videos or audio in a prompt
-    lora         the adapter in force
-    """
-
-    many: bool
-    padded: bool
-    past_window: bool
-    expanded: bool
-    media: bool
-    lora: ScopePart
-
-    def __str__(self) -> str:
-        words = {
-            "padded": self.padded,
-            "past the window": self.past_window,
-            "expanded": self.expanded,
-            "with media": self.media,
-            f"adapter {self.lora!r}": self.lora is not None,
-        }
-        rows = "several rows" if self.many else "one row"
-        return ", ".join([rows, *(word for word, holds in words.items() if holds)])
+Shape = tuple[str, ...]
+"""The words for what a model may do otherwise in one call than in another: how many rows, padding, a text
+longer than the smallest window or chunk, rows multiplied (beams, return sequences), media, the adapter."""
 
 
 class FirstCalls:
@@ -79,7 +52,7 @@ class FirstCalls:
             )
 
     def check(self, prompts: Prompts, media: Media, lora: ScopePart) -> Check:
-        """Return what compares the first forward of a call that reuses something.
+        """Return the comparison of the first forward of a call that reuses something.
 
         It raises `UnsupportedModel` on a mismatch, out of that forward.
         """
@@ -88,14 +61,15 @@ class FirstCalls:
             ledger, length = cache.ledger, cache.ledger.length
             if ledger.known != length or (any(media.spans) and length != prompts.ids.shape[1]):
                 return  # computed under other positions or content than the tokens say, or in part
-            shape = Shape(
-                many=len(prompts.tokens) > 1,
-                padded=bool(prompts.pads.any()),
-                past_window=self._window is not None and length > self._window,
-                expanded=ledger.num_rows > len(prompts.tokens),
-                media=any(media.spans),
-                lora=lora,
-            )
+            words = {
+                "padded": bool(prompts.pads.any()),
+                "past the window": self._window is not None and length > self._window,
+                "expanded": ledger.num_rows > len(prompts.tokens),
+                "with media": any(media.spans),
+                f"adapter {lora!r}": lora is not None,
+            }
+            rows = "several rows" if len(prompts.tokens) > 1 else "one row"
+            shape = (rows, *(word for word, holds in words.items() if holds))
             if shape in self._seen:
                 return
             got = output.logits if hasattr(output, "logits") else output[0]
@@ -115,7 +89,7 @@ class FirstCalls:
             if not (far := distance([one], [two])) <= limit:
                 self.refusal = (
                     f"{model_type(self._model.config)} ({type(self._model).__name__}) is not exact "
-                    f"with reuse: the next token's logits of a call ({shape}) are {far:.2g} from "
+                    f"with reuse: the next token's logits of a call ({', '.join(shape)}) are {far:.2g} from "
                     f"those of a whole forward (limit {limit:g}; the tokens are "
                     f"{int(one.argmax())} and {int(two.argmax())}). Nothing of it was stored, and "
                     "what was cached is dropped; call model.generate instead"

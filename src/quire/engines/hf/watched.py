@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.engines.hf.recorder import Recorder
+    from quire.engines.hf.recorder import KVRecorder
 
 
 class Watched:
@@ -36,7 +36,7 @@ class Watched:
     ) -> None:
         self.names = names
         self.clock = clock
-        self.recorders: dict[int, Recorder] = {}
+        self.recorders: dict[int, KVRecorder] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model
         self._num_lent = 0
@@ -98,7 +98,7 @@ class SeenForward:
         return self.watched.forward(self._forward, *args, **kwargs)
 
     def beneath(self) -> Any:
-        """Return what stands in the model's own attributes but for sessions; None for nothing."""
+        """Return the `forward` in the model's own attributes but for sessions; None for nothing."""
         replaced = self.replaced
         return replaced.beneath() if isinstance(replaced, SeenForward) else replaced
 

@@ -105,6 +105,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         unread = idle / (1 - chosen) * (1 - chosen) ** num_tokens if chosen < 1 else 0.0
         return (self.params - unread) * self.weight_bytes_per_param
 
+    def kv_copies(self, num_gpus: int) -> float:
+        """Return the copies of K and V: more than one where devices outnumber the KV heads."""
+        return max(1.0, num_gpus / self.num_kv_heads)
+
     def stored_as(self, weights: str | None = None, kv: str | None = None) -> ModelFacts:
         """Return this model with weights, or K and V, in another number format.
 

@@ -78,7 +78,7 @@ class Roofline(msgspec.Struct, frozen=True):
     @property
     def kv_copies(self) -> float:
         """Copies of K and V: more than one where devices outnumber the KV heads."""
-        return max(1.0, self.num_gpus / self.model.num_kv_heads)
+        return self.model.kv_copies(self.num_gpus)
 
     @property
     def byte_rate(self) -> float:

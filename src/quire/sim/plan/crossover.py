@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 
 import msgspec
 
@@ -60,30 +63,15 @@ def crossover(
     """
     num_blocks = max(1, limit // block_size)
 
+    @cache
     def wins(blocks: int) -> bool:
         tokens = blocks * block_size
         fetched = roofline.ttft_s(new_tokens, tokens, tier)
         return fetched < roofline.ttft_s(new_tokens + tokens) * (1 - 1e-9)
 
-    step = max(1, num_blocks // SCANNED)
-    tried = [*range(1, num_blocks + 1, step)]
-    if tried[-1] != num_blocks:
-        tried.append(num_blocks)
-    runs: list[tuple[int, int]] = []
-    begun = 1 if wins(1) else None
-    before, won = 1, begun is not None
-    for blocks in tried[1:]:
-        now = wins(blocks)
-        if now != won:
-            border = _border(wins, before, blocks)
-            if begun is None:
-                begun = border
-            else:
-                runs.append((begun, border - 1))
-                begun = None
-        before, won = blocks, now
-    if begun is not None:
-        runs.append((begun, num_blocks))
+    tried = sorted({*range(1, num_blocks + 1, max(1, num_blocks // SCANNED)), num_blocks})
+    borders = [_border(wins, low, high) for low, high in pairwise(tried) if wins(low) != wins(high)]
+    runs = [(low, high - 1) for low, high in pairwise([1, *borders, num_blocks + 1]) if wins(low)]
     return Crossover(
         tier=tier.name,
         wins=[(low * block_size, high * block_size) for low, high in runs],
@@ -95,11 +83,5 @@ def crossover(
 
 def _border(wins: Callable[[int], bool], low: int, high: int) -> int:
     """Return the first length above `low` that is not like it; `high` is not."""
-    like = wins(low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if wins(middle) == like:
-            low = middle
-        else:
-            high = middle
-    return high
+    between = range(low + 1, high)
+    return between.start + bisect_left(between, True, key=lambda blocks: wins(blocks) != wins(low))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from math import ceil
 
 import msgspec
@@ -19,6 +20,10 @@ An assumption; engines measure theirs with a trial step."""
 
 CONTEXTS = (2048, 8192, 32768, 131072, 1048576)
 """Contexts for which users are counted, up to what the model was made for."""
+
+
+ANY_LENGTH = range(1 << 32)
+"""Tokens of a sequence, however long."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +63,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_copies(self) -> float:
         """Copies of K and V: more than one where devices outnumber the KV heads."""
-        return max(1.0, self.num_gpus / self.model.num_kv_heads)
+        return self.model.kv_copies(self.num_gpus)
 
     @property
     def free_bytes(self) -> int:
@@ -143,20 +148,10 @@ def budget(placement: Placement, context: int) -> Budget:
             for tokens in CONTEXTS
             if not model.max_context or tokens <= model.max_context
         ],
-        longest_tokens=_longest(placement),
+        longest_tokens=bisect_right(ANY_LENGTH, placement.free_bytes, key=placement.sequence_bytes)
+        - 1,
         num_gpus_needed=placement.num_gpus if users else placement.gpus_needed(context),
     )
-
-
-def _longest(placement: Placement) -> int:
-    low, high = 0, 1 << 32
-    while low < high:
-        middle = (low + high + 1) // 2
-        if placement.sequence_bytes(middle) <= placement.free_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _does_not_fit(placement: Placement, context: int) -> str:

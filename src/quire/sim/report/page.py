@@ -32,16 +32,16 @@ def html(report: Report) -> str:
         facts=report.facts,
         title=PurePath(str(report.facts["trace"])).name,
         svg={name: environment.filters["safe"](text) for name, text in drawn.items()},
-        policies=[(name, _variable(colour_of(name, report.policies))) for name in report.policies],
-        misses=[(label, _variable(colour)) for _, label, colour in miss_legend(report)],
+        policies=[(name, VARIABLES[colour_of(name, report.policies)]) for name in report.policies],
+        misses=[(label, VARIABLES[colour]) for _, label, colour in miss_legend(report)],
         best=_best(report),
         groups=[
             [row for row in report.rows if row["capacity_blocks"] == capacity]
             for capacity in report.capacities
         ],
         lines_only=[name for name in ("lru", "optimum") if name not in report.policies],
-        muted=_variable(MUTED),
-        never_again=_never_again(report),
+        muted=VARIABLES[MUTED],
+        never_again=1 - report.curves.ceiling,
         version=__version__,
     )
 
@@ -53,15 +53,6 @@ def _best(report: Report) -> dict[str, Any]:
     return max(online or rows, key=lambda row: row["token_hit"])
 
 
-def _never_again(report: Report) -> float:
-    """Return the share of prompt tokens that no cache can find."""
-    return 1 - report.curves.ceiling
-
-
-def _variable(placeholder: str) -> str:
-    return VARIABLES[placeholder]
-
-
 def _environment() -> Any:
     try:
         import jinja2  # noqa: PLC0415 - optional
@@ -70,11 +61,7 @@ def _environment() -> Any:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "percent": _percent,
-        "count": _count,
-        "large": _large,
-    }
+    environment.filters |= {"percent": _percent, "count": "{:,}".format, "large": _large}
     return environment
 
 
@@ -82,19 +69,8 @@ def _percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
-def _count(number: int) -> str:
-    return f"{number:,}"
-
-
 def _large(number: float) -> str:
-    for limit, letter in (
-        (1e18, "E"),
-        (1e15, "P"),
-        (1e12, "T"),
-        (1e9, "G"),
-        (1e6, "M"),
-        (1e3, "k"),
-    ):
-        if number >= limit:
-            return f"{number / limit:.3g}\N{NO-BREAK SPACE}{letter}"
+    for power, letter in zip(range(18, 0, -3), "EPTGMk", strict=True):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g}\N{NO-BREAK SPACE}{letter}"
     return f"{number:.3g}"

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.hardware.names import unknown
 from quire.sim.trace.rows import TraceRequest
 
@@ -33,12 +34,12 @@ class TraceArrivals(msgspec.Struct, frozen=True):
     speed: float = 1.0
 
     def __post_init__(self) -> None:
-        check_above_zero("speed", self.speed)
+        check_positive("speed", self.speed)
 
     def start(self, requests: Sequence[TraceRequest]) -> list[float]:
         return [request.time_s / self.speed for request in requests]
 
-    def after(self, finished_s: float) -> None:  # noqa: ARG002 - nobody waits for an answer
+    def after(self, finished_s: float) -> None:
         return None
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class PoissonArrivals:
     """Independent arrivals at `rate` requests per second. Raises `ConfigError`."""
 
     def __init__(self, rate: float, seed: int = 0) -> None:
-        check_above_zero("rate", rate)
+        check_positive("rate", rate)
         self.rate = rate
         self._random = np.random.default_rng(seed)
 
@@ -57,7 +58,7 @@ class PoissonArrivals:
         gaps = self._random.exponential(1 / self.rate, len(requests))
         return np.cumsum(gaps).tolist()
 
-    def after(self, finished_s: float) -> None:  # noqa: ARG002 - nobody waits for an answer
+    def after(self, finished_s: float) -> None:
         return None
 
     def __str__(self) -> str:
@@ -119,9 +120,3 @@ def parse_arrivals(text: str, *, speed: float = 1.0, seed: int = 0) -> Arrivals:
     if kind not in KINDS:
         raise unknown("way to arrive", kind, KINDS, f"write {how}")
     raise ConfigError(f"{text!r} does not say when requests arrive; write trace, {how}")
-
-
-def check_above_zero(name: str, value: float) -> None:
-    """Raise `ConfigError` unless a setting is a finite number above 0."""
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} is a number above 0, got {value:g}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quire.sim.serving.arrivals import check_above_zero
+from quire.sim.distributions import check_positive
 from quire.sim.serving.replica import Replica
 from quire.sim.serving.requests import Served
 from quire.sim.serving.timing import Seconds
@@ -35,7 +35,7 @@ class Objective(msgspec.Struct, frozen=True):
         for name in ("ttft_s", "tpot_s"):
             value = getattr(self, name)
             if value is not None:
-                check_above_zero(name, value)
+                check_positive(name, value)
 
     def met(self, served: Served) -> bool:
         """Whether a request reached it; one output token has no time per token to miss."""
@@ -276,11 +276,7 @@ def _tier_use(replicas: Sequence[Replica]) -> list[TierUse]:
     stacks = [replica.tiers for replica in replicas if replica.tiers is not None]
     if not stacks:
         return []
-    return [
-        TierUse(
-            tier.name,
-            sum(stack.demoted_blocks[index] for stack in stacks),
-            sum(stack.fetched_blocks[index] for stack in stacks),
-        )
-        for index, tier in enumerate(stacks[0].tiers)
-    ]
+    demoted = np.sum([stack.demoted_blocks for stack in stacks], axis=0).tolist()
+    fetched = np.sum([stack.fetched_blocks for stack in stacks], axis=0).tolist()
+    names = [tier.name for tier in stacks[0].tiers]
+    return [TierUse(*row) for row in zip(names, demoted, fetched, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 
 import msgspec
@@ -12,6 +13,7 @@ from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
+from quire.foresight import Trail
 from quire.sim.replay import Sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
@@ -103,7 +105,7 @@ class Replica:
             1,
             policy=limits.policy,
             sub_block=False,
-            events=tiers is not None,
+            watchers=[Trail(), *([tiers.log] if tiers is not None else [])],
             clock=lambda: self.now,
         )
         self.tiers = tiers
@@ -219,7 +221,7 @@ class Replica:
                 break
             self.waiting.popleft()
             if tiers is not None:
-                tiers.listen(self.manager)
+                tiers.listen()
                 fetched += self._fetch(request, tiers)
             request.account.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
@@ -281,7 +283,7 @@ class Replica:
             for tier, count in taken:
                 tiers.fetched_blocks[tier] += count
             self.manager.commit(seq, request.key[start : start + num_blocks])
-            tiers.listen(self.manager)
+            tiers.listen()
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
             request.account.fetched_tokens += request.computed - before
@@ -313,7 +315,7 @@ class Replica:
         if ready > seq.computed:
             self.manager.commit(seq, request.key[seq.computed : ready])
             if self.tiers is not None:
-                self.tiers.listen(self.manager)
+                self.tiers.listen()
 
     def _make_room(self, num_steps: int) -> None:
         """Reserve the blocks that the next steps of the decoding requests write to."""
@@ -322,21 +324,13 @@ class Replica:
             assert seq is not None
             self.manager.reserve(seq, request.num_blocks - seq.computed)
         if self.tiers is not None:
-            self.tiers.listen(self.manager)
+            self.tiers.listen()
 
     def _affordable(self, num_steps: int) -> int:
         """Return the number of steps that there are blocks for; the first has them."""
-        available = self._pool.num_available
-        if self._decoding.blocks_short(num_steps) <= available:
-            return num_steps
-        low, high = 1, num_steps
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._decoding.blocks_short(middle) <= available:
-                low = middle
-            else:
-                high = middle
-        return low
+        steps = range(num_steps + 1)
+        short = self._decoding.blocks_short
+        return max(1, bisect_right(steps, self._pool.num_available, key=short) - 1)
 
     def _preempt(self, request: LiveRequest) -> None:
         """Take the blocks of a running request; it waits in front, to compute them again."""

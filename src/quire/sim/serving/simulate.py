@@ -10,8 +10,9 @@ import msgspec
 
 from quire.core.groups import check_count
 from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier
-from quire.sim.serving.arrivals import Arrivals, TraceArrivals, check_above_zero
+from quire.sim.serving.arrivals import Arrivals, TraceArrivals
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Limits, Replica
 from quire.sim.serving.requests import LiveRequest, Served, arriving
@@ -67,7 +68,7 @@ class Load(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.duration_s is not None:
-            check_above_zero("duration", self.duration_s)
+            check_positive("duration", self.duration_s)
 
 
 def simulate(

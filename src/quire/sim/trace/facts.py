@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -145,8 +147,11 @@ def _in_blocks(found: Reuses) -> Distances:
         return Distances({}, [])
     total = int(steps.width.sum())
     largest = int((steps.below + steps.width).max())
+    capacities = range(largest + 1)
     percentiles = {
-        name: float(_smallest(steps, int(np.ceil(share * total)), largest))
+        name: float(
+            bisect_left(capacities, int(np.ceil(share * total)), key=partial(_reached, steps))
+        )
         for name, share in SHARES.items()
     }
     ends = [1 << n for n in range(largest.bit_length() + 1) if 1 << n < 2 * largest]
@@ -156,18 +161,6 @@ def _in_blocks(found: Reuses) -> Distances:
 def _reached(steps: Steps, capacity: int) -> int:
     """Return the number of reuses that are no further apart."""
     return int(np.clip(capacity - steps.below, 0, steps.width).sum())
-
-
-def _smallest(steps: Steps, wanted: int, largest: int) -> int:
-    """Return the smallest capacity that reaches so many reuses."""
-    low, high = 0, largest
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if _reached(steps, middle) >= wanted:
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def _in_seconds(gaps: Floats, weights: Ints) -> Distances:

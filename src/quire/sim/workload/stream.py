@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 import msgspec
+from numpy.random import Generator
 
 from quire.core.groups import check_count
 from quire.errors import ConfigError
@@ -94,38 +95,29 @@ class Workload:
     def _turns(self, library: Library) -> Iterator[tuple[float, str, SessionTurn]]:
         """Yield the turns of all sessions in order of time, for ever."""
         total = sum(part.share for part in self.parts.values())
-        flows: list[_Flow] = []
+        streams: list[Iterator[tuple[float, str, SessionTurn]]] = []
         for place, (name, part) in enumerate(self.parts.items()):
             per_s = self.requests_per_s * part.share / total / turns_per_session(part.kind)
-            flows.append(_Flow(name, part.kind, per_s, library, (self.seed, place)))
-        streams = [flow.turns() for flow in flows]
+            starts, drawn = (generator(self.seed, place, stream) for stream in (0, 1))
+            streams.append(_flow(name, sessions_of(part.kind, name, library, drawn), per_s, starts))
         return heapq.merge(*streams, key=lambda turn: turn[0])
 
 
-class _Flow:
-    """The sessions of one part, and when they begin."""
-
-    def __init__(
-        self, name: str, kind: Kind, per_s: float, library: Library, seed: tuple[int, int]
-    ) -> None:
-        self._name = name
-        self._per_s = per_s
-        self._starts = generator(*seed, 0)
-        self._begin: Sessions = sessions_of(kind, name, library, generator(*seed, 1))
-
-    def turns(self) -> Iterator[tuple[float, str, SessionTurn]]:
-        """Yield time, session and turn, in order of time."""
-        waiting: list[tuple[float, int, SessionTurn]] = []
-        begin, number = 0.0, 0
-        while True:
-            begin = round(begin + draw_gap(self._starts, self._per_s), 6)
-            while waiting and waiting[0][0] <= begin:
-                time_s, session, turn = heapq.heappop(waiting)
-                yield time_s, f"{self._name}-{session}", turn
-            number += 1
-            time_s = begin
-            for turn in self._begin():
-                if turn.text.end > MAX_TOKENS:
-                    break
-                time_s = round(time_s + turn.after_s, 6)
-                heapq.heappush(waiting, (time_s, number, turn))
+def _flow(
+    name: str, begins: Sessions, per_s: float, starts: Generator
+) -> Iterator[tuple[float, str, SessionTurn]]:
+    """Yield time, session and turn of one part, in order of time, for ever."""
+    waiting: list[tuple[float, int, SessionTurn]] = []
+    begin, number = 0.0, 0
+    while True:
+        begin = round(begin + draw_gap(starts, per_s), 6)
+        while waiting and waiting[0][0] <= begin:
+            time_s, session, turn = heapq.heappop(waiting)
+            yield time_s, f"{name}-{session}", turn
+        number += 1
+        time_s = begin
+        for turn in begins():
+            if turn.text.end > MAX_TOKENS:
+                break
+            time_s = round(time_s + turn.after_s, 6)
+            heapq.heappush(waiting, (time_s, number, turn))

@@ -7,8 +7,7 @@
 
 `make_tier` gives a function that makes a new, empty tier with room for at least 64 MiB; a tier that evicts by itself
 is bound to `quire.tiers.contract.BoundedContract` and is made with a capacity in bytes, if one is given.
-What it needs (a server, a folder) are fixtures of the subclass.
-The other hooks are optional; a test that needs one which is not there skips and says so.
+What it needs (a server, a folder) are fixtures of the subclass. Other hooks are optional: a test without its own skips.
 
 Write `pytest.register_assert_rewrite("quire.tiers.contract.every")` into `conftest.py` to see values where an assertion fails.
 """

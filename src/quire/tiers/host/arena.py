@@ -96,7 +96,7 @@ class Arena:
         # write of each was measured at a fifth of the speed of small ones, later writes alike.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
         self.memory = np.frombuffer(mmap.mmap(-1, capacity, **private), np.uint8)
-        self.pages: PagesAhead | None = None
+        self.pages = PagesAhead(self.memory)
         self.chunk_bytes = 0
         self.shelves: dict[int, Shelf] = {}
         self.free_chunks: list[int] = []
@@ -170,8 +170,7 @@ class Arena:
         chunk = self.free_chunks.pop()
         shelf.chunks.append(chunk)
         shelf.index.grow(len(shelf.chunks) * shelf.per_chunk)
-        if self.pages is not None:
-            self.pages.reach((chunk + 1) * self.chunk_bytes)
+        self.pages.reach((chunk + 1) * self.chunk_bytes)
         return True
 
     def give_up_chunk(self, shelf: Shelf) -> bool:

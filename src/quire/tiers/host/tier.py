@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby, islice
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,10 +15,6 @@ from quire.errors import TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
-from quire.tiers.host.pages import PagesAhead
-
-Pin: TypeAlias = Callable[[memoryview], Callable[[], None]]
-"""Registers memory with a device and returns what undoes that."""
 
 WATERMARK = 20
 """One part in so many of a size's places makes room in one go."""
@@ -38,7 +33,6 @@ class Host(Tier):
     its record was still there. Around 70 bytes a place for the index are not part of `capacity`.
 
     `capacity`  "8GiB" or a number of bytes. It is taken from the system in the background, 256 MiB ahead
-    `pin`       is given all of the memory at once, for instance to register it with a GPU
     `clock`     seconds, for leases and timeouts
     """
 
@@ -48,7 +42,6 @@ class Host(Tier):
         self,
         capacity: str | int,
         *,
-        pin: Pin | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "host",
     ) -> None:
@@ -67,9 +60,6 @@ class Host(Tier):
         self._filling: set[bytes] = set()
         self._calls: list[frozenset[bytes]] = []
         self._lending = Lending(num_bytes // 2)
-        self._unpin = pin(self._arena.memory.data) if pin is not None else None
-        if pin is None:
-            self._arena.pages = PagesAhead(self._arena.memory)
 
     def touch(self, keys: Keys) -> None:
         with self._lock:
@@ -132,13 +122,9 @@ class Host(Tier):
             if self._closed:
                 return
             self._closed = True
-            pages = self._arena.pages
-        if pages is not None:
-            pages.close()
+        self._arena.pages.close()
         with self._lock:
             self._arena.release()
-        if self._unpin is not None:
-            self._unpin()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
@@ -176,12 +162,12 @@ class Host(Tier):
         self._lending.publish(lent, list(first), self._arena, stamps)
         return others
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._lock:
             self._check_open()
             return self._arena.contains(keys).tolist()
 
-    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - takes no time
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
         with self._lock:
             for found in map(self._arena.find, keys):
                 if found is not None:

@@ -77,18 +77,12 @@ class PlaceIndex:
         return self._num_places - self._num_free - self._num_published
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the arrays, used or not."""
-        arrays = (self._words, self._stamps, self._generations, self._free, self._table)
-        return sum(array.nbytes for array in arrays)
-
-    @property
     def stamps(self) -> NDArray[np.int64]:
         """View the stamps, [places]: 0 where nothing is published. Read only; valid until `grow`."""
         return self._stamps[: self._num_places]
 
     def stamp_of(self, place: int) -> int:
-        """Return one of these."""
+        """Return the stamp of a place; 0 where nothing is published."""
         return self._stamp_view[place]
 
     def __len__(self) -> int:

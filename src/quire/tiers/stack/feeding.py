@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Keys
-from quire.tiers.stack.lanes import Deadline, Job, Lanes, Signal, TierLane, Work
+from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, Signal, TierLane, Work
 from quire.tiers.stack.level import Shared
 from quire.tiers.stack.placing import Placing
 
@@ -131,7 +131,7 @@ class Feeding:
             self._most_bytes = most_bytes
             is_first, self._is_running = not self._is_running, True
         if is_first:
-            self._lane.submit(self, Job(self._run, self._drop))
+            self._lane.submit(self, LaneJob(self._run, self._drop))
         return fed
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:

@@ -1,14 +1,20 @@
-"""Lanes: each tier's calls run in threads of its own, so that a tier that hangs holds up nobody else."""
+"""Lanes: each tier's calls run in threads of its own, so that a tier that hangs holds up nobody else.
+
+Whoever has such threads and is not closed is closed when the interpreter ends, so that what waits is written.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds, from any start."""
@@ -124,7 +130,7 @@ class Deadline:
         return not self.left_s
 
 
-class Job:
+class LaneJob:
     """One call of a tier that waits for its turn. Neither function raises."""
 
     __slots__ = ("drop", "run")
@@ -148,7 +154,7 @@ class TierLane:
         self._lanes = lanes
         self._when_closed = when_closed
         self._lock = lanes.lock()
-        self._turns: deque[tuple[object, deque[Job]]] = deque()
+        self._turns: deque[tuple[object, deque[LaneJob]]] = deque()
         self._idle: list[Signal] = []
         self._num_alive = 0
         self._is_closed = False
@@ -165,7 +171,7 @@ class TierLane:
         with self._lock:
             return self._num_alive
 
-    def submit(self, owner: object, job: Job) -> None:
+    def submit(self, owner: object, job: LaneJob) -> None:
         """Run a job when it is its owner's turn; a closed lane drops it."""
         wake: Signal | None = None
         spawn = False
@@ -230,7 +236,7 @@ class TierLane:
         if is_last:
             self._when_closed()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> LaneJob | None:
         if not self._turns:
             return None
         owner, jobs = self._turns.popleft()
@@ -238,3 +244,27 @@ class TierLane:
         if jobs:
             self._turns.append((owner, jobs))
         return job
+
+
+class Closable(Protocol):
+    """What can be closed, twice too."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+_open: WeakKeyDictionary[Closable, int] = WeakKeyDictionary()
+"""By the process that opened it: a forked one has none of its threads."""
+
+
+def close_at_exit(opened: Closable) -> None:
+    """Close it when this process ends, if nobody has done so before."""
+    _open[opened] = os.getpid()
+
+
+@atexit.register
+def close_all() -> None:
+    """Close what this process has opened."""
+    for opened, process in list(_open.items()):
+        if process == os.getpid():
+            opened.close()

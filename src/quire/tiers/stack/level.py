@@ -1,7 +1,12 @@
-"""One tier as part of a stack: its lanes, counts and estimate, and the breakers that leave it alone for a while."""
+"""One tier as part of a stack: its lanes, counts and estimate, the breakers that leave it alone for a while.
+
+And what all tiers of a stack share: settings, a lock, memory of keys, and buffers that are used again.
+"""
 
 from __future__ import annotations
 
+import mmap
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -11,7 +16,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier
-from quire.tiers.stack.buffers import BufferPool
+from quire.tiers.format import PAGED_FROM
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
@@ -116,6 +121,61 @@ class Breaker:
         return self._next_s > self._first_s
 
 
+class _Pages(mmap.mmap):
+    """Memory of a pool. `is_lent` from `take` until it comes back, so that twice does nothing."""
+
+    is_lent: bool
+
+
+class _Few(bytearray):
+    """The same for less than `PAGED_FROM` bytes: a process may have some 65,000 maps, all in all."""
+
+    is_lent: bool
+
+
+class BufferPool:
+    """Buffers by size, used again: fresh memory costs more than the copy into it.
+
+    At most `limit_bytes` lie idle, what comes back beyond is freed.
+
+    Counts as lent what nobody gave back, also where it was dropped: that is harmless.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.idle_bytes = 0
+        self._idle: dict[int, list[memoryview]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return writable buffers of these sizes with any content, large ones at the start of a page."""
+        buffers: list[memoryview] = []
+        with self._lock:
+            for size in sizes:
+                idle = self._idle.get(size)
+                if idle:
+                    buffer = idle.pop()
+                    self.idle_bytes -= size
+                else:
+                    buffer = memoryview(_Pages(-1, size) if size >= PAGED_FROM else _Few(size))
+                buffer.obj.is_lent = True  # type: ignore[reportAttributeAccessIssue] - of our making
+                buffers.append(buffer)
+        return buffers
+
+    def give_back(self, buffers: Sequence[memoryview]) -> None:
+        """Take buffers back that nobody reads or writes any more; others are left alone."""
+        with self._lock:
+            for buffer in buffers:
+                pages = buffer.obj
+                if not isinstance(pages, (_Pages, _Few)) or not pages.is_lent:
+                    continue
+                pages.is_lent = False
+                size = len(buffer)
+                if self.idle_bytes + size <= self.limit_bytes:
+                    self._idle.setdefault(size, []).append(buffer)
+                    self.idle_bytes += size
+
+
 class Shared:
     """State that all parts of a stack share. `lock` guards all that is counted and remembered."""
 
@@ -192,19 +252,12 @@ class Level:
         """Return its counts. The lock is not held."""
         stats = msgspec.structs.replace(self.tier.stats(), name=self.name)
         with self.shared.lock:
-            meter = self.meter
+            counts = msgspec.structs.asdict(self.meter)
+            counts |= {name: counted(counts[name]) for name in ("loads", "stores")}
             return TierReport(
                 tier=stats,
-                loads=counted(meter.loads),
-                stores=counted(meter.stores),
-                loaded_bytes=meter.loaded_bytes,
-                stored_bytes=meter.stored_bytes,
-                load_s=meter.load_s,
-                store_s=meter.store_s,
+                **counts,
                 queued_bytes=queued_bytes,
-                dropped=meter.dropped,
-                late=meter.late,
-                joined=meter.joined,
                 reading=self.reading.state.value,
                 writing=self.writing.state.value,
                 num_opened=self.reading.num_opened + self.writing.num_opened,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from quire.tiers.base import Keys, Outcome, Tier
-from quire.tiers.stack.lanes import Deadline, Job, TierLane
+from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane
 from quire.tiers.stack.level import BreakerState, Level, Shared, guarded
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class LaneCall(Generic[T]):
         self.result: T | None = None
         self._done = shared.lanes.signal()
         self._function = function
-        lane.submit(self, Job(self._run, self._done.set))
+        lane.submit(self, LaneJob(self._run, self._done.set))
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it has returned or was dropped, now or within so long."""
@@ -66,7 +66,7 @@ class _Habits:
         self.sample: tuple[list[bytes], list[int]] = ([], [])
 
 
-class Lookup:
+class TierLookup:
     """Finds out which tier has what, and whether tiers that are out of service answer again."""
 
     def __init__(self, shared: Shared, levels: Sequence[Level]) -> None:
@@ -255,7 +255,7 @@ class Lookup:
             with shared.lock:
                 done()
 
-        level.loads.submit(self, Job(ask, end))
+        level.loads.submit(self, LaneJob(ask, end))
 
 
 def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list[int]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from quire.errors import InvariantError
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
-from quire.tiers.stack.lanes import Deadline, Job
+from quire.tiers.stack.lanes import Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
@@ -146,7 +146,9 @@ class Reader:
             if level.in_memory:
                 self._run(chunk)
             else:
-                level.loads.submit(fetch, Job(lambda c=chunk: self._run(c), self._dropper(chunk)))
+                level.loads.submit(
+                    fetch, LaneJob(lambda c=chunk: self._run(c), self._dropper(chunk))
+                )
         if chunks:
             fetch.wake()
 

@@ -16,10 +16,9 @@ from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sea
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, Job, Lanes, ThreadLanes, Work
-from quire.tiers.stack.leaving import close_at_exit
+from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, ThreadLanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
-from quire.tiers.stack.lookup import Lookup
+from quire.tiers.stack.lookup import TierLookup
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
@@ -67,7 +66,7 @@ class TierStack:
             shared.lender = top.tier
         self._placing = Placing(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
-        self._lookup = Lookup(shared, self._levels)
+        self._lookup = TierLookup(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
         self.feeding = Feeding(shared, self._placing)
         self.gate = CostGate(
@@ -226,7 +225,7 @@ class TierStack:
 
     def later(self, level: int, function: Work) -> None:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
-        self._levels[level].stores.submit(self, Job(function, function))
+        self._levels[level].stores.submit(self, LaneJob(function, function))
 
     def delete(self, keys: Keys) -> None:
         """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""

@@ -94,16 +94,15 @@ def counted(counts: Counter[str]) -> dict[str, int]:
     return {str(name): counts[name] for name in sorted(counts)}
 
 
-class Meter:
-    """Counts of one tier. Not thread-safe; its owner locks."""
+class Meter(msgspec.Struct):
+    """Counts of one tier, as in `TierReport`. Not thread-safe; its owner locks."""
 
-    def __init__(self) -> None:
-        self.loads: Counter[str] = Counter()
-        self.stores: Counter[str] = Counter()
-        self.loaded_bytes = 0
-        self.stored_bytes = 0
-        self.load_s = 0.0
-        self.store_s = 0.0
-        self.dropped = 0
-        self.late = 0
-        self.joined = 0
+    loads: Counter[str] = msgspec.field(default_factory=Counter[str])
+    stores: Counter[str] = msgspec.field(default_factory=Counter[str])
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
+    dropped: int = 0
+    late: int = 0
+    joined: int = 0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.tiers.base import Keys
 
 Bytes: TypeAlias = NDArray[np.uint8]
-Places: TypeAlias = NDArray[np.intp]
+Indices: TypeAlias = NDArray[np.intp]
 Words: TypeAlias = NDArray[np.uint64]
 
 WAYS = 8
@@ -113,16 +113,16 @@ class KeyTable:
         tags: list[int] = self._tags[bucket].tolist()
         return self._values.item(bucket, tags.index(tag | 1)) if tag | 1 in tags else 0
 
-    def _find(self, buckets: Places, tags: Words) -> tuple[NDArray[np.bool_], Places]:
+    def _find(self, buckets: Indices, tags: Words) -> tuple[NDArray[np.bool_], Indices]:
         same = self._tags[buckets] == tags[:, None]
         ways = same.argmax(axis=1)
         return same[np.arange(len(ways)), ways], ways
 
-    def _lowest(self, buckets: Places, tags: Words) -> Places:
+    def _lowest(self, buckets: Indices, tags: Words) -> Indices:
         """Return the way with the lowest byte; of several, another one for each key."""
         turn = (np.arange(WAYS) - tags[:, None].astype(np.int64) // 2) % WAYS
         return (self._values[buckets].astype(np.int64) * WAYS + turn).argmin(axis=1)
 
-    def _words(self, keys: Keys) -> tuple[Places, Words]:
+    def _words(self, keys: Keys) -> tuple[Indices, Words]:
         words = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 4)
         return (words[:, 0] & self._mask).astype(np.intp), words[:, 1] | np.uint64(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.tiers.base import Buffers, Keys, Outcome
-from quire.tiers.stack.lanes import Deadline, Job
+from quire.tiers.stack.lanes import Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
@@ -178,7 +178,7 @@ class StoreQueue:
         for part in parts:
             level.stores.submit(
                 self,
-                Job(
+                LaneJob(
                     lambda part=part: self._write(chain, part, keys),
                     lambda part=part: self._forget(chain, part, keys),
                 ),
@@ -201,7 +201,7 @@ class StoreQueue:
             if self._num_touches >= MOST_TOUCHES or not level.reading.allows:
                 return
             self._num_touches += 1
-        level.stores.submit(self, Job(touch, done))
+        level.stores.submit(self, LaneJob(touch, done))
 
     def wait(self, deadline: Deadline) -> bool:
         """Return whether nothing waits any more, now or before the deadline."""

@@ -1,0 +1,65 @@
+"""Owners: who alone has used what requests with hints store, and until when that is expected to be used again."""
+
+from __future__ import annotations
+
+from quire.core.hints import FOREVER, Hint
+from quire.core.node import Owner, Terms
+from quire.core.order import Order
+from quire.core.scope import Scope
+
+MAX_SESSIONS = 65_536
+"""Beyond so many sessions that nobody ended, the ones begun first are forgotten."""
+
+
+class Owners:
+    """The owners of what requests with hints store: sessions by scope and name, and single requests.
+
+    A session is known by its scope and its name: those of two tenants never meet.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._sessions: dict[tuple[Scope, str], Owner] = {}
+
+    def __len__(self) -> int:
+        """Sessions that have begun and were not ended."""
+        return len(self._sessions)
+
+    def begin(self, scope: Scope, hint: Hint) -> Owner | None:
+        """Return the owner of what a request stores that begins now; None for one without a forecast.
+
+        Reuse is expected as long as a request of the owner runs.
+        """
+        if hint.reuse == "never" or hint.session_id is None:
+            owner = Owner() if hint.lasts_s < FOREVER else None
+        else:
+            owner = self._session(scope, hint.session_id)
+        if owner is not None:
+            owner.num_open += 1
+            self._order.expect(owner, FOREVER)
+        return owner
+
+    def close(self, terms: Terms) -> None:
+        """A request of these terms ends; with its owner's last one the time begins for which reuse is expected."""
+        owner = terms.owner
+        if owner is None:
+            return
+        owner.num_open -= 1
+        if not owner.num_open and owner.due == FOREVER:  # else the session was ended
+            self._order.expect(owner, self._order.now() + terms.hint.lasts_s)
+
+    def end(self, scope: Scope, session_id: str) -> int:
+        """End a session; return the blocks that nobody is expected to come back to from now on."""
+        owner = self._sessions.pop((scope, session_id), None)
+        if owner is None:
+            return 0
+        self._order.expect(owner, self._order.now())
+        return sum(node.num_blocks for node in owner.nodes.values())
+
+    def _session(self, scope: Scope, session_id: str) -> Owner:
+        owner = self._sessions.get((scope, session_id))
+        if owner is None:
+            if len(self._sessions) >= MAX_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
+            owner = self._sessions[scope, session_id] = Owner()
+        return owner

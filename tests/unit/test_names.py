@@ -1,0 +1,23 @@
+"""Names of the house: each class has its own."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import quire
+
+HOUSE = Path(quire.__file__).parent
+
+
+def classes():
+    """Return the places of every class by its name, nested and private ones included."""
+    places = defaultdict(list)
+    for file in sorted(HOUSE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{file.relative_to(HOUSE)}:{node.lineno}")
+    return places
+
+
+def test_no_two_classes_have_the_same_name():
+    assert {name: places for name, places in classes().items() if len(places) > 1} == {}
