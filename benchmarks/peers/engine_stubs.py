@@ -73,7 +73,7 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self,
         fullname: str,
         path: Sequence[str] | None,
-        target: types.ModuleType | None = None,  # noqa: ARG002  # the finder protocol
+        target: types.ModuleType | None = None,  # the finder protocol
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a spec for a stubbed module, None for every other."""
         if fullname in self._hollow:

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
         Sequence,
         SlidingWindow,
         Stats,
-        block_hashes,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
+    from quire.exchange import EventLog, block_hashes
+    from quire.foresight import Curve
     from quire.observe import Recorder
     from quire.ops import Explanation, TokenMove
     from quire.slots import SlotCache
@@ -45,7 +46,9 @@ _HOME = {
     "BlockCopy": "quire.core",
     "CacheManager": "quire.core",
     "ChunkedAttention": "quire.core",
+    "Curve": "quire.foresight",
     "DecodeBatch": "quire.core",
+    "EventLog": "quire.exchange",
     "Explanation": "quire.ops",
     "FullAttention": "quire.core",
     "Hint": "quire.core",
@@ -67,7 +70,7 @@ _HOME = {
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
     "TokenMove": "quire.ops",
-    "block_hashes": "quire.core",
+    "block_hashes": "quire.exchange",
     "demo_model": "quire.assets",
 }
 
@@ -77,7 +80,9 @@ __all__ = [
     "BlockCopy",
     "CacheManager",
     "ChunkedAttention",
+    "Curve",
     "DecodeBatch",
+    "EventLog",
     "Explanation",
     "FullAttention",
     "Hint",

@@ -11,6 +11,7 @@ from quire.core import (
     Recurrent,
     SlidingWindow,
 )
+from watching import watchers
 
 BLOCK = 4
 
@@ -18,6 +19,7 @@ BLOCK = 4
 def make(*groups, block_size=BLOCK, **options):
     """Return a manager of these (name, num_blocks, kind) groups."""
     layers = [LayerGroup(*group) for group in groups]
+    options.setdefault("watchers", watchers())
     return CacheManager(groups=layers, block_size=block_size, **options)
 
 

@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 from core_help import prefill, run, serve
 
-from quire.core import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    CacheManager,
-    LayerGroup,
-    MediaItem,
-    Scope,
-    block_hashes,
-)
+from quire.core import CacheManager, LayerGroup, MediaItem, Scope
+from quire.exchange import AllBlocksCleared, BlockRemoved, BlockStored, block_hashes
+from watching import take_events, watchers
 
 BLOCK = 4
 SCOPES = (None, Scope(salt="x"))
@@ -58,61 +51,61 @@ def findable(manager, prompts):
 def test_events_are_off_by_default():
     manager = CacheManager(num_blocks=8, block_size=BLOCK)
     serve(manager, run(0, 8))
-    assert manager.take_events() == []
+    assert take_events(manager) == []
 
 
 def test_a_commit_stores_and_an_eviction_removes():
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     seq = prefill(manager, run(0, 10))
-    (stored,) = manager.take_events()
+    (stored,) = take_events(manager)
     hashes = block_hashes(run(0, 10), BLOCK)
     assert isinstance(stored, BlockStored)
     assert list(stored.block_hashes) == hashes
     assert np.frombuffer(stored.token_bytes, dtype="<i4").tolist() == list(range(8))
     assert stored.parent_hash is None
     manager.close(seq)
-    assert manager.take_events() == []
+    assert take_events(manager) == []
     manager.reclaim(1)
-    (removed,) = manager.take_events()
+    (removed,) = take_events(manager)
     assert list(removed.block_hashes) == hashes[1:]
     assert removed.reason == "evicted"
 
 
 def test_a_continuation_names_its_parent():
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     serve(manager, run(0, 8))
-    manager.take_events()
+    take_events(manager)
     serve(manager, run(0, 12))
-    (stored,) = manager.take_events()
+    (stored,) = take_events(manager)
     hashes = block_hashes(run(0, 12), BLOCK)
     assert (stored.parent_hash, list(stored.block_hashes)) == (hashes[1], hashes[2:])
 
 
 def test_a_duplicate_stores_nothing():
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     first, second = manager.open(run(0, 8)), manager.open(run(0, 8))
     for seq in (first, second):
         manager.reserve(seq, 8)
         manager.commit(seq, run(0, 8))
-    assert len(manager.take_events()) == 1
+    assert len(take_events(manager)) == 1
 
 
 def test_a_cut_into_a_published_block_removes_it():
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     seq = prefill(manager, run(0, 8))
     consumer = Consumer()
     manager.truncate(seq, 6)
-    consumer.replay(manager.take_events())
+    consumer.replay(take_events(manager))
     assert set(consumer.parents) == set(block_hashes(run(0, 4), BLOCK))
 
 
 def test_a_clear_leaves_what_is_active():
-    manager = CacheManager(num_blocks=8, block_size=BLOCK, events=True)
+    manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     serve(manager, run(1000, 8))
     prefill(manager, run(0, 8))
     consumer = Consumer()
     manager.clear()
-    consumer.replay(manager.take_events())
+    consumer.replay(take_events(manager))
     assert set(consumer.parents) == set(block_hashes(run(0, 8), BLOCK))
 
 
@@ -123,7 +116,7 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
     where = (
         {"num_blocks": 9} if number % 2 else {"groups": [LayerGroup("a", 9), LayerGroup("b", 7)]}
     )
-    manager = CacheManager(block_size=BLOCK, policy=policy, events=True, **where)
+    manager = CacheManager(block_size=BLOCK, policy=policy, watchers=watchers(events=True), **where)
     consumer, prompts, running = Consumer(), [], []
     for _ in range(150):
         action = choose.random()
@@ -146,5 +139,5 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
             manager.truncate(running[-1], choose.randrange(4, running[-1].computed))
         elif action > 0.98:
             manager.clear()
-        consumer.replay(manager.take_events())
+        consumer.replay(take_events(manager))
         assert set(consumer.parents) == findable(manager, prompts)

@@ -8,16 +8,18 @@ from core_help import prefill, rejected, run, serve, state
 from hybrid_help import BLOCK
 
 from quire import errors, ops
-from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
+from quire.foresight import Curve
+from watching import watcher, watchers
 
 
-class Calls:
+class Calls(Watcher):
     """An observer that notes that it was told of something."""
 
     def __init__(self):
         self.told = []
 
-    def opened(self, seq, key, media):
+    def opened(self, seq, key, missed):
         self.told.append((seq.number, bytes(key)))
 
     def closed(self, seq):
@@ -100,7 +102,9 @@ def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):
 
 def test_an_open_that_is_refused_leaves_no_trace():
     observer = Calls()
-    manager = CacheManager(8, BLOCK, observer=observer, curve=True, events=True, policy="learned")
+    manager = CacheManager(
+        8, BLOCK, watchers=watchers(observer=observer, curve=True, events=True), policy="learned"
+    )
     serve(manager, run(0, 16), hint=Hint("session", session_id="a"))
     serve(manager, run(1000, 12))
     image = MediaItem(b"i" * 32, 1, 6)
@@ -109,7 +113,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
         order = [id(node) for node in manager.kernel.tree.evictor.order()]
         return (
             list(observer.told),
-            list(manager.kernel.live_curve.notes),
+            list(watcher(manager, Curve)._notes),
             order,
             len(manager.kernel.owners),
         )

@@ -21,6 +21,7 @@ from quire.core import (
     SlidingWindow,
 )
 from quire.exchange import hold, required_blocks, residency, restore
+from watching import take_events, take_evicted, watchers, what_if
 
 SAMPLES = 12
 """So many places of each call are tried by default; all of them in the long run."""
@@ -42,9 +43,7 @@ def build(mix):
     m = make(
         *groups,
         policy=policy,
-        events=True,
-        evictions=True,
-        curve=True,
+        watchers=watchers(events=True, evictions=True, curve=True),
         pin_budget=1.0,
         clock=lambda: now[0],
     )
@@ -115,12 +114,12 @@ CALLS = {
     "reclaim": lambda w: w.m.reclaim(9),
     "clear": lambda w: w.m.clear(),
     "end_session": lambda w: w.m.end_session("s"),
-    "take_events": lambda w: w.m.take_events(),
-    "take_evicted": lambda w: w.m.take_evicted(),
+    "take_events": lambda w: take_events(w.m),
+    "take_evicted": lambda w: take_evicted(w.m),
     "hold": lambda w: hold(w.m, w.c),
     "restore": restoring,
     "stats": lambda w: w.m.stats,
-    "what_if": lambda w: w.m.what_if(),
+    "what_if": lambda w: what_if(w.m),
     "probe": lambda w: w.m.probe([*PROMPT[:18], 999]),
     "explain": lambda w: ops.explain(w.m, PROMPT, Scope(salt="x")),
     "residency": lambda w: residency(w.m, PROMPT),

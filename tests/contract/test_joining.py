@@ -8,16 +8,10 @@ from core_help import found, generate, prefill, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import (
-    CacheManager,
-    FullAttention,
-    Hint,
-    Recurrent,
-    SlidingWindow,
-    block_hashes,
-)
+from quire.core import CacheManager, FullAttention, Hint, Recurrent, SlidingWindow
 from quire.core.policies import POLICIES
-from quire.exchange import hold
+from quire.exchange import block_hashes, digests_of, hold
+from watching import take_evicted, watchers
 
 FULL, STATE = FullAttention(), Recurrent()
 OTHER = 10**6
@@ -49,7 +43,7 @@ def branched(manager, prompt, size, order=None, *, computed=True):
 @pytest.mark.parametrize("order", ["head", "tail", "random", "none"])
 @pytest.mark.parametrize("events", [False, True])
 def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events):
-    manager = CacheManager(9000, 4, events=events)
+    manager = CacheManager(9000, 4, watchers=watchers(events=events))
     prompt = run(0, 4 * 200)
     orders = {"head": range(199), "tail": range(198, -1, -1), "none": None}
     picked = orders.get(order, Random(1).sample(range(199), 199))
@@ -58,7 +52,7 @@ def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events
     (node,) = path_of(manager, prompt)
     assert node.num_blocks == 200
     assert found(manager, prompt) == 800
-    assert manager.kernel.digests.of(node) == block_hashes(prompt, 4)
+    assert digests_of(manager).of(node) == block_hashes(prompt, 4)
     assert conserved(manager)
 
 
@@ -115,7 +109,7 @@ def test_a_join_stops_where_somebody_stands():
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
-    manager = CacheManager(9000, 4, policy=policy)
+    manager = CacheManager(9000, 4, policy=policy, watchers=watchers())
     prompt = run(0, 4 * 128)
     branched(manager, prompt, 4)
     for _ in range(4):
@@ -127,7 +121,7 @@ def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
 
 
 def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
-    manager = CacheManager(400, 1, sub_block=False)
+    manager = CacheManager(400, 1, sub_block=False, watchers=watchers())
     prompt = run(0, 100)
     serve(manager, prompt)
     branches = [[*prompt[:end].tolist(), *range(OTHER + end, OTHER + end + 3)] for end in (20, 50)]
@@ -221,12 +215,12 @@ def test_a_joined_tree_answers_as_one_that_never_joins(seed, monkeypatch):
     for joins in (True, False):
         if not joins:
             monkeypatch.setattr("quire.core.take.join_path", lambda *_: None)
-        manager, said = CacheManager(40, 1, evictions=True, curve=True), []
+        manager, said = CacheManager(40, 1, watchers=watchers(evictions=True, curve=True)), []
         for prompt in prompts[1:]:
             seq = prefill(manager, np.array(prompt, dtype=np.int32))
             generate(manager, seq, [1, 2])
             manager.close(seq)
-            said.append((seq.num_cached, sorted(each.digest for each in manager.take_evicted())))
+            said.append((seq.num_cached, sorted(each.digest for each in take_evicted(manager))))
         told.append(said)
         reasons.append(manager.stats.missed["evicted"])
         assert conserved(manager)

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import ops
-from quire.core import CacheManager, lost
+from quire.core import CacheManager
+from quire.foresight import Trail
+from quire.foresight import trail as lost
 
 BLOCK = 4
 
 
 @pytest.fixture
 def manager():
-    return CacheManager(100, BLOCK, sub_block=False)
+    return CacheManager(100, BLOCK, sub_block=False, watchers=[Trail()])
 
 
 def evicted(manager, tokens):
@@ -46,7 +48,7 @@ def test_what_came_back_leaves_nothing_behind(manager):
     manager.reclaim(2)
     assert evicted(manager, run(0, 40)) == 20
     serve(manager, run(0, 40))
-    assert not any(node.lost for node in manager.kernel.tree.nodes())
+    assert not any(node.parts[0].lost for node in manager.kernel.tree.nodes())
 
 
 def test_prompts_below_a_shared_one_are_told_apart_when_all_is_gone(manager):
@@ -85,7 +87,7 @@ def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
         manager.reclaim(1)
         assert evicted(manager, run(0, 40)) == 40 - 4 * left
         ops.check(manager)
-    (run_lost,) = manager.default_root.lost[0].values()
+    (run_lost,) = manager.default_root.parts[0].lost[0].values()
     assert len(run_lost.marks) == 10
     assert run_lost.below is None
 
@@ -163,7 +165,7 @@ def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
 
 
 def test_what_a_sequence_took_back_it_does_not_go_on_with():
-    manager = CacheManager(100, 1, sub_block=False)
+    manager = CacheManager(100, 1, sub_block=False, watchers=[Trail()])
     for end in (7, 8):
         serve(manager, [1, 2, 3, 4, 5, 6, end])
     forget_all(manager)
@@ -176,22 +178,22 @@ def test_what_a_sequence_took_back_it_does_not_go_on_with():
 
 
 def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
-    manager = CacheManager(402, 1, sub_block=False)
+    manager = CacheManager(402, 1, sub_block=False, watchers=[Trail()])
     serve(manager, run(0, 400))
     for left in range(400, 1, -1):
         manager.close(manager.open([*run(0, left), 2**31 - 1]))
         manager.reclaim(1)
     forget_all(manager)
-    (run_lost,) = manager.default_root.lost[0].values()
+    (run_lost,) = manager.default_root.parts[0].lost[0].values()
     assert (len(run_lost.marks), run_lost.below) == (400, None)
-    assert manager.kernel.tree.lost.runs.num_blocks == 400
+    assert manager.kernel.watchers.find(Trail)._num_blocks == 400
 
 
 @given(st.integers(0, 10**6), st.integers(12, 60))
 @settings(max_examples=20, deadline=None)
 def test_it_never_says_of_a_block_that_was_never_here_that_it_was(seed, num_blocks):
     random = Random(seed)
-    manager = CacheManager(num_blocks, 1, sub_block=False)
+    manager = CacheManager(num_blocks, 1, sub_block=False, watchers=[Trail()])
     seen, prompts, told, true = set(), [[]], 0, 0
     for _ in range(120):
         before = random.choice(prompts)

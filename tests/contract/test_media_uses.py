@@ -9,6 +9,7 @@ from hybrid_help import conserved
 from quire.core import CacheManager, MediaItem
 from quire.errors import OutOfBlocks
 from quire.exchange import restore
+from watching import watchers
 
 LIMIT = 4096
 
@@ -26,7 +27,7 @@ def many_others(manager, first=100):
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_open_restore_keeps_its_media_whatever_comes_meanwhile(commit):
-    manager = CacheManager(64, 4, events=True)
+    manager = CacheManager(64, 4, watchers=watchers(events=True))
     tokens, media = [7] * 8 + [*run(0, 8)], [picture(1)]
     with restore(manager, tokens, 4, {0: [0, 1, 2, 3]}, media=media) as restored:
         many_others(manager)

@@ -5,20 +5,21 @@ import pytest
 from core_help import generate, prefill, rejected, run, serve
 
 from quire import ops
-from quire.core import CacheManager, Hint, MediaItem, Scope
+from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
 from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
+from watching import watchers
 
 BLOCK = 4
 
 
-class Watcher:
+class Noting(Watcher):
     """Notes what it is told, and how the sequence looked then."""
 
     def __init__(self):
         self.told = []
 
-    def opened(self, seq, key, media):
-        self.told.append(("opened", seq, np.frombuffer(key, np.int32).tolist(), media))
+    def opened(self, seq, key, missed):
+        self.told.append(("opened", seq, np.frombuffer(key, np.int32).tolist()))
 
     def closed(self, seq):
         self.told.append(("closed", seq, seq.state, seq.computed))
@@ -31,12 +32,12 @@ class Watcher:
 
 @pytest.fixture
 def watcher():
-    return Watcher()
+    return Noting()
 
 
 @pytest.fixture
 def manager(watcher):
-    return CacheManager(num_blocks=16, block_size=BLOCK, observer=watcher)
+    return CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=watcher))
 
 
 def test_a_request_is_told_of_once_when_it_opens_and_once_when_it_is_closed(manager, watcher):
@@ -51,14 +52,14 @@ def test_a_request_is_told_of_once_when_it_opens_and_once_when_it_is_closed(mana
 def test_it_may_read_what_was_found_and_what_the_request_said(manager):
     seen = []
 
-    class Reader(Watcher):
-        def opened(self, seq, key, media):
+    class Reader(Noting):
+        def opened(self, seq, key, missed):
             seen.append((seq.num_cached, seq.prompt_len, seq.scope, seq.terms.hint))
 
         def closed(self, seq):
             seen.append((seq.computed, seq.tokens.tolist()))
 
-    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Reader())
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=Reader()))
     scope, hint = Scope(salt="x"), Hint("session", session_id="a")
     serve(manager, run(0, 2 * BLOCK), scope)
     seen.clear()
@@ -68,8 +69,8 @@ def test_it_may_read_what_was_found_and_what_the_request_said(manager):
 
 
 def test_it_may_look_things_up_meanwhile(watcher):
-    class Asking(Watcher):
-        def opened(self, seq, key, media):
+    class Asking(Noting):
+        def opened(self, seq, key, missed):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == 0
             ops.check(manager)
 
@@ -77,7 +78,7 @@ def test_it_may_look_things_up_meanwhile(watcher):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == BLOCK
             ops.check(manager)
 
-    manager = CacheManager(num_blocks=16, block_size=BLOCK, observer=Asking())
+    manager = CacheManager(num_blocks=16, block_size=BLOCK, watchers=watchers(observer=Asking()))
     serve(manager, run(0, BLOCK))
     ops.check(manager)
 
@@ -152,15 +153,17 @@ def test_a_refused_close_is_not_told_of(manager, watcher):
 def test_the_prompt_names_media_that_the_table_knows(manager, watcher):
     picture = MediaItem(b"a" * 32, 2, 3)
     manager.open(run(0, 8), media=[picture])
-    ((_, seq, key, media),) = watcher.take()
+    ((_, seq, key),) = watcher.take()
     assert [token < 0 for token in key] == [False] * 2 + [True] * 3 + [False] * 3
     assert key[5:] == run(0, 8)[5:].tolist()
-    assert len(media) > 0
+    assert manager.kernel.tree.media.content(key[2])[0] == picture.digest
     assert seq.prompt_len == 8
 
 
 def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
-    manager = CacheManager(num_blocks=12, block_size=BLOCK, observer=watcher, policy="lfu")
+    manager = CacheManager(
+        num_blocks=12, block_size=BLOCK, watchers=watchers(observer=watcher), policy="lfu"
+    )
     opened, closed, running = [], [], []
     for step in range(80):
         try:

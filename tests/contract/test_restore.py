@@ -6,15 +6,10 @@ from core_help import found, prefill, rejected, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import (
-    ChunkedAttention,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-    block_hashes,
-)
+from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
-from quire.exchange import hold, required_blocks, residency, restore
+from quire.exchange import block_hashes, hold, required_blocks, residency, restore
+from watching import take_evicted, watchers
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
@@ -189,11 +184,11 @@ def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
 
 @pytest.mark.parametrize("kind", [FULL, SLIDING, ChunkedAttention(12), STATE])
 def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
-    manager = make(("full", 8, FULL), ("other", 9, kind), evictions=True)
+    manager = make(("full", 8, FULL), ("other", 9, kind), watchers=watchers(evictions=True))
     serve_in_pieces(manager, run(0, 25))
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []
     serve_in_pieces(manager, run(1000, 25))
-    told = manager.take_evicted()
+    told = take_evicted(manager)
     names = block_hashes(run(0, 24), 4)
     full = [each.digest for each in told if each.group == 0]
     assert len(full) >= 5
@@ -201,10 +196,10 @@ def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
     other = {each.digest for each in told if each.group == 1}
     assert other <= set(names) | set(block_hashes(run(1000, 24), 4))
     assert other, "the other group made room as well, with its leaf"
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []
     manager.evict()
     manager.clear()
-    assert manager.take_evicted() == [], "what callers drop has not made room"
+    assert take_evicted(manager) == [], "what callers drop has not made room"
 
 
 def test_a_manager_that_was_not_asked_remembers_no_evictions():
@@ -212,4 +207,4 @@ def test_a_manager_that_was_not_asked_remembers_no_evictions():
     serve(manager, run(0, 16))
     serve(manager, run(1000, 16))
     assert manager.stats.evicted_blocks
-    assert manager.take_evicted() == []
+    assert take_evicted(manager) == []

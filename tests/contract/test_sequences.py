@@ -6,13 +6,14 @@ from core_help import found, generate, prefill, rejected, run, serve
 
 from quire import errors, ops
 from quire.core import CacheManager, MediaItem, Scope
+from quire.foresight import Trail
 
 BLOCK = 4
 
 
 @pytest.fixture
 def manager():
-    return CacheManager(num_blocks=16, block_size=BLOCK)
+    return CacheManager(num_blocks=16, block_size=BLOCK, watchers=[Trail()])
 
 
 def counts(manager):

@@ -1,6 +1,6 @@
 """Write block_hashes.json: the published test vectors of `quire.block_hashes`.
 
-They are computed here from the definition in `quire/core/hashing.py`, with hashlib and struct
+They are computed here from the definition in `quire/exchange/hashing.py`, with hashlib and struct
 alone, so that the file checks the code and not itself.
 """
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from quire import CacheManager, MediaItem, Scope, block_hashes
-from quire.core import BlockStored
+from quire.exchange import BlockStored
+from watching import take_events, watchers
 
 VECTORS = json.loads(Path(__file__).with_name("block_hashes.json").read_text(encoding="utf-8"))
 
@@ -29,7 +30,7 @@ def test_hashes_equal_the_published_vectors(vector):
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_stored_events_carry_the_published_hashes(vector):
-    manager = CacheManager(64, vector["block_size"], events=True)
+    manager = CacheManager(64, vector["block_size"], watchers=watchers(events=True))
     other = np.arange(1000, 1020)
     for tokens, media in ((other, ()), (vector["tokens"], media_of(vector))):
         seq = manager.open(tokens, Scope(**vector["scope"]), media=media)
@@ -37,7 +38,7 @@ def test_stored_events_carry_the_published_hashes(vector):
         for token in tokens:  # one by one, so that blocks are published one by one
             manager.commit(seq, [token])
         manager.close(seq)
-    stored = [event for event in manager.take_events() if isinstance(event, BlockStored)]
+    stored = [event for event in take_events(manager) if isinstance(event, BlockStored)]
     digests = [digest.hex() for event in stored for digest in event.block_hashes]
     assert digests[-len(vector["hashes"]) :] == vector["hashes"]
 

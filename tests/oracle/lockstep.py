@@ -2,7 +2,7 @@
 
     python tests/oracle/lockstep.py --steps 100000 --seed 1
     python tests/oracle/lockstep.py --seed 1 --world 17            # that world alone
-    python tests/oracle/lockstep.py --without hints,lost,fifo       # features, policies and calls left out
+    python tests/oracle/lockstep.py --without media,lost,order       # features, policies and calls left out
 
 A step is one call on both sides. After each, what it returned or raised is compared, and what it
 touched; every so often all there is.
@@ -20,6 +20,7 @@ from random import Random
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from driver import Driver

@@ -14,8 +14,28 @@ import msgspec
 import numpy as np
 
 from quire import exchange, ops
+from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
+from quire.foresight import Curve
+from watching import take_evicted, watcher, watchers, what_if
+
+
+class Heard(Watcher):
+    """Tells an observer of the old kind what a watcher hears."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def begin(self, kernel):
+        self.media = kernel.tree.media
+
+    def opened(self, seq, key, missed):
+        self.told.opened(seq, key, self.media)
+
+    def closed(self, seq):
+        self.told.closed(seq)
+
 
 ARE_ALIKE = importlib.import_module("quire0.core.joining")._are_alike
 
@@ -373,8 +393,42 @@ class New(Old):
         "hints": "quire.core.owners",
         "kept": "quire.exchange.kept",
         "radix": "quire.core.tree",
-        "requests": "quire.core.manager",
+        "events": "quire.exchange.events",
+        "livecurve": "quire.foresight.curve",
+        "lost": "quire.foresight.trail",
+        "requests": "quire.foresight.curve",
     }
+
+    def made(self, recipe, clock):
+        has = recipe["features"]
+        wanted = {name: name in has for name in ("events", "evictions", "curve")}
+        return self.core.CacheManager(
+            block_size=recipe["block_size"],
+            groups=[
+                self.core.LayerGroup(name, num_blocks, self.kind(kind))
+                for name, kind, num_blocks in recipe["groups"]
+            ],
+            policy=recipe["policy"],
+            sub_block="sub_block" in has,
+            pin_budget=recipe["pin_budget"],
+            debug="debug" in has,
+            clock=clock if "clock" in has else None,
+            watchers=watchers(**wanted, observer=self.told and Heard(self.told)),
+        )
+
+    def take_events(self):
+        log = watcher(self.manager, exchange.EventLog)
+        events = [(type(each).__name__, plain(each)) for each in log.take()] if log else []
+        return events, log.num_dropped if log else 0
+
+    def take_evicted(self):
+        return plain(take_evicted(self.manager))
+
+    def what_if(self):
+        if watcher(self.manager, Curve) is None:
+            raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
+        told = what_if(self.manager)
+        return plain(told), str(told), told.points([0, 1, 7, 10**6]), told.hit_rate, told.ceiling
 
     limits: ClassVar = {**Old.limits, "hints": {"MAX_SESSIONS": 2}}
 
@@ -527,14 +581,14 @@ SEQUENCE = (
     "state", "scope", "published", "computed", "capacity", "num_cached", "prompt_len", "priority",
     "tables", "tokens", "keep_for",
 )  # fmt: skip
-NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until", "spent_from")
+NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until")
 PART = ("group", "guards", "guarded", "num_held", "snapshots")
 
 
 def _nodes(nodes):
     found = []
     for node in sorted(nodes, key=lambda each: each["tokens"]):
-        data = {name: node.get(name, 0.0) for name in NODE}
+        data = {name: node[name] for name in NODE}
         data["parts"] = [{n: part[n] for n in PART if n in part} for part in node["parts"]]
         data["children"] = _nodes(node["children"])
         found.append(data)

@@ -4,7 +4,9 @@ from kinds import AttentionMemory, StateMemory, is_needed, window_blocks
 from model import Identities, Published
 
 from quire import ops
-from quire.core import CacheManager, FullAttention, LayerGroup, Scope, block_hashes
+from quire.core import CacheManager, FullAttention, LayerGroup, Scope
+from quire.exchange import block_hashes
+from watching import take_evicted, watchers
 
 
 class Comparison:
@@ -25,10 +27,9 @@ class Comparison:
             block_size=settings.block_size,
             policy=settings.policy,
             sub_block=settings.sub_block,
-            events=settings.events,
+            watchers=watchers(events=settings.events, evictions=True),
             debug=settings.debug,
             clock=lambda: self.now,
-            evictions=True,
         )
         self.names = Identities()
         self.memory = [
@@ -93,7 +94,7 @@ class Comparison:
         else:
             if self.dropped_blocks() != dropped:
                 self.intact = False
-            self.check_evicted(self.manager.take_evicted())
+            self.check_evicted(take_evicted(self.manager))
             return result
         assert expiring or self.state == before, f"{refused!r} changed the state"
         ops.check(self.manager)

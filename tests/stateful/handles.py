@@ -7,9 +7,9 @@ import numpy as np
 from computing import Computing
 
 from quire import ops
-from quire.core import FullAttention, block_hashes
+from quire.core import FullAttention
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
-from quire.exchange import hold, required_blocks, residency, restore
+from quire.exchange import block_hashes, hold, required_blocks, residency, restore
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from hashlib import sha256
 import numpy as np
 
 from quire import Scope, block_hashes
-from quire.core.hashing import root_digest
+from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import NameBook
 from quire.tiers.format import DType, Header, Namespace, new_buffer, payload_of, record_bytes, seal
 

@@ -7,8 +7,8 @@ import pytest
 from prefixes_help import FULL, STATES, book_of, hashes_of
 
 from quire import Scope
-from quire.core.hashing import root_digest
 from quire.errors import TierError
+from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import FILE_NAME, NameBook, NamesFile, write_names
 
 ROOT = root_digest(Scope())

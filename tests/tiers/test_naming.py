@@ -5,8 +5,8 @@ from dict_tier import DictTier
 from prefixes_help import FULL, STATES
 
 from quire import CacheManager, Scope
-from quire.core.hashing import block_hashes, root_digest
 from quire.engines.tiered.naming import Naming, scope_label
+from quire.exchange.hashing import block_hashes, root_digest
 from quire.tiers.contents.names import FILE_NAME, NameBook
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files

@@ -4,7 +4,7 @@ from dict_tier import DictTier
 from prefixes_help import FULL, STATES, book_of, hashes_of, store
 
 from quire import Scope
-from quire.core.hashing import root_digest
+from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import NameBook
 from quire.tiers.contents.survey import BUCKETS, survey
 from quire.tiers.format import record_bytes

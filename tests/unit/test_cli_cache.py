@@ -15,7 +15,7 @@ from prefixes_help import FULL, STATES, book_of, hashes_of, store
 from quire import Scope
 from quire.cli.app import app
 from quire.cli.tier_place import reading
-from quire.core.hashing import root_digest
+from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import FILE_NAME, NameBook, write_names
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files

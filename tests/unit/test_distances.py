@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.distances import hit_curve, lru_distances, uses_of
+from quire.foresight.distances import hit_curve, lru_distances, uses_of
 
 FORKS = st.lists(
     st.tuples(st.integers(0, 10**6), st.integers(0, 6), st.integers(0, 4)), max_size=40

@@ -17,6 +17,7 @@ from quire.core.policies.reentry import (
     Reentry,
 )
 from quire.sim.replay import replay
+from watching import watchers
 
 TOKENS_PER_BLOCK = 64
 
@@ -55,6 +56,7 @@ class World:
         self.manager = CacheManager(
             capacity + 1,
             1,
+            watchers=watchers(),
             policy=policy or thinking(self.mind),
             sub_block=False,
             clock=lambda: self.now,

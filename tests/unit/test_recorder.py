@@ -15,6 +15,7 @@ from quire.errors import ConfigError, TraceError
 from quire.observe import Recorder, recorder
 from quire.sim.replay import replay
 from quire.sim.trace import open_trace
+from watching import take_events, watchers
 
 BLOCK = 4
 DIGEST = b"d" * 32
@@ -42,8 +43,9 @@ def tokens(*parts):
     )
 
 
-def managed(recording, num_blocks=64, **options):
-    return CacheManager(num_blocks, BLOCK, observer=recording, **options)
+def managed(recording, num_blocks=64, *, events=False, **options):
+    wanted = watchers(observer=recording, events=events)
+    return CacheManager(num_blocks, BLOCK, watchers=wanted, **options)
 
 
 def run(manager, prompt, answer=(), **options):
@@ -129,7 +131,7 @@ def test_neither_tokens_nor_hashes_nor_names_are_in_the_file(path):
     with Recorder(path, BLOCK) as recording:
         manager = managed(recording, events=True)
         run(manager, secret, scope=Scope(salt="tenant"), hint=Hint(session_id="alice"))
-    stored = [digest for event in manager.take_events() for digest in event.block_hashes]
+    stored = [digest for event in take_events(manager) for digest in event.block_hashes]
     text = path.read_bytes()
     assert b"987654321" not in text
     assert b"alice" not in text
@@ -354,7 +356,7 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     num_blocks = 40
     rng = np.random.default_rng(5)
     with Recorder(path, BLOCK) as recording:
-        cache = PrefixCache(model, {"full": num_blocks}, BLOCK, observer=recording)
+        cache = PrefixCache(model, {"full": num_blocks}, BLOCK, watchers=[recording])
         talks = [rng.integers(0, 250, 10).tolist() for _ in range(3)]
         talks += [talks[0][:9] + rng.integers(0, 250, 5).tolist() for _ in range(5)]
         cached = []

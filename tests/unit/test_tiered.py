@@ -6,6 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from watching import watchers
+
 torch = pytest.importorskip("torch")
 
 from quire import ops  # noqa: E402
@@ -41,7 +43,7 @@ class Engine:
         writes_back = stack.settings.write == "back"
         groups = [LayerGroup(name, num_blocks, KINDS[name]) for name in names]
         self.manager = CacheManager(
-            groups=groups, block_size=SIZE, evictions=writes_back, debug=True
+            groups=groups, block_size=SIZE, watchers=watchers(evictions=writes_back), debug=True
         )
         self.names = names
         self.pools = [make_pool(memory, num_blocks, debug_nan=True) for _ in names]

@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.core import AllBlocksCleared, CacheManager
+from quire.core import CacheManager
 from quire.errors import ConfigError, TraceError
+from quire.exchange import AllBlocksCleared
 from quire.observe import save_events
 from quire.sim.trace import Findings, open_trace
 from quire.sim.trace.kv_batches import STORED
+from watching import take_events, watchers
 
 CLEARED = {"type": "AllBlocksCleared"}
 
@@ -221,7 +223,7 @@ def test_the_block_size_is_the_logs(path):
 
 
 def test_quires_own_events_give_back_the_requests(path):
-    manager = CacheManager(40, 4, events=True)
+    manager = CacheManager(40, 4, watchers=watchers(events=True))
     rng = np.random.default_rng(0)
     base = rng.integers(0, 999, 12).astype(np.int32)
     prompts = [np.concatenate((base, rng.integers(0, 999, 9).astype(np.int32))) for _ in range(8)]
@@ -230,7 +232,7 @@ def test_quires_own_events_give_back_the_requests(path):
         manager.reserve(seq, len(prompt) - seq.num_cached)
         manager.commit(seq, prompt[seq.num_cached :])
         manager.close(seq)
-        save_events(path, manager.take_events(), 60.0 * at)
+        save_events(path, take_events(manager), 60.0 * at)
     rows = list(open_trace(path))
     assert manager.stats.evicted_blocks == 0
     assert [row.time_s for row in rows] == [60.0 * at for at in range(8)]
@@ -241,12 +243,12 @@ def test_quires_own_events_give_back_the_requests(path):
 
 
 def test_a_log_of_events_holds_no_tokens(path):
-    manager = CacheManager(40, 4, events=True)
+    manager = CacheManager(40, 4, watchers=watchers(events=True))
     seq = manager.open([123454321] * 8)
     manager.reserve(seq, 8)
     manager.commit(seq, [123454321] * 8)
     manager.close(seq)
-    save_events(path, manager.take_events(), 0.0)
+    save_events(path, take_events(manager), 0.0)
     assert b"123454321" not in path.read_bytes()
     with pytest.raises(ConfigError, match="cannot write events"):
         save_events(path / "no" / "such", [AllBlocksCleared()], 0.0)

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from replay_help import ListTrace
 
 from quire import ops
-from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow, livecurve
-from quire.core import manager as managers
+from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow
 from quire.errors import ConfigError
 from quire.exchange import residency, restore
+from quire.foresight import Curve
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
 from quire.sim.workload import Workload, parts_named
 from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
+from watching import watcher, watchers, what_if
 
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50, 1.0)
 TIMES = (0.25, 0.5, 1, 2, 4)
@@ -76,7 +77,9 @@ def exact_curve(prompts, block=BLOCK, **options):
 
 
 def served(prompts, capacity, block=BLOCK, **options):
-    manager = CacheManager(capacity + 2, block, sub_block=False, curve=True, **options)
+    manager = CacheManager(
+        capacity + 2, block, sub_block=False, watchers=watchers(curve=True), **options
+    )
     for blocks in prompts:
         serve(manager, tokens_of(blocks, block))
     return manager
@@ -87,7 +90,7 @@ def served(prompts, capacity, block=BLOCK, **options):
 def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, block):
     prompts, names = talks(1)
     capacity = int(names * share)
-    curve = served(prompts, capacity, block).what_if()
+    curve = what_if(served(prompts, capacity, block))
     exact = exact_curve(prompts, block)
     for other in [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]:
         assert curve.at(other) == pytest.approx(exact.at(other), abs=0.002)
@@ -114,7 +117,7 @@ def off_by(prompts, share):
     names = 1 + max(int(blocks.max()) for blocks in prompts if len(blocks))
     capacity = int(names * share)
     prompts = [blocks[:capacity] for blocks in prompts]
-    manager = CacheManager(capacity + 1, 1, sub_block=False, curve=True)
+    manager = CacheManager(capacity + 1, 1, sub_block=False, watchers=watchers(curve=True))
     for blocks in prompts:
         tokens = np.concatenate((blocks, LAST))
         seq = manager.open(tokens)
@@ -123,7 +126,7 @@ def off_by(prompts, share):
         if len(blocks) > found:
             manager.commit(seq, tokens[found:-1])
         manager.close(seq)
-    curve = manager.what_if()
+    curve = what_if(manager)
     assert curve.num_requests == len(prompts)
     exact = exact_curve(prompts, 1)
     others = [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]
@@ -131,10 +134,10 @@ def off_by(prompts, share):
 
 
 def test_the_latest_requests_are_remembered(monkeypatch):
-    monkeypatch.setattr(livecurve, "MAX_NOTES", 1000)
-    monkeypatch.setattr(managers, "PACK_EVERY", 200)
+    monkeypatch.setattr("quire.foresight.curve.MAX_NOTES", 1000)
+    monkeypatch.setattr("quire.foresight.curve.PACK_EVERY", 200)
     prompts, names = talks(2, num_talks=1200)
-    curve = served(prompts, names // 10).what_if()
+    curve = what_if(served(prompts, names // 10))
     assert curve.num_requests == len(prompts)
     assert 750 <= curve.noted_requests <= 1000
     before = len(prompts) - curve.noted_requests
@@ -146,12 +149,12 @@ def test_the_latest_requests_are_remembered(monkeypatch):
 
 def test_sessions_of_two_scopes_are_two():
     prompts, names = talks(4, num_talks=60)
-    manager = CacheManager(2 * names + 2, BLOCK, sub_block=False, curve=True)
+    manager = CacheManager(2 * names + 2, BLOCK, sub_block=False, watchers=watchers(curve=True))
     for blocks in prompts:
         for tenant in ("a", "b"):
             serve(manager, tokens_of(blocks), Scope(salt=tenant))
-    alone = served(prompts, names).what_if()
-    both = manager.what_if()
+    alone = what_if(served(prompts, names))
+    both = what_if(manager)
     exact = exact_curve(prompts)
     assert alone.ceiling == pytest.approx(exact.ceiling, abs=0.02)
     assert both.ceiling == pytest.approx(exact.ceiling, abs=0.02)
@@ -162,7 +165,7 @@ def test_generated_tokens_take_room_too():
     prompts, names = talks(5, num_talks=100)
 
     def replay(num_generated):
-        manager = CacheManager(4 * names, BLOCK, sub_block=False, curve=True)
+        manager = CacheManager(4 * names, BLOCK, sub_block=False, watchers=watchers(curve=True))
         for blocks in prompts:
             tokens = tokens_of(blocks)
             reply = np.full(num_generated, 7, np.int32)
@@ -172,7 +175,7 @@ def test_generated_tokens_take_room_too():
             if num_generated:
                 manager.commit(seq, reply)
             manager.close(seq)
-        return manager.what_if()
+        return what_if(manager)
 
     silent, talkative = replay(0), replay(20 * BLOCK)
     assert talkative.at(names // 10) < silent.at(names // 10) - 0.02
@@ -185,15 +188,15 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     prompts, _ = talks(seed, num_talks=20, shared=3)
     prompts = [blocks[:capacity] for blocks in prompts]
     watched = served(prompts, capacity)
-    plain = CacheManager(capacity + 2, BLOCK, sub_block=False)
+    plain = CacheManager(capacity + 2, BLOCK, sub_block=False, watchers=watchers())
     for blocks in prompts:
         serve(plain, tokens_of(blocks))
-    curve = watched.what_if()
+    curve = what_if(watched)
     assert ops.snapshot(watched) == ops.snapshot(plain)
     assert np.all(np.diff(curve.token_hit) >= -1e-12)
     assert np.all(np.diff(curve.capacities) > 0)
     assert 0 <= curve.ceiling <= 1
-    again = served(prompts, capacity).what_if()
+    again = what_if(served(prompts, capacity))
     assert again.capacities.tolist() == curve.capacities.tolist()
     assert again.token_hit.tolist() == curve.token_hit.tolist()
 
@@ -203,7 +206,10 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
 def test_requests_are_counted_as_without_the_curve(seed, capacity):
     random = Random(seed)
     groups = [LayerGroup("full", capacity), LayerGroup("window", 9, SlidingWindow(5))]
-    both = [CacheManager(groups=groups, block_size=4, curve=curve) for curve in (True, False)]
+    both = [
+        CacheManager(groups=groups, block_size=4, watchers=watchers(curve=curve))
+        for curve in (True, False)
+    ]
     texts = [np.array([[head] * 6, [tail] * 6]).ravel() for head in range(3) for tail in range(4)]
     for _ in range(300):
         text = np.concatenate([random.choice(texts), random.choice(texts)])[: random.randint(1, 24)]
@@ -214,19 +220,19 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         if what < 3:
             assert both[0].stats == both[1].stats
         elif what == 3:
-            both[0].what_if()
+            what_if(both[0])
         elif what == 4:
-            both[0].kernel.live_curve.restart()
+            watcher(both[0], Curve).restart()
     assert both[0].stats == both[1].stats
     ops.check(both[0])
 
 
 def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgotten():
-    manager = CacheManager(64, BLOCK, sub_block=False, curve=True)
+    manager = CacheManager(64, BLOCK, sub_block=False, watchers=watchers(curve=True))
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
-        return tuple(manager.kernel.live_curve.notes[-2:])
+        return tuple(watcher(manager, Curve)._notes[-2:])
 
     def forget(num_blocks):
         manager.reclaim(num_blocks)
@@ -239,16 +245,16 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
     forget(8)
     assert noted(4) == (4 * BLOCK, 5)
     forget(4)
-    assert noted(12) == (-12 * BLOCK, 5)
-    assert noted(4, 99) == (-5 * BLOCK, 4)
+    assert noted(12) == (12 * BLOCK, 5)
+    assert noted(4, 99) == (5 * BLOCK, 4)
     assert noted(4) == (4 * BLOCK, 8)
     forget(13)
-    assert noted(4) == (-4 * BLOCK, 9)
-    assert noted(4, 99) == (-5 * BLOCK, 8)
+    assert noted(4) == (4 * BLOCK, 9)
+    assert noted(4, 99) == (5 * BLOCK, 8)
 
 
 def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
-    manager = CacheManager(100, 4, sub_block=False, curve=True)
+    manager = CacheManager(100, 4, sub_block=False, watchers=watchers(curve=True))
     prompt = np.arange(16, dtype=np.int32)
     seq = manager.open(prompt)
     manager.reserve(seq, 16)
@@ -257,11 +263,11 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     manager.commit(seq, prompt[8:])
     manager.close(seq)
     serve(manager, np.append(prompt, LAST))
-    assert manager.kernel.live_curve.notes[-3:] == [17, 16, 1]
+    assert watcher(manager, Curve)._notes[-3:] == [17, 16, 1]
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
-    manager = CacheManager(50, 1, sub_block=False, curve=True)
+    manager = CacheManager(50, 1, sub_block=False, watchers=watchers(curve=True))
     prompt = np.arange(6, dtype=np.int32)
     for _ in range(3):
         serve(manager, prompt)
@@ -272,12 +278,15 @@ def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
     manager.reset()
     for _ in range(3):
         serve(manager, prompt)
-    assert manager.what_if().ceiling == pytest.approx(10 / 18)
+    assert what_if(manager).ceiling == pytest.approx(10 / 18)
 
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
-    manager, plain = (CacheManager(130, 1, sub_block=False, curve=curve) for curve in (True, False))
+    manager, plain = (
+        CacheManager(130, 1, sub_block=False, watchers=watchers(curve=curve))
+        for curve in (True, False)
+    )
     shared = np.arange(50)
     for number in range(2000):
         own = 1000 + number % 50 * 100 + np.arange(20)
@@ -288,7 +297,7 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
                 with restore(each, prompt, 70, {0: list(range(there, 70))}) as given_out:
                     given_out.commit()
             serve(each, prompt)
-    curve = manager.what_if()
+    curve = what_if(manager)
     for capacity, found in ((75, 0.704), (400, 0.704), (1100, 0.979)):
         assert curve.at(capacity) == pytest.approx(found, abs=0.02)
     assert manager.stats == plain.stats
@@ -296,29 +305,28 @@ def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
 
 def test_asking_in_between_changes_no_later_answer():
     prompts, names = talks(6)
-    often = CacheManager(names // 10, BLOCK, sub_block=False, curve=True)
+    often = CacheManager(names // 10, BLOCK, sub_block=False, watchers=watchers(curve=True))
     for number, blocks in enumerate(prompts):
         serve(often, tokens_of(blocks))
         if number % 97 == 96:
-            often.what_if()
-    once = served(prompts, names // 10 - 2).what_if()
-    assert often.what_if().at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
+            what_if(often)
+    once = what_if(served(prompts, names // 10 - 2))
+    assert what_if(often).at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
 
 
 def test_a_curve_begun_anew_forgets():
     prompts, names = talks(7, num_talks=50)
     manager = served(prompts, names)
-    assert manager.kernel.live_curve is not None
-    manager.kernel.live_curve.restart()
-    assert manager.what_if().num_requests == 0
-    assert str(manager.what_if()).startswith("no request yet")
+    watcher(manager, Curve).restart()
+    assert what_if(manager).num_requests == 0
+    assert str(what_if(manager)).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))
-    assert manager.what_if().num_requests == 1
+    assert what_if(manager).num_requests == 1
 
 
 def test_it_says_what_twice_the_memory_would_give():
     prompts, names = talks(1)
-    curve = served(prompts, names // 20).what_if()
+    curve = what_if(served(prompts, names // 20))
     now, more = curve.hit_rate, curve.at(2 * curve.capacity_blocks)
     assert curve.hit_rate == curve.at(curve.capacity_blocks)
     said = f"twice the memory would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
@@ -326,8 +334,3 @@ def test_it_says_what_twice_the_memory_would_give():
     assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
     with pytest.raises(ConfigError, match="at least 0 blocks"):
         curve.at(-1)
-
-
-def test_without_samples_there_is_no_curve():
-    with pytest.raises(ConfigError, match="curve=True"):
-        CacheManager(8).what_if()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from quire.bench.workloads import BLOCK_SIZE
 from quire.core import CacheManager
+from quire.exchange import EventLog
+from quire.foresight import Curve
 
 
 @dataclass(frozen=True)
@@ -30,5 +32,6 @@ def make_manager(num_blocks: int, features: Features = PLAIN) -> Built:
 
 def build(num_blocks: int, block_size: int, features: Features) -> Built:
     """Make a manager as this core spells the features; `benchmarks/rows_on_core.py` replaces it for older ones."""
-    manager = CacheManager(num_blocks, block_size, events=features.events, curve=features.curve)
-    return manager, manager.take_events
+    log = EventLog()
+    watchers = [log] * features.events + [Curve()] * features.curve
+    return CacheManager(num_blocks, block_size, watchers=watchers), log.take

@@ -111,7 +111,9 @@ def demo(
         if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
             settle_threads(loaded)
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, capacity, block_size, observer=recorder, tiers=stack)
+        cache = PrefixCache(
+            loaded, capacity, block_size, watchers=[recorder] if recorder else [], tiers=stack
+        )
         pair = SideBySide(loaded, tokenizer, cache, size)
         with recorder or nullcontext():
             found = compare(pair, size, say, time.perf_counter() - started)

@@ -123,7 +123,13 @@ def generate(
         from quire.engines.hf import PrefixCache
 
         recorder = recording(record, block_size)
-        cache = PrefixCache(loaded, kv_memory, block_size, observer=recorder, tiers=stack)
+        cache = PrefixCache(
+            loaded,
+            kv_memory,
+            block_size,
+            watchers=[recorder] if recorder is not None else [],
+            tiers=stack,
+        )
         opening.callback(cache.close)
         until_the_end = opening.pop_all()
     arguments = _sampling(temperature) | {

@@ -194,8 +194,8 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
 def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from: int) -> None:
     """Take the blocks of a leaf from `start` on out of the tree; free those to be freed."""
     end = node.end
-    if kernel.events is not None:
-        kernel.events.removed(node, end - start, "truncated")
+    for tell in kernel.watchers.leaving:
+        tell(node, range(start, end), None, "truncated")
     kernel.tree.cut_tail(node, end - start, freed_from)
     first = max(start, freed_from)
     if first < end:

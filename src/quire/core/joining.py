@@ -29,7 +29,6 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
         len(upper.children) == 1
         and upper.locks == lower.locks
         and len(lower.key) <= MAX_JOINED_BYTES
-        and upper.used == lower.used
         and tree.evictor.joinable(upper, lower)
         and all(group.joinable(upper) for group in tree.sparse)
     )
@@ -37,20 +36,14 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
 
 def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     """Let `lower`, to which the references of sequences and pins point, take over the run of `upper`."""
-    parent, num_blocks = upper.parent, upper.num_blocks
+    parent = upper.parent
     assert parent is not None
     for group in tree.sparse:
         group.forget(upper)
     upper.key += lower.key
     for ids, more in zip(upper.blocks, lower.blocks, strict=True):
         ids.extend(more)
-    if upper.hashes is not None and lower.hashes is not None and len(upper.hashes) == num_blocks:
-        upper.hashes.extend(lower.hashes)
-    if upper.lost:
-        upper.lost.update(lower.lost or {})
-        lower.lost = upper.lost
     lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
-    lower.hashes = upper.hashes
     lower.has_media |= upper.has_media
     lower.parent = parent
     parent.children[upper.first] = lower
@@ -58,5 +51,8 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
         tree.evictor.gone(upper)
     for group in tree.sparse:
         group.joined(lower, upper.parts[group.place])
+    first = len(tree.sparse)
+    for part, above in zip(lower.parts[first:], upper.parts[first:], strict=True):
+        part.join(above, upper.end)
     upper.parent = upper.note = None
     upper.children = NO_CHILDREN

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
-from quire.core.digests import Digests
-from quire.core.events import EventLog
-from quire.core.evictions import EvictionLog
 from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.livecurve import LiveCurve
-from quire.core.lookup import Lookup
-from quire.core.media import UsedMedia
-from quire.core.node import Node
+from quire.core.lookup import Lookup, Missed
+from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
 from quire.core.pins import PinBoard
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
-from quire.core.sequence import Drafted
+from quire.core.sequence import Drafted, Sequence
 from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
 from quire.core.stats import Counters
+from quire.core.tokens import Key
 from quire.core.tree import PrefixTree
 from quire.core.windows import WindowGroup
+from quire.errors import ConfigError
+
+Leaving: TypeAlias = Literal["evicted", "invalidated", "truncated", "cleared"]
+"""Why blocks can be found no more: they made room, somebody dropped them, their own sequence took them back."""
+
+
+Found = TypeVar("Found", bound="Watcher")
+
+
+class Watcher:
+    """What is told of requests and blocks: events, a trace, a memory of what was evicted.
+
+    It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing.
+
+    `part`   what it keeps of every node, or None; the tree cuts and joins it with the node
+    `place`  where that stands in `node.parts`
+    `needs`  watchers that are told before it, whether or not the manager was given them
+    """
+
+    part: ClassVar[type[NodePart] | None] = None
+    needs: tuple[Watcher, ...] = ()
+    place: int = 0
+
+    def begin(self, kernel: Kernel) -> None:
+        """The manager was made, or reset."""
+
+    def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
+        """A request was opened; `key` is its prompt with numbers for media, valid during this call."""
+
+    def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
+        """The last blocks of a node can be found now: the sequence computed them, or a restore brought them."""
+
+    def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
+        """Blocks of a node, counted from the root, are about to be freed, in one group or (None) in all.
+
+        When all is dropped that can be, a root is told of last: no blocks, "cleared".
+        """
+
+    def closed(self, seq: Sequence) -> None:
+        """A request or a fork is about to be closed."""
+
+
+class Audience:
+    """The watchers of a manager, those that they need first, and the hooks that they have."""
+
+    def __init__(self, watchers: Iterable[Watcher]) -> None:
+        self.all = tuple(dict.fromkeys(_with_needs(watchers)))
+        self.opened = tuple(w.opened for w in self.all if _has(w, "opened"))
+        self.stored = tuple(w.stored for w in self.all if _has(w, "stored"))
+        self.leaving = tuple(w.leaving for w in self.all if _has(w, "leaving"))
+        self.closed = tuple(w.closed for w in self.all if _has(w, "closed"))
+        self.parts = tuple(w.part for w in self.all if w.part is not None)
+
+    def find(self, kind: type[Found]) -> Found | None:
+        """Return the first watcher of a kind, or None."""
+        return next((each for each in self.all if isinstance(each, kind)), None)
+
+    def begin(self, kernel: Kernel) -> None:
+        """Tell all that a manager begins, and where their parts stand."""
+        place = len(kernel.tree.sparse)
+        for watcher in self.all:
+            watcher.place = place
+            watcher.begin(kernel)
+            place += watcher.part is not None
 
 
 class Kernel:
@@ -37,7 +98,10 @@ class Kernel:
     """
 
     def __init__(
-        self, settings: ManagerSettings, cut_off: Callable[[str, BaseException], None]
+        self,
+        settings: ManagerSettings,
+        watchers: Iterable[Watcher],
+        cut_off: Callable[[str, BaseException], None],
     ) -> None:
         size = settings.block_size
         self.pools = tuple(
@@ -47,7 +111,8 @@ class Kernel:
         capacity = _capacity(settings, self.pools)
         evictor = Order(factory_of(settings.policy), capacity, settings.clock)
         sparse = _sparse_groups(settings, self.pools, evictor)
-        self.tree = PrefixTree(size, self.pools, evictor, UsedMedia(), sparse)
+        self.watchers = Audience(watchers)
+        self.tree = PrefixTree(size, self.pools, evictor, sparse, self.watchers.parts)
         self.rows = Rows(self.tree, cut_off)
         self.lookup = Lookup(self.tree, size, sub_block=settings.sub_block)
         self.copies = CopyPlan(self.pools)
@@ -58,17 +123,32 @@ class Kernel:
         self.anchors: dict[int, Node] = {}
         # Drafts that wait behind open sequences, by row.
         self.drafts: dict[int, Drafted] = {}
-        self.live_curve = LiveCurve(size, self.counters, capacity) if settings.curve else None
-        self.digests = Digests(self.tree)
-        self.events = EventLog(self.tree.block_bytes, self.digests) if settings.events else None
-        self.log = EvictionLog(self.pools, self.digests) if settings.evictions else None
-        for group in sparse:
-            group.log = self.log
+        self.capacity = capacity
+        self.watchers.begin(self)
 
     def now(self) -> float:
         """Return the seconds of the clock; without one, the requests opened so far."""
         evictor = self.tree.evictor
         return evictor.now() if evictor.has_clock else self.counters.num_requests
+
+
+def check_watchers(watchers: object) -> None:
+    """Raise `ConfigError` unless these are watchers."""
+    known = isinstance(watchers, tuple | list)
+    for each in watchers if known else (watchers,):  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
+        if not known or not isinstance(each, Watcher):
+            msg = "watchers is a list of quire.core.Watcher objects, [EventLog()] for instance"
+            raise ConfigError(f"{msg}; got {each!r}")
+
+
+def _with_needs(watchers: Iterable[Watcher]) -> Iterable[Watcher]:
+    for watcher in watchers:
+        yield from _with_needs(watcher.needs)
+        yield watcher
+
+
+def _has(watcher: Watcher, hook: str) -> bool:
+    return getattr(type(watcher), hook) is not getattr(Watcher, hook)
 
 
 def _sparse_groups(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import msgspec
 
 from quire.core.blocks import GAP
-from quire.core.lost import Lost, marks_of
 from quire.core.node import Match, Node
 from quire.core.states import StateGroup
-from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
+from quire.core.stats import Missed
+from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
+
+Evicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int]]
+"""Says up to which byte of a key what follows a node's match was evicted, and which request used it last."""
+
+LAST_TOKEN, COLD = Missed("last_token"), Missed("cold")
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -40,13 +48,17 @@ class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Lookup:
-    """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy."""
+    """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy.
+
+    `evicted`  set by a watcher that remembers what was evicted
+    """
 
     def __init__(self, tree: PrefixTree, block_size: int, *, sub_block: bool) -> None:
         self._tree = tree
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         states = any(isinstance(group, StateGroup) for group in tree.sparse)
+        self.evicted: Evicted | None = None
         self._sub_block = sub_block and block_size > 1 and not states
 
     def find(self, root: Node, key: Key, limit: int) -> Found:
@@ -93,48 +105,30 @@ class Lookup:
         cached = num_blocks * self._block_size + found.partial_tokens
         if cached == num_tokens - 1:
             return Hit(cached, num_blocks, found.partial_tokens, "last_token")
-        reason, *_ = self.why(key, found)
-        return Hit(cached, num_blocks, found.partial_tokens, reason)
+        return Hit(cached, num_blocks, found.partial_tokens, self.why(key, found).reason)
 
-    def why(self, key: Key, found: Found) -> tuple[str, int, int]:
+    def why(self, key: Key, found: Found) -> Missed:
         """Return the reason why a hit ends where it does, and how many tokens it explains.
 
         No other scope is looked at: the time that this takes would tell what somebody else has cached.
-
-        The last one, and those that are cold, need no other explanation: 0. Of evicted ones the third item is
-        the number of the last request that used them, else 0.
         """
         num_tokens = len(key) // TOKEN_BYTES
-        cached = found.match.num_bytes // TOKEN_BYTES + found.partial_tokens
+        match = found.match
+        cached = match.num_bytes // TOKEN_BYTES + found.partial_tokens
         missed = num_tokens - 1 - cached
         if not missed:
-            return "last_token", 0, 0
-        match = found.match
+            return LAST_TOKEN
         if found.refused:
-            return "window", min(missed, found.refused * self._block_size), 0
+            return Missed("window", min(missed, found.refused * self._block_size))
         if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
-            return "partial_block", missed, 0
-        holder = match.edge if match.edge is not None and match.into else match.node
-        lost = holder.lost.get(match.num_bytes // self._block_bytes) if holder.lost else None
-        if lost:
-            end, used = self._lost_end(lost, match.num_bytes, key)
+            return Missed("partial_block", missed)
+        if self.evicted is not None:
+            holder = match.edge if match.edge is not None and match.into else match.node
+            end, user = self.evicted(holder, match.num_bytes, key)
             if end > match.num_bytes:
-                return "evicted", min(missed, max(end // TOKEN_BYTES - cached, 1)), used
-        return "cold", 0, 0
-
-    def _lost_end(self, at: dict[int, Lost], end: int, key: Key) -> tuple[int, int]:
-        """Follow what was evicted after `end` bytes: where that ends, and who used it last."""
-        lost: dict[int, Lost] | None = at
-        used, first = 0, key[end : end + self._block_bytes].tobytes()
-        while lost and end + self._block_bytes < len(key):
-            run = lost.get(hash(first))
-            if run is None:
-                break
-            same = common_bytes(marks_of(key, end, len(key), self._block_bytes), run.marks)
-            end, used = end + same * self._block_bytes, run.used
-            lost = run.below if same == len(run.marks) else None
-            first = key[end : end + self._block_bytes].tobytes() if lost else b""
-        return end, used
+                explained = min(missed, max(end // TOKEN_BYTES - cached, 1))
+                return Missed("evicted", explained, user)
+        return COLD
 
     def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
         """Whether this block is there in every group, and one more can be had for its copy.

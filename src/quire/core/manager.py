@@ -8,30 +8,24 @@ from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
-from quire.core.events import Event
-from quire.core.evictions import NamedBlock
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.hints import NO_HINT, Hint, check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
-from quire.core.kernel import Kernel
-from quire.core.livecurve import PACK_EVERY
+from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.node import ORDINARY, Node, Terms
 from quire.core.order import Clock
 from quire.core.pins import Pin
 from quire.core.policies import PolicyFactory, Visit
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
-from quire.core.scope import MediaItem, Scope, check_media, check_scope
-from quire.core.sequence import Observer, Sequence
+from quire.core.scope import NO_SCOPE, MediaItem, Scope, check_media, check_scope
+from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
 from quire.core.terms import check_priority, check_store_until
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
-from quire.core.whatif import WhatIf
 from quire.errors import ConfigError, SequenceError, TokensError
-
-NO_SCOPE = Scope()
 
 
 class CacheManager(Interruptible):
@@ -42,12 +36,9 @@ class CacheManager(Interruptible):
     `policy`      a name in `quire.core.policies.POLICIES`, or a factory of `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
-    `events`      record what is stored and removed, for `take_events`
-    `evictions`   record which blocks made room, for `take_evicted`
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
-    `observer`    told of every request, for instance `quire.observe.Recorder`
-    `curve`       note each request for `what_if`; up to 4 MB
+    `watchers`    told of requests and blocks, in this order: `EventLog`, `Curve`, `Recorder`
 
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing, unless something else than an error of quire's leaves it (Ctrl-C, no memory): then every
@@ -63,36 +54,30 @@ class CacheManager(Interruptible):
         groups: Items[LayerGroup] | None = None,
         sub_block: bool = True,
         pin_budget: float = 0.5,
-        events: bool = False,
-        evictions: bool = False,
         debug: bool = False,
         clock: Clock | None = None,
-        curve: bool = False,
-        observer: Observer | None = None,
+        watchers: Items[Watcher] = (),
     ) -> None:
         if (num_blocks is None) == (groups is None):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
+        check_watchers(watchers)
         settings = ManagerSettings(
             groups=tuple(groups),
             block_size=block_size,
             policy=policy,
             sub_block=sub_block,
             pin_budget=pin_budget,
-            events=events,
-            evictions=evictions,
             debug=debug,
             clock=clock,
-            curve=curve,
-            observer=observer,
         )
-        self._begin(settings)
+        self._begin(settings, watchers)
 
-    def _begin(self, settings: ManagerSettings) -> None:
+    def _begin(self, settings: ManagerSettings, watchers: Items[Watcher]) -> None:
         self.settings = settings
         self.block_size = settings.block_size
-        self.kernel = Kernel(settings, self.cut_off)
+        self.kernel = Kernel(settings, watchers, self.cut_off)
         self.sequences: dict[int, Sequence] = {}
         self.default_root = self.kernel.tree.root(NO_SCOPE)
 
@@ -119,8 +104,6 @@ class CacheManager(Interruptible):
     @property
     def stats(self) -> Stats:
         """What was counted since the manager was made."""
-        if self.kernel.live_curve is not None:
-            self._count()
         return self.kernel.counters.stats()
 
     # -- what is cached --------------------------------------------------------------------
@@ -255,7 +238,7 @@ class CacheManager(Interruptible):
                 raw_prompt = key_of(tokens).tobytes()
             else:
                 check_sign(key[found.match.num_bytes :])
-            reason, explained, lost_by = kernel.lookup.why(key, found)
+            missed = kernel.lookup.why(key, found)
             if scope is not None:
                 root = tree.root(scope)
                 if found.match.node.parent is None:
@@ -283,39 +266,15 @@ class CacheManager(Interruptible):
             if store_until is not None:
                 seq.store_until = store_until // self.block_size
             if tree.evictor.watches:
-                lost = -(-explained // self.block_size) if lost_by else 0
-                now = kernel.now()
-                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, lost_by)
-            since = take.attach(kernel, seq, key, found)
+                lost = -(-missed.num_tokens // self.block_size) if missed.last_user else 0
+                now, last = kernel.now(), missed.last_user
+                seq.visit = Visit(number, now, num_tokens, self.block_size, lost, last)
+            take.attach(kernel, seq, key, found)
             self.sequences[id(seq)] = seq
             root.locks += 1
-            live_curve = kernel.live_curve
-            if live_curve is None:
-                counters.prompt_tokens += num_tokens
-                counters.hit_tokens += seq.num_cached
-                counters.missed["last_token"] += 1
-                if explained:
-                    counters.missed[reason] += explained
-                if reason != "last_token":
-                    counters.missed["cold"] += num_tokens - 1 - seq.num_cached - explained
-            else:
-                # In line: here even an empty call would be felt. What is noted is counted later.
-                if not number % PACK_EVERY:
-                    live_curve.pack()
-                reused = seq.num_cached
-                if explained:
-                    counters.missed[reason] += explained
-                    if reason == "evicted":
-                        counters.hit_tokens += reused
-                        reused, since = -reused - explained, lost_by
-                if seq.num_foreign and reused > 0:
-                    counters.hit_tokens += reused
-                    reused = seq.num_foreign - reused
-                notes = live_curve.notes
-                notes += (num_tokens, reused, since)  # whole, whatever interrupts
-            counters.num_requests = number
-            if self.settings.observer is not None:
-                self.settings.observer.opened(seq, key, tree.media)
+            counters.opened(num_tokens, seq.num_cached, missed)
+            for tell in kernel.watchers.opened:
+                tell(seq, key, missed)
         except BaseException as error:
             self.cut_off("open", error)
             raise
@@ -383,8 +342,8 @@ class CacheManager(Interruptible):
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
-        if self.settings.observer is not None:
-            self.settings.observer.closed(seq)
+        for tell in self.kernel.watchers.closed:
+            tell(seq)
         try:
             give.close(self.kernel, seq)
             del self.sequences[id(seq)]
@@ -501,40 +460,6 @@ class CacheManager(Interruptible):
         snapshots.check_settled(self.kernel, seq, "checkpoint")
         return snapshots.keep(self.kernel, seq)
 
-    # -- what will move to rooms of their own ----------------------------------------------
-
-    @mutating
-    def what_if(self) -> WhatIf:
-        """Return what any capacity would have found of the latest requests, under LRU.
-
-        Mostly within a tenth of a point; needs `curve=True`. Raises `ConfigError`.
-        """
-        if self.kernel.live_curve is None:
-            raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
-        return self.kernel.live_curve.what_if()
-
-    @mutating
-    def take_events(self) -> list[Event]:
-        """Return the events since the last call; empty unless made with `events=True`.
-
-        The oldest are dropped, and counted in `num_dropped_events`, beyond 10,000.
-        """
-        return self.kernel.events.take() if self.kernel.events is not None else []
-
-    @mutating
-    def take_evicted(self) -> list[NamedBlock]:
-        """Return the blocks that made room since the last call; empty unless made with `evictions`.
-
-        Their bytes are in place until something is written: call it after each operation that may
-        evict, before its copies are done. What `evict` and `clear` drop is not among them.
-        """
-        return self.kernel.log.take() if self.kernel.log is not None else []
-
-    @property
-    def num_dropped_events(self) -> int:
-        """Events that were dropped because `take_events` was not called in time."""
-        return self.kernel.events.num_dropped if self.kernel.events is not None else 0
-
     # -- after an interrupt ----------------------------------------------------------------
 
     def reset(self) -> None:
@@ -549,10 +474,7 @@ class CacheManager(Interruptible):
             kernel = self.kernel
             kernel.pins.held.clear()
             bar(kernel.rows, "the manager was reset")
-            self._begin(self.settings)
-            self.kernel.digests.public = kernel.digests.public
-            if self.kernel.events is not None:
-                self.kernel.events.cleared()
+            self._begin(self.settings, kernel.watchers.all)
         except BaseException as error:
             self.cut_off("reset", error)
             raise
@@ -605,11 +527,6 @@ class CacheManager(Interruptible):
         if not isinstance(hint, Hint):
             raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
         self.settings.check_duration("a hint's ttl_s", hint.ttl_s)
-
-    @mutating
-    def _count(self) -> None:
-        assert self.kernel.live_curve is not None
-        self.kernel.live_curve.count()
 
     def __repr__(self) -> str:
         pool = self.pools[0]

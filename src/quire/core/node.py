@@ -13,6 +13,22 @@ from quire.core.policies import Entry, Policy
 NO_CHILDREN: dict[bytes, Node] = {}
 
 
+class NodePart(msgspec.Struct, gc=False, eq=False):
+    """What a watcher keeps of a node. It is made empty, and cut and joined as the node is."""
+
+    def split(self, upper: Node, lower: Node) -> NodePart:
+        """Return the part of `upper`, which took over the head of `lower`'s run; keep the rest."""
+        raise NotImplementedError
+
+    def cut(self, node: Node) -> None:
+        """The node has lost its last blocks."""
+        raise NotImplementedError
+
+    def join(self, upper: Any, at: int) -> None:
+        """The node has taken over the run above it, which ended at boundary `at` and whose part `upper` was."""
+        raise NotImplementedError
+
+
 class Part(msgspec.Struct, gc=False, eq=False):
     """What one sparse group keeps of a node.
 
@@ -83,19 +99,16 @@ class Node(Entry, gc=False, eq=False):
     `first`      those of its first block: its name among the children of its parent
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
-    `parts`      what each sparse group keeps of the node
+    `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by the bytes of their first block
     `by_token`   those bytes again, sorted, by first token; made when it is first needed
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `pins`       how many of them are pins
     `mark`       on which terms it is kept; None for the ordinary ones
-    `used`       number of the last request that used it, 0 if nobody did
     `writer`     the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
-    `lost`       evicted continuations, by the boundary of this run where they went on
     `has_media`  whether tokens of it may stand for media
-    `hashes`     digests of the first blocks, as far as they were computed
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
@@ -105,17 +118,14 @@ class Node(Entry, gc=False, eq=False):
     key: bytearray = msgspec.field(default_factory=bytearray)
     first: bytes = b""
     blocks: tuple[array[int], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Any, ...] = ()
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
     by_token: dict[bytes, list[bytes]] | None = None
     locks: int = 0
     pins: int = 0
     has_media: bool = False
-    lost: dict[int, dict[int, Any]] | None = None
-    hashes: list[bytes] | None = None
     mark: Mark | None = None
-    used: int = 0
     writer: object | None = None
 
     @property

@@ -101,42 +101,36 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     for state in rows.states:
         ids[state.index] = NO_IDS
     blocks = tuple(array("i", each.tobytes()) for each in ids)
-    lost = kernel.tree.lost.take(parent, first)
     node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.terms)
-    node.used = lost.used if lost is not None else 0
     kernel.tree.stand(node, rows.windows)
     kernel.tree.leave(parent, rows.windows)
     for window in rows.windows:
         window.find_gaps(node)
     if seq.media:
         kernel.tree.count_media(node, key)
-    if kernel.events is not None:
-        kernel.events.stored(node, seq.scope, left)
-    if lost is not None:
-        kernel.tree.lost.put_back(node, start, lost)
+    for tell in kernel.watchers.stored:
+        tell(seq, node, left)
 
 
 def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     tree, rows, row = kernel.tree, kernel.rows, seq.row
     node = seq.node
     first = b""
-    if node.children is not NO_CHILDREN or node.lost:
+    if node.children is not NO_CHILDREN:
         first, key, left = _follow(kernel, seq, key, num_blocks)
         kernel.counters.deduplicated_blocks += num_blocks - left
         node, num_blocks = seq.node, left
         if not left:
             return
-    start, stop = node.end, node.end + num_blocks
+    start = node.end
     at = rows.offset[row] + start
     ids = [table[at : at + num_blocks] for table in rows.flat]
     for state in rows.states:
         ids[state.index] = NO_IDS
-    lost = tree.lost.take(node, first) if node.lost else None
     if (
         node.locks == 1
         and not node.children
         and node.parent is not None
-        and node.used == seq.number
         and tree.evictor.alike(node, seq.terms)
     ):
         tree.extend(node, key, ids)
@@ -144,7 +138,6 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         blocks = tuple(array("i", each.tobytes()) for each in ids)
         first = first or key[: tree.block_bytes].tobytes()
         new = seq.node = tree.add(node, first, key, blocks, seq.terms)
-        new.used = seq.number
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
@@ -152,15 +145,8 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         tree.count_media(node, key)
     node.writer = seq if seq.store_until == ENDLESS and not seq.media else None
     kernel.counters.published_blocks += num_blocks
-    if kernel.events is not None:
-        kernel.events.stored(node, seq.scope, num_blocks)
-    if lost is not None:
-        left = tree.lost.put_back(node, start, lost)
-        at = (stop * rows.block_size - seq.known_start) * TOKEN_BYTES
-        if left is not None and 0 <= at <= len(seq.known) - tree.block_bytes:
-            first = seq.known[at : at + tree.block_bytes]
-            tree.lost.hang(left, first, node, is_end=True)
-            node.writer = None
+    for tell in kernel.watchers.stored:
+        tell(seq, node, num_blocks)
 
 
 def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
@@ -188,7 +174,6 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         assert each.parent is not None
         tree.lock(each)
         tree.evictor.used(each, seq.terms)
-        each.used = max(each.used, seq.number)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.free(without_gaps(slots))
@@ -210,7 +195,7 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
     first, *others = rows.token_groups or (0,)
     table = rows.flat[first]
     beside = bool(others or windows or states)
-    in_place = kernel.events is None and bool(rows.token_groups)
+    in_place, stored = bool(rows.token_groups), kernel.watchers.stored
     extended = 0
     for seq in seqs:
         node, row = seq.node, seq.row
@@ -233,6 +218,8 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
                 window.extended_by_one(node)
             for state in states:
                 state.extended(node, 1)
+        for tell in stored:
+            tell(seq, node, 1)
     kernel.counters.published_blocks += extended
     if states:
         for seq in seqs:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from quire.core.blocks import BlockPool
-from quire.core.events import RemovalReason
-from quire.core.evictions import EvictionLog
-from quire.core.kernel import Kernel
+from quire.core.kernel import Kernel, Leaving
 from quire.core.node import Node
+from quire.core.scope import NO_SCOPE
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import Key
 from quire.errors import InvariantError
@@ -36,10 +35,19 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
                 raise InvariantError(f"group {group.index} has cached blocks and no victim")
 
 
-def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int) -> int:
+def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving = "evicted") -> int:
     """Evict up to `num_blocks` of one sparse group and return how many were."""
     before = group.pool.num_free
-    group.evict(num_blocks, lambda node: _drop_spent(kernel, node))
+    leaving = kernel.watchers.leaving
+
+    def drop(node: Node) -> None:
+        _drop_spent(kernel, node, why)
+
+    def tell(node: Node, blocks: range, index: int) -> None:
+        for hook in leaving:
+            hook(node, blocks, index, why)
+
+    group.evict(num_blocks, drop, tell if leaving else None)
     done = group.pool.num_free - before
     kernel.counters.evicted_blocks += done
     return done
@@ -63,7 +71,7 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
         _drop(kernel, node, take, "evicted")
         done += take
         if sparse:
-            _drop_spent(kernel, node if node.parent is not None else parent)
+            _drop_spent(kernel, node if node.parent is not None else parent, "evicted")
     kernel.counters.evicted_blocks += done
     return done
 
@@ -74,11 +82,9 @@ def clear(kernel: Kernel) -> int:
     kernel.pins.release_expired()
     dropped = sum(invalidate_below(kernel, root) for root in tree.roots.values())
     for group in tree.sparse:
-        evict_in(kernel, group, group.pool.num_cached)
-    if kernel.log is not None:
-        kernel.log.take()
-    if kernel.events is not None and not any(root.children for root in tree.roots.values()):
-        kernel.events.cleared()
+        evict_in(kernel, group, group.pool.num_cached, "invalidated")
+    for tell in kernel.watchers.leaving:
+        tell(tree.root(NO_SCOPE), range(0), None, "cleared")
     return dropped
 
 
@@ -135,26 +141,15 @@ def invalidate_node(kernel: Kernel, node: Node) -> int:
     return num_blocks
 
 
-def _drop(kernel: Kernel, node: Node, num_blocks: int, reason: RemovalReason) -> None:
-    if kernel.events is not None:
-        kernel.events.removed(node, num_blocks, reason)
-    if kernel.log is not None and reason == "evicted":
-        _note(kernel, kernel.log, node, num_blocks)
+def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
+    if kernel.watchers.leaving:
+        blocks = range(node.end - num_blocks, node.end)
+        for tell in kernel.watchers.leaving:
+            tell(node, blocks, None, why)
     kernel.tree.drop_tail(node, num_blocks)
 
 
-def _note(kernel: Kernel, log: EvictionLog, node: Node, num_blocks: int) -> None:
-    """Tell of the last blocks of a leaf, in every group, the first one first."""
-    first = node.end - num_blocks
-    ends = range(first + 1, node.end + 1)
-    for group, _ in kernel.tree.full:
-        log.add(group, node, ends, node.blocks[group][first - node.start :])
-    for group in kernel.tree.sparse:
-        held = [pair for pair in group.held(node) if pair[0] > first]
-        log.add(group.index, node, [end for end, _ in held], [block for _, block in held])
-
-
-def _drop_spent(kernel: Kernel, node: Node) -> None:
+def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
     """Drop a leaf in which no hit can end any more, and what that exposes of the same."""
     while node.evictable and any(group.is_spent(node) for group in kernel.tree.sparse):
         parent = node.parent
@@ -162,7 +157,7 @@ def _drop_spent(kernel: Kernel, node: Node) -> None:
         kernel.counters.evicted_blocks += node.num_blocks
         if kernel.tree.evictor.remembers:
             kernel.tree.evictor.evicting(node, node.num_blocks)
-        _drop(kernel, node, node.num_blocks, "evicted")
+        _drop(kernel, node, node.num_blocks, why)
         node = parent
 
 

@@ -50,6 +50,10 @@ class Scope(msgspec.Struct, frozen=True, order=False):
         return f"Scope({', '.join(f'{name}={part!r}' for name, part in parts if part is not None)})"
 
 
+NO_SCOPE = Scope()
+"""The scope of requests that name none."""
+
+
 class MediaItem(msgspec.Struct, frozen=True):
     """An image, audio or video span of a prompt: the digest of its content and where it stands.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 import numpy as np
 
@@ -12,9 +10,9 @@ from quire.core.groups import check_group
 from quire.core.node import ORDINARY, Node, Terms
 from quire.core.policies import Visit
 from quire.core.rows import Rows
-from quire.core.scope import MediaTable, Scope
+from quire.core.scope import Scope
 from quire.core.terms import ENDLESS
-from quire.core.tokens import TOKEN_BYTES, IntArray, Key, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 
 
 class Sequence(msgspec.Struct, gc=False, eq=False):
@@ -26,7 +24,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
 
     `number`       of the manager's requests, from 1; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
-    `num_foreign`  of these, the last ones that came from elsewhere and were not used here before
     `prompt_len`   tokens of the prompt given at open
     `known`        key bytes of the tokens from `known_start` on that commits must repeat, empty
                    once they are computed: what of the prompt was not cached, and after `resume`
@@ -52,7 +49,6 @@ class Sequence(msgspec.Struct, gc=False, eq=False):
     terms: Terms = ORDINARY
     number: int = 0
     num_cached: int = 0
-    num_foreign: int = 0
     known: bytes = b""
     known_start: int = 0
     resume_key: bytes = b""
@@ -162,16 +158,3 @@ class Drafted(msgspec.Struct, frozen=True, eq=False):
 
     computed: int
     num_tokens: int
-
-
-class Observer(Protocol):
-    """Told of every request of a manager, and never asked: a recorder, a meter.
-
-    It must not raise: `open` and `close` do not expect it.
-    """
-
-    def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
-        """A request was opened; `key` is its prompt, valid during this call."""
-
-    def closed(self, seq: Sequence) -> None:
-        """A request or a fork is about to be closed."""

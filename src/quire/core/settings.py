@@ -7,7 +7,6 @@ import msgspec
 from quire.core.groups import LayerGroup, check_count, check_groups
 from quire.core.order import Clock
 from quire.core.policies import POLICIES, PolicyFactory
-from quire.core.sequence import Observer
 from quire.errors import ConfigError
 
 MAX_SECONDS = 1e9
@@ -22,12 +21,8 @@ class ManagerSettings(msgspec.Struct, frozen=True):
     policy: str | PolicyFactory
     sub_block: bool
     pin_budget: float
-    events: bool
     debug: bool
     clock: Clock | None
-    curve: bool = False
-    observer: Observer | None = None
-    evictions: bool = False
 
     def __post_init__(self) -> None:
         check_groups(self.groups)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,6 +27,9 @@ Queue: TypeAlias = OrderedDict[Node, None]
 
 Drop = Callable[[Node], None]
 """Takes a node that no hit can end in any more out of the tree."""
+
+Tell = Callable[[Node, range, int], None]
+"""Is told of the blocks of a node that one group is about to free, though a kept boundary needs them."""
 
 NEVER = float("inf")
 
@@ -92,7 +95,6 @@ class SparseGroup(ABC):
         self.place = site.place
         self.pool = site.pool
         self._evictor = site.evictor
-        self.log: Any = None
         self._passing: Queue = OrderedDict()
         self._kept: dict[tuple[bool, int], Queue] = {}
         self._next_expiry = NEVER
@@ -172,19 +174,19 @@ class SparseGroup(ABC):
 
     # -- eviction --------------------------------------------------------------------------
 
-    def evict(self, num_blocks: int, drop: Drop) -> int:
+    def evict(self, num_blocks: int, drop: Drop, tell: Tell | None) -> int:
         """Free up to `num_blocks` cached blocks; return how many were."""
-        done = self._evict_passing(num_blocks)
+        done = self._evict_passing(num_blocks, tell)
         if done < num_blocks:
-            done += self._evict_kept(num_blocks - done, drop)
+            done += self._evict_kept(num_blocks - done, drop, tell)
         return done
 
     @abstractmethod
-    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         """Free up to so many passing blocks of a part; unlist it when it has no more."""
 
     @abstractmethod
-    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         """Free up to so many unprotected blocks of a part."""
 
     @abstractmethod
@@ -199,17 +201,17 @@ class SparseGroup(ABC):
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         """Iterate over (boundary in blocks, block id) of what is there, for people and checks."""
 
-    def _evict_passing(self, num_blocks: int) -> int:
+    def _evict_passing(self, num_blocks: int, tell: Tell | None) -> int:
         done = 0
         while self._passing and done < num_blocks:
             node = next(iter(self._passing))
             part = node.parts[self.place]
-            done += self._sweep(node, part, num_blocks - done)
+            done += self._sweep(node, part, num_blocks - done, tell)
             if not part.listed:
                 del self._passing[node]
         return done
 
-    def _evict_kept(self, num_blocks: int, drop: Drop) -> int:
+    def _evict_kept(self, num_blocks: int, drop: Drop, tell: Tell | None) -> int:
         self._refile_expired()
         done = 0
         for rank in sorted(self._kept):
@@ -219,7 +221,7 @@ class SparseGroup(ABC):
                     break
                 node = next(iter(order))
                 part = node.parts[self.place]
-                freed = self._thin(node, part, num_blocks - done)
+                freed = self._thin(node, part, num_blocks - done, tell)
                 done += freed
                 if not part.num_held or not freed:
                     self._unfile(node, part)

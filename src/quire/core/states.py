@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from quire.core.node import Node, Part
-from quire.core.sparse import Site, SparseGroup, Standing
+from quire.core.sparse import Site, SparseGroup, Standing, Tell
 from quire.core.tokens import IntArray
 
 
@@ -81,7 +81,7 @@ class StateGroup(SparseGroup):
     def created(self, node: Node) -> None:
         node.parts = (*node.parts, StatePart())
 
-    def extended(self, node: Node, num_blocks: int) -> None:  # noqa: ARG002 - a state is not per block
+    def extended(self, node: Node, num_blocks: int) -> None:
         part = self._part(node)
         self._recount(node, part)
         if part.passing and not part.listed:
@@ -113,7 +113,7 @@ class StateGroup(SparseGroup):
         self._recount(node, part)
         self._enter(node, part)
 
-    def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:  # noqa: ARG002 - states are whole
+    def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         end = node.end - num_blocks
         part = self._part(node)
         for at in [at for at in part.snapshots if at > end]:
@@ -146,33 +146,33 @@ class StateGroup(SparseGroup):
 
     # -- eviction --------------------------------------------------------------------------
 
-    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         assert isinstance(part, StatePart)
         gone = sorted(part.passing - {node.end})[:num_blocks]
-        self._evict(node, part, gone)
+        self._evict(node, part, gone, tell)
         part.listed = len(part.passing - {node.end}) > 0
         return len(gone)
 
-    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         assert isinstance(part, StatePart)
         kept = node.end if part.guards else -1
         gone = [at for at in sorted(part.snapshots) if at != kept][:num_blocks]
-        self._evict(node, part, gone)
+        self._evict(node, part, gone, tell)
         return len(gone)
 
     def is_spent(self, node: Node) -> bool:
         return not node.parts[self.place].num_held
 
-    def unthinned(self, node: Node) -> int:  # noqa: ARG002 - every snapshot can be freed
+    def unthinned(self, node: Node) -> int:
         return 0
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())
 
-    def _evict(self, node: Node, part: StatePart, gone: list[int]) -> None:
-        if self.log is not None:
-            self.log.add(self.index, node, gone, [part.snapshots[at] for at in gone])
+    def _evict(self, node: Node, part: StatePart, gone: list[int], tell: Tell | None) -> None:
         for at in gone:
+            if tell is not None:
+                tell(node, range(at - 1, at), self.index)
             self._free(part, at)
 
     def _free(self, part: StatePart, at: int) -> None:

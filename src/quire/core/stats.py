@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,11 +11,22 @@ MISS_REASONS = ("last_token", "partial_block", "evicted", "window", "cold")
 
 last_token     the last token of every prompt is computed: it gives the next one
 partial_block  all whole blocks before it were found; it stands in the last, incomplete one
-evicted        its block was cached and was evicted or dropped since
+evicted        its block was cached and was evicted or dropped since; cold where no watcher remembers that
 window         its tokens are cached, but a group with a window or a state has dropped what
                a hit there needs
 cold           it was never stored in this scope; `explain` says whether another one has it
 """
+
+
+class Missed(NamedTuple):
+    """Why a hit ends where it does, and how many tokens that explains; the rest is cold.
+
+    `last_user`  of evicted tokens, the number of the request that used them last, else 0
+    """
+
+    reason: str
+    num_tokens: int = 0
+    last_user: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -51,8 +62,7 @@ class Stats(msgspec.Struct, frozen=True):
 class Counters:
     """The manager's running counts, read through `Stats`.
 
-    prompt_tokens == hit_tokens + sum of the missed tokens of each reason. Where requests are noted for the live
-    curve, these three are complete after `LiveCurve.count` only.
+    prompt_tokens == hit_tokens + sum of the missed tokens of each reason
     """
 
     __slots__ = (
@@ -83,6 +93,17 @@ class Counters:
         self.evicted_blocks = 0
         self.invalidated_blocks = 0
         self.copied_blocks = 0
+
+    def opened(self, num_tokens: int, num_cached: int, missed: Missed) -> None:
+        """Count a request of so many prompt tokens, of which so many were found."""
+        self.num_requests += 1
+        self.prompt_tokens += num_tokens
+        self.hit_tokens += num_cached
+        self.missed["last_token"] += 1
+        if missed.num_tokens:
+            self.missed[missed.reason] += missed.num_tokens
+        if missed.reason != "last_token":
+            self.missed["cold"] += num_tokens - 1 - num_cached - missed.num_tokens
 
     def stats(self) -> Stats:
         """Return the counts as they are now."""

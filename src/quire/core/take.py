@@ -16,11 +16,8 @@ from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import InvariantError
 
 
-def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
-    """Reference what was found, fill the row, and leave the rest as the prompt to compute.
-
-    Returns the number of the last request that used what was found, all but what is foreign.
-    """
+def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
+    """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
     match, num_tokens = found.match, found.partial_tokens
     tree, rows, row = kernel.tree, kernel.rows, seq.row
     groups = rows.token_groups
@@ -29,9 +26,6 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.cut(match)
-    since, number = node.used, seq.number
-    if not since and node.parent is not None:
-        since = _used_above(kernel, seq)
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
     divided, terms = False, seq.terms
@@ -41,7 +35,6 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
         tree.evictor.touched(node)
         if node.mark is not None or raises:
             tree.evictor.used(node, terms)
-        node.used = number
         start, end = node.parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
@@ -67,7 +60,6 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> int:
     seq.num_cached = seq.known_start = num_cached
     seq.known = key[num_cached * TOKEN_BYTES :].tobytes()
     seq.branch = num_cached + found.refused * rows.block_size
-    return since
 
 
 def resume(kernel: Kernel, seq: Sequence) -> int:
@@ -86,15 +78,6 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     to_compute = max(had - seq.num_cached, 0)
     kernel.counters.recomputed_tokens += to_compute
     return to_compute
-
-
-def _used_above(kernel: Kernel, seq: Sequence) -> int:
-    """Return who used the part last of what was found that does not come from elsewhere."""
-    node = seq.node
-    while node.parent is not None and not node.used:
-        node = node.parent
-    seq.num_foreign = (seq.node.end - node.end) * kernel.rows.block_size
-    return node.used
 
 
 def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:

@@ -15,9 +15,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.lost import LostOf, between
 from quire.core.media import UsedMedia
-from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, Terms
+from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
 from quire.core.order import Order
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
@@ -45,20 +44,21 @@ class PrefixTree:
         block_size: int,
         pools: tuple[BlockPool, ...],
         evictor: Order,
-        media: UsedMedia,
         sparse: tuple[SparseGroup, ...] = (),
+        part_kinds: tuple[type[NodePart], ...] = (),
     ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.evictor = evictor
-        self.media = media
+        self.media = UsedMedia()
         self.sparse = sparse
+        self.part_kinds = part_kinds
+        self._num_sparse = len(sparse)
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
-        self.lost = LostOf(self.block_bytes)
 
     def root(self, scope: Scope) -> Node:
         """Return the root of a scope, made at first use."""
@@ -67,6 +67,9 @@ class PrefixTree:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
             root = self.roots[scope] = Node()
+            if self.part_kinds:
+                kept = tuple(kind() for kind in self.part_kinds)
+                root.parts = (None,) * self._num_sparse + kept
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
@@ -118,16 +121,10 @@ class PrefixTree:
             locks=edge.locks,
             pins=edge.pins,
             has_media=edge.has_media,
-            used=edge.used,
         )
         del edge.key[:at]
         for ids in edge.blocks:
             del ids[:num_blocks]
-        if edge.hashes is not None:
-            upper.hashes, edge.hashes = edge.hashes[:num_blocks], edge.hashes[num_blocks:]
-        if edge.lost:
-            above = between(edge.lost, parent.end, upper.end)
-            upper.lost = {at: edge.lost.pop(at) for at in above}
         edge.parent = upper
         edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
@@ -135,6 +132,9 @@ class PrefixTree:
         self.evictor.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
+        if self.part_kinds:
+            kept = edge.parts[self._num_sparse :]
+            upper.parts += tuple(part.split(upper, edge) for part in kept)
         return upper
 
     def cut(self, found: Match) -> Node:
@@ -198,6 +198,8 @@ class PrefixTree:
                 insort(parent.by_token.setdefault(first[:TOKEN_BYTES], []), first)
         for group in self.sparse:
             group.created(node)
+        if self.part_kinds:
+            node.parts += tuple(kind() for kind in self.part_kinds)
         return node
 
     def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:
@@ -216,22 +218,16 @@ class PrefixTree:
         self.media.stored(key)
 
     def drop_tail(self, node: Node, num_blocks: int) -> None:
-        """Free the last blocks of a cached leaf and remember them as lost; the node goes with its last block."""
+        """Free the last blocks of a cached leaf; the node goes with its last block."""
         for g, pool in self.full:
             pool.free(memoryview(node.blocks[g])[-num_blocks:])
             pool.num_cached -= num_blocks
-        lost, parent = self.lost.tail(node, num_blocks), node.parent
-        first = self.cut_tail(node, num_blocks)
-        if node.parent is not None:
-            self.lost.hang(lost, first, node, is_end=True)
-        elif parent is not None:
-            self.lost.hang(lost, first, parent, is_end=False)
+        self.cut_tail(node, num_blocks)
 
-    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> bytes:
+    def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> None:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
 
-        Sparse groups free theirs, from block `freed_from` on. Returns the bytes of the first
-        block taken out.
+        Sparse groups free theirs, from block `freed_from` on.
         """
         for group in self.sparse:
             group.cut(node, num_blocks, freed_from)
@@ -240,18 +236,14 @@ class PrefixTree:
         if node.has_media:
             self.media.removed(node.key[at:])
         if left:
-            first = bytes(node.key[at : at + self.block_bytes])
             del node.key[at:]
             for ids in node.blocks:
                 del ids[left:]
-            if node.lost:
-                for boundary in between(node.lost, node.end - num_blocks, node.end):
-                    del node.lost[boundary]
             node.end -= num_blocks
             node.writer = None
-            if node.hashes is not None:
-                del node.hashes[left:]
-            return first
+            for part in node.parts[self._num_sparse :]:
+                part.cut(node)
+            return
         parent, first = node.parent, node.first
         assert parent is not None
         if not node.locks:
@@ -269,11 +261,10 @@ class PrefixTree:
         node.parent = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
             self.evictor.exposed(parent)
-        return first
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
-        if not hasattr(self, "lost"):
+        if not hasattr(self, "roots"):
             return  # its making was cut off
         for node in [*self.roots.values(), *self.nodes()]:
             node.parent = node.older = node.newer = node.writer = None

@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.blocks import GAP, without_gaps
 from quire.core.guards import WindowGuards
 from quire.core.node import Node, Part
-from quire.core.sparse import FAR, WindowPart
+from quire.core.sparse import FAR, Tell, WindowPart
 from quire.core.tokens import INT32, IntArray
 
 
@@ -214,7 +214,7 @@ class WindowGroup(WindowGuards):
         if self.first(node.end) > max(node.start, self.num_sinks):
             super()._list(node, part)
 
-    def _sweep(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         assert isinstance(part, WindowPart)
         stop = self.first(node.end)
         at = max(part.swept, node.start, self.num_sinks)
@@ -232,18 +232,22 @@ class WindowGroup(WindowGuards):
             part.listed = False
         return done
 
-    def _thin(self, node: Node, part: Part, num_blocks: int) -> int:
+    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
         start = max(node.start, self.num_sinks)
         stop = min(max(self._needed(self._part(node), node.end), start), node.end)
         if stop <= start:
             return 0
         if part.num_held == node.num_blocks:
-            return self._evict(node, part, start, min(stop, start + num_blocks))
-        ids = self._array(node)[start - node.start : stop - node.start]
-        held = (ids >= 0).nonzero()[0][:num_blocks]
-        if not len(held):
-            return 0
-        return self._evict(node, part, start, start + int(held[-1]) + 1)
+            end = min(stop, start + num_blocks)
+        else:
+            ids = self._array(node)[start - node.start : stop - node.start]
+            held = (ids >= 0).nonzero()[0][:num_blocks]
+            if not len(held):
+                return 0
+            end = start + int(held[-1]) + 1
+        if tell is not None:
+            tell(node, range(start, end), self.index)
+        return self._free(node, part, start, end)
 
     def is_spent(self, node: Node) -> bool:
         if node.parts[self.place].num_held > self._sinks_in(node):
@@ -277,13 +281,6 @@ class WindowGroup(WindowGuards):
         number = -(-(at + 1) * self._size // self._interval)
         end = number * self._interval // self._size
         return self.first(end), end
-
-    def _evict(self, node: Node, part: Part, first: int, end: int) -> int:
-        """Free blocks that a kept boundary needs; who keeps them elsewhere is told."""
-        if self.log is not None:
-            run = node.blocks[self.index][first - node.start : end - node.start]
-            self.log.add(self.index, node, range(first + 1, end + 1), run)
-        return self._free(node, part, first, end)
 
     def _free(self, node: Node, part: Part, first: int, end: int) -> int:
         """Free the blocks of a part that are there in [first, end)."""

@@ -1,14 +1,28 @@
-"""Prefixes that go elsewhere and come back: for tiers below the pools, and for other processes."""
+"""What other processes and tiers are told of the cache, and prefixes that come back from there."""
 
+from quire.exchange.digests import Digests, digests_of
+from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventLog
+from quire.exchange.hashing import block_hashes
 from quire.exchange.kept import Prefix, all_blocks, blocks_of, prefixes
 from quire.exchange.restore import Residency, Restore, hold, required_blocks, residency, restore
+from quire.exchange.spill import NamedBlock, Spill
 
 __all__ = [
+    "AllBlocksCleared",
+    "BlockRemoved",
+    "BlockStored",
+    "Digests",
+    "Event",
+    "EventLog",
+    "NamedBlock",
     "Prefix",
     "Residency",
     "Restore",
+    "Spill",
     "all_blocks",
+    "block_hashes",
     "blocks_of",
+    "digests_of",
     "hold",
     "prefixes",
     "required_blocks",

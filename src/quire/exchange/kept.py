@@ -8,14 +8,15 @@ from collections.abc import Sequence as Items
 import msgspec
 import numpy as np
 
-from quire.core.evictions import NamedBlock
 from quire.core.manager import CacheManager
 from quire.core.node import Node
 from quire.core.scope import MediaItem, Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
+from quire.exchange.digests import digests_of
 from quire.exchange.restore import required
+from quire.exchange.spill import NamedBlock
 
 
 class Prefix(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ def _blocks(
 ) -> Iterator[NamedBlock]:
     seen: set[tuple[int, int]] = set()
     for node in nodes:
-        digests, start = manager.kernel.digests.of(node), node.start
+        digests, start = digests_of(manager).of(node), node.start
         for group, _ in manager.kernel.tree.full:
             for at, block in enumerate(node.blocks[group]):
                 yield NamedBlock(group, block, start + at, digests[at])
@@ -104,7 +105,7 @@ def _in_window(
         at = place - holder.start
         block = holder.blocks[window.index][at]
         if block >= 0:
-            yield NamedBlock(window.index, block, place, manager.kernel.digests.of(holder)[at])
+            yield NamedBlock(window.index, block, place, digests_of(manager).of(holder)[at])
 
 
 def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]:

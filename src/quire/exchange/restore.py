@@ -25,7 +25,6 @@ import numpy as np
 from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go
-from quire.core.hashing import block_hashes
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.node import Match, Node, Terms
@@ -36,6 +35,8 @@ from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.core.windows import WindowGroup
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
+from quire.exchange.digests import Digests
+from quire.exchange.hashing import block_hashes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -113,11 +114,12 @@ def residency(
     matched = match.num_bytes // manager.kernel.tree.block_bytes
     accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
     held = tuple(_held(manager, match, group) for group in range(len(manager.pools)))
-    if media:
-        named = manager.kernel.digests.named(scope or NO_SCOPE)
+    known = manager.kernel.watchers.find(Digests)
+    if media or known is None:
+        named = known.named(scope or NO_SCOPE) if known is not None else scope
         digests = block_hashes(tokens, size, named, tuple(media))
     else:
-        digests = _digests(manager, match, key, scope)
+        digests = _digests(manager, known, match, key, scope)
     return Residency(matched, accepted, held, _room_beside(manager, match, accepted, held), digests)
 
 
@@ -364,12 +366,14 @@ def _room_beside(
     return tuple(room)
 
 
-def _digests(manager: CacheManager, match: Match, key: Key, scope: Scope | None) -> list[bytes]:
+def _digests(
+    manager: CacheManager, known: Digests, match: Match, key: Key, scope: Scope | None
+) -> list[bytes]:
     digests: list[bytes] = []
     for node, num_blocks in _nodes(manager, match):
-        digests += manager.kernel.digests.of(node)[:num_blocks]
-    parent = digests[-1] if digests else manager.kernel.digests.root(scope or NO_SCOPE)
-    return digests + manager.kernel.digests.beyond(parent, key[match.num_bytes :])
+        digests += known.of(node)[:num_blocks]
+    parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
+    return digests + known.beyond(parent, key[match.num_bytes :])
 
 
 def _check_brought(

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from quire.errors import ConfigError
+from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 
 def save_events(path: str | Path, events: Iterable[Event], time_s: float, rank: int = 0) -> int:
     """Append events to a log, JSON Lines, as one batch, and return how many there were.
 
-        save_events("events.jsonl", manager.take_events(), time.time())
+        save_events("events.jsonl", log.take(), time.time())
 
     `time_s` is when they happened, rising from call to call; without events nothing is written.
     A line is `[time, events, rank]`, each event a map as engines publish them, its hashes as hex

@@ -16,13 +16,15 @@ from typing import Self
 
 import msgspec
 
-from quire.core import Hint, Sequence
+from quire.core import Hint, Sequence, Watcher
 from quire.core.groups import check_count
-from quire.core.hashing import chain, root_digest
 from quire.core.hints import NO_HINT
+from quire.core.kernel import Kernel
 from quire.core.scope import MediaTable
+from quire.core.stats import Missed
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import ConfigError, TraceError
+from quire.exchange.hashing import chain, root_digest
 
 MAX_BLOCKS = 20_000_000
 """Distinct blocks after which a recording ends, by default: about 2 GB of names in memory."""
@@ -49,11 +51,11 @@ class RecordedRow(msgspec.Struct, omit_defaults=True, gc=False):
     took: float | None = None
 
 
-class Recorder:
+class Recorder(Watcher):
     """Writes one row per request of a `CacheManager` to a file that `quire replay` reads.
 
         with Recorder("requests.jsonl.gz", block_size=16) as recorder:
-            manager = CacheManager(10_000, 16, observer=recorder)
+            manager = CacheManager(10_000, 16, watchers=[recorder])
 
     path        a new file; `.gz` is compressed
     block_size  the manager's tokens per block
@@ -105,8 +107,10 @@ class Recorder:
         self._put({"quire_trace": 1, "block_size": block_size})
         self._flush()
 
-    def opened(self, seq: Sequence, key: Key, media: MediaTable) -> None:
-        """A request arrived: `key` holds its prompt."""
+    def begin(self, kernel: Kernel) -> None:
+        self._media: MediaTable = kernel.tree.media
+
+    def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         if self.full or self._file.closed:
             return
         hint = seq.terms.hint
@@ -118,7 +122,7 @@ class Recorder:
             round(self._clock() - self._started, 6),
             len(key) // TOKEN_BYTES,
             0,
-            self._runs(root, key, media),
+            self._runs(root, key),
             session=name,
             hint=None if hint in (NO_HINT, Hint(session_id=name)) else hint,
         )
@@ -130,10 +134,9 @@ class Recorder:
         self.full = len(self._numbers) >= self._max_blocks
 
     def closed(self, seq: Sequence) -> None:
-        """A request ended; forks of it are no requests of their own."""
         row = self._open.pop(id(seq), None)
         if row is None:
-            return
+            return  # a fork is no request of its own
         computed = seq.num_cached if seq.state == "suspended" else seq.computed
         row.out = max(computed - row.in_, 0)
         row.took = round(self._clock() - self._started - row.t, 6)
@@ -207,11 +210,11 @@ class Recorder:
             self.full = True
         self._text.clear()
 
-    def _runs(self, root: bytes, key: Key, media: MediaTable) -> list[tuple[int, int]]:
+    def _runs(self, root: bytes, key: Key) -> list[tuple[int, int]]:
         """Number the full blocks of a prompt below the digest of its scope, those met before as before."""
         numbers = self._numbers
         ids = array("q")
-        for digest in chain(self._digest(root), key, self._block_bytes, media):
+        for digest in chain(self._digest(root), key, self._block_bytes, self._media):
             ids.append(numbers.setdefault(digest[:16], len(numbers)))
         runs: list[tuple[int, int]] = []
         for block in ids:

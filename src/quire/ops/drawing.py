@@ -50,7 +50,6 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         "pinned_blocks": manager.kernel.pins.num_blocks,
         "num_pins": len(manager.kernel.pins.held),
         "num_media": len(manager.kernel.tree.media),
-        "num_events": len(manager.kernel.events) if manager.kernel.events is not None else 0,
         "stats": _stats(manager),
     }
 
@@ -145,7 +144,7 @@ def _node(node: Node, order: dict[int, int], sparse: list[int]) -> dict[str, Any
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
-        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=True)],
+        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=False)],
         "end": node.end,
         "locks": node.locks,
         "pins": node.pins,

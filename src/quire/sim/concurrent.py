@@ -27,6 +27,7 @@ import numpy as np
 from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
+from quire.foresight import Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.replay import (
     UNFINISHED,
@@ -112,7 +113,12 @@ class _ConcurrentReplay:
         self._peak_active = self._peak_flying = 0
         self.tally = HitTally(trace.block_size, capacity)
         self.manager = CacheManager(
-            capacity + 1, 1, policy=policy, sub_block=False, clock=lambda: self._now
+            capacity + 1,
+            1,
+            policy=policy,
+            sub_block=False,
+            clock=lambda: self._now,
+            watchers=[Trail()],
         )
 
     def serve(self) -> Iterator[tuple[TraceRequest, int]]:

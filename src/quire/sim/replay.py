@@ -20,6 +20,7 @@ from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
+from quire.foresight import Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
@@ -106,7 +107,12 @@ def replay(
     foresight = foresee(trace, hints)
     now = 0.0
     manager = CacheManager(
-        capacity_blocks + 1, 1, policy=policy, sub_block=False, clock=lambda: now
+        capacity_blocks + 1,
+        1,
+        policy=policy,
+        sub_block=False,
+        clock=lambda: now,
+        watchers=[Trail()],
     )
     tally = HitTally(trace.block_size, capacity_blocks)
     evicted_before = 0

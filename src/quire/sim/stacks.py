@@ -14,7 +14,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from quire.core.distances import lru_distances
+from quire.foresight.distances import lru_distances
 from quire.sim.reuse import Counts, Reuses
 
 GONE = -1

@@ -157,7 +157,7 @@ class Tier(ABC):
     def lease(self, keys: Keys, seconds: float) -> None:
         """Keep these records from making room for so long, as far as the tier decides that."""
 
-    def lend(self, sizes: Sequence[int]) -> list[memoryview]:  # noqa: ARG002 - of most tiers
+    def lend(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return memory of the tier's own for as many leading records as it can.
 
         What is put from there needs no copy. It stays as it is until `take_back`, kept or not.

@@ -167,13 +167,13 @@ class RankedPolicy(Policy):
     def returned(self, entry: Entry) -> None:
         RankedPolicy.released(self, entry)
 
-    def referenced(self, entry: Entry) -> None:  # noqa: ARG002 - stale pairs are seen when popped
+    def referenced(self, entry: Entry) -> None:
         self._num_cached -= 1
 
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+    def split(self, upper: Entry, lower: Entry) -> None:
         self._num_cached += 1
 
     def victim(self) -> tuple[Entry, int] | None:

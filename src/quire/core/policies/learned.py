@@ -182,7 +182,7 @@ class Learned(Policy):
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: ARG002 - not a leaf: no candidate
+    def split(self, upper: Entry, lower: Entry) -> None:
         self._held[id(upper)] = upper
 
     def evicting(self, entry: Entry, num_blocks: int) -> None:

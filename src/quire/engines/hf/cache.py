@@ -59,7 +59,7 @@ class PrefixCache(ModelFace):
     snapshot_interval  tokens between windows and states that are kept on the way, besides those
                 at ends and branch points; None: every four windows, and no states
     debug       fresh memory is NaN and the manager checks itself: for tests
-    clock, observer    seconds, rising; told of every prompt, for instance `quire.Recorder`
+    clock, watchers    seconds, rising; told of requests and blocks, for instance `[quire.Recorder(...)]`
     tiers       where KV goes that outlives the pool, fastest first: `[Host("8GiB"), Disk(path, "200GiB")]`, or
                 lines as `quire.tiers.opening` reads them, or a `TierStack`. Reading is verified; a tier
                 that fails is a miss. With tiers, `close` the cache or use it in a `with` block

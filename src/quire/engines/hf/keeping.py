@@ -9,14 +9,16 @@ import torch
 
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
-from quire.core import CacheManager, Observer
+from quire.core import CacheManager, Watcher
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.store import HfStore
 from quire.errors import ConfigError, OutOfBlocks
+from quire.exchange import Digests, Spill
 from quire.extras import lacking
+from quire.foresight import Curve, Trail
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -41,7 +43,7 @@ class Settings(TypedDict, total=False):
     snapshot_interval: int | None
     debug: bool
     clock: Callable[[], float]
-    observer: Observer | None
+    watchers: Sequence[Watcher]
     tiers: "Tiers | None"
     tier_dtype: str | None
     verify: Verify
@@ -92,15 +94,17 @@ class KeptBlocks:
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
         self.tiers, self._owns_tiers = _stack(settings.get("tiers"))
+        self._digests, trail = Digests(), Trail()
+        spills = self.tiers is not None and _writes_back(self.tiers)
+        self._spill = Spill(self._digests) if spills else None
+        own = [self._digests, trail, Curve(trail), *([self._spill] if self._spill else ())]
         manager = CacheManager(
             groups=groups,
             block_size=self.layout.block_size,
             policy=settings.get("policy", "lru"),
-            evictions=self.tiers is not None and _writes_back(self.tiers),
             debug=debug,
             clock=settings.get("clock", time.monotonic),
-            observer=settings.get("observer"),
-            curve=True,
+            watchers=[*own, *settings.get("watchers", ())],
         )
         # What is kept beyond this process is named by all of the weights.
         read = None if self.tiers is None else checksum
@@ -160,7 +164,7 @@ class KeptBlocks:
         """Write what is to be written to tiers, and close those that were opened here."""
         self.store.settle()
         below, self.store.tiers = self.store.tiers, None
-        if below is not None and self.manager.kernel.log is not None:
+        if below is not None and self._spill is not None:
             below.offload_all()
         if self.tiers is None:
             return
@@ -198,7 +202,7 @@ class KeptBlocks:
         """Return a maker of stores over a saved cache: of whole numbers, under names that hold everywhere."""
         whole = self.identity.whole()
         if self.tiers is None:
-            self.manager.kernel.digests.public[self.identity.base()] = whole
+            self._digests.public[self.identity.base()] = whole
         return lambda stack: self._over(stack, whole, None)
 
     def _over(self, stack: "TierStack", model: str, dtype: str | None) -> "TieredStore":

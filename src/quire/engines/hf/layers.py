@@ -59,8 +59,8 @@ class WorkingLayer(CacheLayerMixin):
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        *args: object,  # noqa: ARG002 - the protocol's
-        **kwargs: object,  # noqa: ARG002 - transformers' interface
+        *args: object,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append `[rows, kv_heads, n, width]` and return what these n tokens look at, as views.
 

@@ -10,6 +10,7 @@ from quire.core import CacheManager, Scope
 from quire.core.node import Node
 from quire.core.scope import ScopePart
 from quire.errors import TierError
+from quire.exchange import digests_of
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import NameBook, NamesFile
 from quire.tiers.format import Namespace
@@ -56,9 +57,9 @@ class Naming:
         if not self._files:
             return _nothing
         fresh: list[bytes] = []
-        parent = manager.kernel.digests.root(scope)
+        parent = digests_of(manager).root(scope)
         for each in reversed(node.path()):
-            digests = manager.kernel.digests.of(each)
+            digests = digests_of(manager).of(each)
             first = len(digests)
             while first and digests[first - 1] not in self._written:
                 first -= 1
@@ -68,7 +69,7 @@ class Naming:
                 break
         if not fresh and not self._namespaces:
             return _nothing
-        label = (manager.kernel.digests.root(scope), scope_label(scope)) if fresh else None
+        label = (digests_of(manager).root(scope), scope_label(scope)) if fresh else None
 
         def write() -> None:
             for level, file in self._files.items():

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from quire.core.evictions import NamedBlock
+from quire.exchange.spill import NamedBlock
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import Pool

@@ -163,7 +163,7 @@ def _manifest(store: TieredStore) -> Manifest:
         block_size=store.manager.block_size,
         namespaces=_namespaces(store),
         prefixes=[
-            _written(prefix, store.manager.kernel.digests.named(prefix.scope))
+            _written(prefix, store.digests.named(prefix.scope))
             for prefix in prefixes(store.manager)
         ],
     )
@@ -175,7 +175,7 @@ def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
 
 
 def _scope_here(scope: Scope, store: TieredStore) -> Scope:
-    own = {public: model for model, public in store.manager.kernel.digests.public.items()}
+    own = {public: model for model, public in store.digests.public.items()}
     return Scope(scope.salt, scope.lora, own.get(scope.model, scope.model))
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from quire.core import CacheManager, MediaItem, Scope
 from quire.core import Sequence as Running
-from quire.core.evictions import NamedBlock
 from quire.core.tokens import IntArray
 from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
@@ -19,7 +18,16 @@ from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
 from quire.engines.tiered.search import Search
 from quire.errors import OutOfBlocks
-from quire.exchange import all_blocks, blocks_of, required_blocks, residency, restore
+from quire.exchange import (
+    Spill,
+    all_blocks,
+    blocks_of,
+    digests_of,
+    required_blocks,
+    residency,
+    restore,
+)
+from quire.exchange.spill import NamedBlock
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool
 from quire.tensors.quant import QuantError
@@ -80,6 +88,8 @@ class TieredStore:
         origin: Origin,
     ) -> None:
         self.manager = manager
+        self.digests = digests_of(manager)
+        self._spill = manager.kernel.watchers.find(Spill)
         self.stack = stack
         self.parts = make_parts(layout, origin)
         namespaces = [part.namespace for parts in self.parts for part in parts]
@@ -177,8 +187,8 @@ class TieredStore:
         return self._store(self._lacking(all_blocks(self.manager)))
 
     def spill(self) -> None:
-        """Hand down what has just made room. Needs a manager made with `evictions`."""
-        evicted = self.manager.take_evicted()
+        """Hand down what has just made room, where the manager has a `Spill`."""
+        evicted = self._spill.take() if self._spill is not None else []
         if evicted:
             self.transfers.join()
             self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))

@@ -39,7 +39,7 @@ class TraceArrivals(msgspec.Struct, frozen=True):
     def start(self, requests: Sequence[TraceRequest]) -> list[float]:
         return [request.time_s / self.speed for request in requests]
 
-    def after(self, finished_s: float) -> None:  # noqa: ARG002 - nobody waits for an answer
+    def after(self, finished_s: float) -> None:
         return None
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class PoissonArrivals:
         gaps = self._random.exponential(1 / self.rate, len(requests))
         return np.cumsum(gaps).tolist()
 
-    def after(self, finished_s: float) -> None:  # noqa: ARG002 - nobody waits for an answer
+    def after(self, finished_s: float) -> None:
         return None
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
 from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
+from quire.foresight import Trail
 from quire.sim.replay import Sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
@@ -104,7 +105,7 @@ class Replica:
             1,
             policy=limits.policy,
             sub_block=False,
-            events=tiers is not None,
+            watchers=[Trail(), *([tiers.log] if tiers is not None else [])],
             clock=lambda: self.now,
         )
         self.tiers = tiers
@@ -220,7 +221,7 @@ class Replica:
                 break
             self.waiting.popleft()
             if tiers is not None:
-                tiers.listen(self.manager)
+                tiers.listen()
                 fetched += self._fetch(request, tiers)
             request.account.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
@@ -282,7 +283,7 @@ class Replica:
             for tier, count in taken:
                 tiers.fetched_blocks[tier] += count
             self.manager.commit(seq, request.key[start : start + num_blocks])
-            tiers.listen(self.manager)
+            tiers.listen()
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
             request.account.fetched_tokens += request.computed - before
@@ -314,7 +315,7 @@ class Replica:
         if ready > seq.computed:
             self.manager.commit(seq, request.key[seq.computed : ready])
             if self.tiers is not None:
-                self.tiers.listen(self.manager)
+                self.tiers.listen()
 
     def _make_room(self, num_steps: int) -> None:
         """Reserve the blocks that the next steps of the decoding requests write to."""
@@ -323,7 +324,7 @@ class Replica:
             assert seq is not None
             self.manager.reserve(seq, request.num_blocks - seq.computed)
         if self.tiers is not None:
-            self.tiers.listen(self.manager)
+            self.tiers.listen()
 
     def _affordable(self, num_steps: int) -> int:
         """Return the number of steps that there are blocks for; the first has them."""

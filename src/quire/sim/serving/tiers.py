@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.core.events import BlockRemoved, BlockStored
-from quire.core.manager import CacheManager
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, InvariantError
+from quire.exchange.events import BlockRemoved, BlockStored, EventLog
 from quire.sim.hardware import MemoryTier
 
 
@@ -23,6 +22,7 @@ class Tiers:
 
     def __init__(self, tiers: Sequence[MemoryTier], block_bytes: int) -> None:
         self.tiers = tuple(tiers)
+        self.log = EventLog()
         self._block_bytes = block_bytes
         self._capacities = [tier.capacity_bytes // block_bytes for tier in tiers]
         for tier, capacity in zip(tiers, self._capacities, strict=True):
@@ -36,9 +36,9 @@ class Tiers:
         self.demoted_blocks = [0] * len(tiers)
         self.fetched_blocks = [0] * len(tiers)
 
-    def listen(self, manager: CacheManager) -> None:
+    def listen(self) -> None:
         """Take the manager's events: call it after whatever stores or evicts."""
-        for event in manager.take_events():
+        for event in self.log.take():
             if isinstance(event, BlockStored):
                 for name, block in zip(event.block_hashes, event.token_ids, strict=True):
                     self._ids[name] = block
@@ -48,8 +48,8 @@ class Tiers:
                     block = self._ids.pop(name)
                     if event.reason == "evicted":
                         self._demote(block)
-        if manager.num_dropped_events:
-            raise InvariantError(f"{manager.num_dropped_events} events of a manager went unread")
+        if self.log.num_dropped:
+            raise InvariantError(f"{self.log.num_dropped} events of a manager went unread")
 
     def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
         """Return the tiers of the first blocks of a run: (tier, blocks), until one is nowhere."""

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 from numpy.random import Generator
 
-from quire.core.hashing import chain, root_digest
 from quire.core.scope import MediaTable, Scope
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import TraceError
+from quire.exchange.hashing import chain, root_digest
 from quire.sim.distributions import Lognormal, draw_gap, generator
 from quire.sim.trace.formats import Format
 from quire.sim.trace.rows import Findings, TraceRequest, compress

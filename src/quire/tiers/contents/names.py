@@ -71,7 +71,7 @@ class NameBook:
         self.namespaces[namespace.digest] = namespace
 
     def add_scope(self, root: bytes, label: str) -> None:
-        """Name the root hash of a scope, `quire.core.hashing.root_digest`."""
+        """Name the root hash of a scope, `quire.exchange.hashing.root_digest`."""
         self.scopes[root] = label
 
     def add_blocks(self, parent: bytes, hashes: Sequence[bytes]) -> None:

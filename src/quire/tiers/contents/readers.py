@@ -72,7 +72,7 @@ class FilesReader(ReadOnlyTier):
             return Outcome.ERROR
         return Outcome.HIT if done == len(buffer) else Outcome.CORRUPT
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return [key in self.modified_s for key in keys]
 
     def _size(self) -> tuple[int, int, int]:

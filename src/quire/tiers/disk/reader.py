@@ -64,7 +64,7 @@ class DiskReader(ReadOnlyTier):
             spot = spot_in(self._slabs.values(), key)
             answers.settle(index, Outcome.ABSENT if spot is None else _read(spot, buffer))
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return [spot_in(self._slabs.values(), key) is not None for key in keys]
 
     def _size(self) -> tuple[int, int, int]:

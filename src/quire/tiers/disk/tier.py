@@ -332,11 +332,11 @@ class Disk(Tier):
             done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
         return outcome
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - from memory
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._call():
             return self._records.contains(keys)
 
-    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - one short write
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
         with self._call():
             self._records.drop_keys(keys)
         self._wake(())

@@ -162,12 +162,12 @@ class Host(Tier):
         self._lending.publish(lent, list(first), self._arena, stamps)
         return others
 
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:  # noqa: ARG002 - takes no time
+    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._lock:
             self._check_open()
             return self._arena.contains(keys).tolist()
 
-    def _delete(self, keys: Keys, timeout_s: float) -> None:  # noqa: ARG002 - takes no time
+    def _delete(self, keys: Keys, timeout_s: float) -> None:
         with self._lock:
             for found in map(self._arena.find, keys):
                 if found is not None:

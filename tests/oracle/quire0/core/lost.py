@@ -136,8 +136,6 @@ class LostOf:
                 if node.lost is None:
                     node.lost = {}
                 node.lost[end] = below
-                if end == node.end:
-                    node.writer = None
             start = end
         return None
 

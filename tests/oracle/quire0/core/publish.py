@@ -163,7 +163,6 @@ class Publisher:
             node.locks == 1
             and not node.children
             and node.parent is not None
-            and node.used == seq.number
             and goes_on
             and node.session is seq.session
             and node.spent_from == seq.outlook
@@ -191,7 +190,6 @@ class Publisher:
             if left is not None and 0 <= at <= len(seq.known) - tree.block_bytes:
                 first = seq.known[at : at + tree.block_bytes]
                 tree.lost.hang(left, first, node, is_end=True)
-                node.writer = None
 
     def _follow(self, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
         """Take over the tree's blocks as far as it has these tokens.
@@ -240,7 +238,7 @@ class Publisher:
         first, *others = rows.token_groups or (0,)
         table = rows.flat[first]
         beside = bool(others or windows or states)
-        in_place = self._events is None and bool(rows.token_groups)
+        in_place = bool(rows.token_groups)
         extended = 0
         for seq in seqs:
             node, row = seq.node, seq.row
@@ -263,6 +261,8 @@ class Publisher:
                     window.extended_by_one(node)
                 for state in states:
                     state.extended(node, 1)
+            if self._events is not None:
+                self._events.stored(node, seq.scope, 1)
         self.counters.published_blocks += extended
         if states:
             for seq in seqs:

@@ -7,10 +7,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from quire.core.digests import Digests
+from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node
 from quire.core.scope import Scope
+from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES
+from quire.exchange.digests import Digests
 
 RemovalReason: TypeAlias = Literal["evicted", "invalidated", "truncated"]
 
@@ -50,44 +52,49 @@ Event: TypeAlias = "BlockStored | BlockRemoved | AllBlocksCleared"
 MAX_EVENTS = 10_000
 
 
-class EventLog:
+class EventLog(Watcher):
     """Events since the last `take`. The oldest are dropped beyond `MAX_EVENTS`, and counted.
+
+        manager = CacheManager(1000, watchers=[log := EventLog()])
 
     A consumer that sees `num_dropped` grow has missed events and must rebuild its index.
     Events follow the nodes of the tree: a block that one sparse group drops or heals by itself
     makes none, so that with such groups a consumer knows where at best to look for a prefix.
     """
 
-    def __init__(self, block_bytes: int, digests: Digests) -> None:
-        self._block_bytes = block_bytes
-        self._digests = digests
+    def __init__(self, digests: Digests | None = None) -> None:
+        self._digests = digests if digests is not None else Digests()
+        self.needs = (self._digests,)
         self._events: deque[Event] = deque()
         self.num_dropped = 0
+        self._has_begun = False
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def stored(self, node: Node, scope: Scope, num_blocks: int) -> None:
-        """The last `num_blocks` of this node became findable."""
-        digests = self._digests.of(node)
+    def begin(self, kernel: Kernel) -> None:
+        self._tree = kernel.tree
+        if self._has_begun:
+            self._events.clear()
+            self._add(AllBlocksCleared())
+        self._has_begun = True
+
+    def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
+        digests, size = self._digests.of(node), self._tree.block_bytes
         first = len(digests) - num_blocks
         parent = digests[first - 1] if first else self._parent(node)
-        tokens = bytes(node.key[first * self._block_bytes :])
-        block_size = self._block_bytes // TOKEN_BYTES
-        self._add(BlockStored(digests[first:], parent, tokens, block_size, scope))
+        tokens = bytes(node.key[first * size :])
+        self._add(BlockStored(digests[first:], parent, tokens, size // TOKEN_BYTES, seq.scope))
 
-    def removed(self, node: Node, num_blocks: int, reason: RemovalReason) -> None:
-        """The last `num_blocks` of this node are about to go."""
-        digests = node.hashes
-        assert digests is not None
-        self._add(BlockRemoved(digests[: -num_blocks - 1 : -1], reason))
-
-    def cleared(self) -> None:
-        """Nothing is cached any more."""
-        self._add(AllBlocksCleared())
+    def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
+        if why == "cleared":
+            if not any(root.children for root in self._tree.roots.values()):
+                self._add(AllBlocksCleared())
+        elif group is None:
+            self._add(BlockRemoved(self._digests.of(node)[: -len(blocks) - 1 : -1], why))
 
     def take(self) -> list[Event]:
-        """Return the events and start anew."""
+        """Return the events since the last call, and start anew."""
         events = list(self._events)
         self._events.clear()
         return events
