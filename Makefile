@@ -53,7 +53,7 @@ demo: $(VENV)/.for-demo  ## run the main job: conversations with and without qui
 test: $(VENV)/.for-test  ## run the tests
 	$(PYTEST)
 
-test-long: $(VENV)/.for-test  ## run what the tests sample, in full
+test-long: $(VENV)/.for-test  ## run many more examples of what the tests sample
 	$(PYTEST) -m long
 
 test-families: $(VENV)/.for-test  ## sort every causal LM of transformers anew; once per release

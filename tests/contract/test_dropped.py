@@ -1,25 +1,26 @@
 """A manager that is dropped, or reset, gives the memory of its tree back."""
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
-from core_help import run, serve
+from core_help import prefill, run, serve
 
-from quire.core import CacheManager, LayerGroup, Recurrent, SlidingWindow
+from quire.core import CacheManager, Hint, LayerGroup, Recurrent, SlidingWindow
+from quire.exchange import hold
+from watching import watchers
 
 FULL = LayerGroup("full", 64)
+MIXES = {
+    "full": [FULL],
+    "window": [FULL, LayerGroup("window", 64, SlidingWindow(8))],
+    "states": [FULL, LayerGroup("states", 8, Recurrent())],
+}
+over_mixes = pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES)
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [FULL],
-        [FULL, LayerGroup("window", 64, SlidingWindow(8))],
-        [FULL, LayerGroup("states", 8, Recurrent())],
-    ],
-    ids=["full", "window", "states"],
-)
+@over_mixes
 @pytest.mark.parametrize("by", ["del", "reset"])
 def test_no_node_holds_another_when_the_tree_is_gone(groups, by):
     manager = CacheManager(groups=groups, block_size=4)
@@ -33,3 +34,29 @@ def test_no_node_holds_another_when_the_tree_is_gone(groups, by):
         del manager
     gc.collect()
     assert not any(node.parent or node.children for node in nodes)
+
+
+LEFT = {
+    "a request": lambda m, a: None,
+    "a fork": lambda m, a: m.fork(a),
+    "a request with room": lambda m, a: m.reserve(a, 9),
+    "a suspended request": lambda m, a: m.suspend(a),
+    "a batch": lambda m, a: m.reserve_step(m.batch([a])),
+    "a pin": lambda m, a: m.pin(run(0, 8)),
+    "a hold": hold,
+    "a request of a session": lambda m, a: m.open(run(0, 9), hint=Hint("session", session_id="s")),
+}
+
+
+@over_mixes
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "learned"])
+@pytest.mark.parametrize("left", LEFT)
+def test_a_manager_dropped_while_requests_run_is_freed(groups, policy, left):
+    watched = watchers(events=True, evictions=True, curve=True)
+    manager = CacheManager(groups=groups, block_size=4, policy=policy, watchers=watched)
+    serve(manager, run(0, 20))
+    LEFT[left](manager, prefill(manager, run(0, 30)))
+    kept = [weakref.ref(manager), weakref.ref(manager.kernel.tree)]
+    del manager, watched
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ _SMALL = {
     "bos_token_id": 1,
     "eos_token_id": EOS,
 }
-_GQA = {**_SMALL, "num_key_value_heads": 2}
+GQA = {**_SMALL, "num_key_value_heads": 2}
 _EXPERTS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -45,10 +46,10 @@ _EXPERTS = {
 }
 _GPT = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
 FAMILIES = {
-    "llama": _GQA,
-    "qwen2": _GQA,
-    "qwen3": {**_GQA, "head_dim": 12},
-    "mistral": {**_GQA, "sliding_window": None},
+    "llama": GQA,
+    "qwen2": GQA,
+    "qwen3": {**GQA, "head_dim": 12},
+    "mistral": {**GQA, "sliding_window": None},
     "phi": _SMALL,
     "gpt_neox": _SMALL,
     "deepseek_v3": {
@@ -65,7 +66,7 @@ FAMILIES = {
     "gpt2": _GPT,
 }
 MORE_FAMILIES = {
-    "mixtral": {**_GQA, **_EXPERTS, "sliding_window": None},
+    "mixtral": {**GQA, **_EXPERTS, "sliding_window": None},
     "falcon": {**_SMALL, "multi_query": True, "new_decoder_architecture": False},
     "gpt_bigcode": _GPT,
     "gpt_neo": {
@@ -79,16 +80,16 @@ MORE_FAMILIES = {
     "bloom": {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mpt": {"vocab_size": VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 512},
     "opt": {**_SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    "gemma": {**_GQA, "head_dim": 8},
-    "phi3": _GQA,
-    "stablelm": _GQA,
-    "olmo2": _GQA,
-    "glm4": {**_GQA, "head_dim": 8},
-    "cohere": _GQA,
-    "granite": _GQA,
-    "starcoder2": {**_GQA, "sliding_window": None},
+    "gemma": {**GQA, "head_dim": 8},
+    "phi3": GQA,
+    "stablelm": GQA,
+    "olmo2": GQA,
+    "glm4": {**GQA, "head_dim": 8},
+    "cohere": GQA,
+    "granite": GQA,
+    "starcoder2": {**GQA, "sliding_window": None},
 }
-_THREE = {**_GQA, "num_hidden_layers": 3, "head_dim": 8}
+_THREE = {**GQA, "num_hidden_layers": 3, "head_dim": 8}
 _SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 _LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 _DELTA = {
@@ -239,30 +240,41 @@ def tiny_model(family, seed=0, dtype=torch.float32, **changes):
     """A random model of a family, always the same one; weights large enough to disagree."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=dtype).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1 and weight.std() < 0.05:
-                weight.mul_(5.0)
-    return _settled(model)
+    return settled(loud(model))
 
 
 @functools.cache
 def trained_model():
     """The byte-level model that ships with quire, in float32."""
-    return _settled(AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval())
+    return settled(AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float32).eval())
 
 
-def _settled(model):
+def loud(model):
+    """A random model whose weights are large enough to disagree."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1 and weight.std() < 0.05:
+                weight.mul_(5.0)
+    return model
+
+
+def settled(model):
+    """A model that says what padding and an end are, and does not sample."""
     model.generation_config.pad_token_id = PAD
     model.generation_config.eos_token_id = EOS
     model.generation_config.do_sample = False
     return model
 
 
-@functools.cache
+_GROUP_NAMES = weakref.WeakKeyDictionary()
+
+
 def group_names(model):
-    """The names of a model's layer groups."""
-    return tuple(group.name for group in probe_model(model, 16)[1].groups)
+    """The names of a model's layer groups, probed once for as long as it lives."""
+    if model not in _GROUP_NAMES:
+        groups = probe_model(model, 16)[1].groups
+        _GROUP_NAMES[model] = tuple(group.name for group in groups)
+    return _GROUP_NAMES[model]
 
 
 def own(family):

@@ -4,25 +4,13 @@ import functools
 
 import torch
 import transformers
-from hf_help import EOS, PAD, VOCAB, same
+from hf_help import GQA, PAD, same, settled
 
 torch.set_num_threads(1)
 IMAGE, VIDEO = 90, 91
 FIRST_TEXT, LAST_TEXT = 3, 89
 TOKENS_PER_TILE = 4
 
-_TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "pad_token_id": PAD,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-}
 _MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
 _CLIP = {
     "hidden_size": 16,
@@ -48,7 +36,7 @@ def _config(name):
     if name == "llava":
         return mapping(
             vision_config={"model_type": "clip_vision_model", **_CLIP},
-            text_config={"model_type": "llama", **_TEXT},
+            text_config={"model_type": "llama", **GQA},
             image_token_id=IMAGE,
             vision_feature_layer=-1,
         )
@@ -56,23 +44,23 @@ def _config(name):
         vision = {k: v for k, v in _CLIP.items() if k != "projection_dim"}
         return mapping(
             vision_config={**vision, "image_size": [16, 16], "patch_size": [4, 4]},
-            text_config={"model_type": "qwen2", **_TEXT},
+            text_config={"model_type": "qwen2", **GQA},
             image_token_id=IMAGE,
             downsample_ratio=0.5,
         )
     if name == "qwen2_vl":
         vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 2}
-        text = {**_TEXT, "rope_parameters": _MROPE}
+        text = {**GQA, "rope_parameters": _MROPE}
     elif name == "qwen2_5_vl":
         vision = {
             "depth": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32,
             "num_heads": 4, "patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1],
         }  # fmt: skip
-        text = {**_TEXT, "rope_parameters": _MROPE}
+        text = {**GQA, "rope_parameters": _MROPE}
     elif name == "qwen2_audio":
         return mapping(
             audio_config=_WHISPER,
-            text_config={"model_type": "qwen2", **_TEXT},
+            text_config={"model_type": "qwen2", **GQA},
             audio_token_id=IMAGE,
         )
     elif name == "voxtral":
@@ -82,7 +70,7 @@ def _config(name):
         }  # fmt: skip
         return mapping(
             audio_config=audio,
-            text_config={"model_type": "llama", **_TEXT},
+            text_config={"model_type": "llama", **GQA},
             audio_token_id=IMAGE,
         )
     else:
@@ -107,10 +95,7 @@ def media_model(name):
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.mul_(5.0)
-    model.generation_config.pad_token_id = PAD
-    model.generation_config.eos_token_id = EOS
-    model.generation_config.do_sample = False
-    return model
+    return settled(model)
 
 
 class Content:

@@ -4,7 +4,7 @@ import copy
 
 import torch
 import transformers
-from hf_help import VOCAB
+from hf_help import VOCAB, loud
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -85,11 +85,7 @@ def wrong_model(family):
 def built(model_class, config):
     """A random model of a class, with weights large enough to disagree."""
     torch.manual_seed(0)
-    model = model_class._from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1 and weight.std() < 0.05:
-                weight.mul_(5.0)
+    model = loud(model_class._from_config(config, dtype=torch.float32).eval())
     model.generation_config.pad_token_id = 0
     return model
 

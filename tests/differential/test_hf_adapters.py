@@ -1,5 +1,6 @@
 """Every kind of adapter of the installed PEFT, through its whole life, beside a model without a cache."""
 
+import contextlib
 import random
 import warnings
 
@@ -36,6 +37,8 @@ NOT_BUILT = {
     "POLY": "task_ids",
     "SHADOW": "ShadowCarrier",
 }
+NOT_DONE = (NotImplementedError, ValueError, TypeError, AttributeError, KeyError, RuntimeError)
+"""What PEFT raises for what it does not do with a kind of adapter."""
 REFUSED = {"LILY": "depend on the tokens that follow"}
 
 
@@ -67,21 +70,17 @@ class Life:
 
     def step(self, name):
         """Do one thing; what PEFT does not do for this kind counts as nothing done."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.suppress(*NOT_DONE):
             warnings.simplefilter("ignore")
-            try:
-                getattr(self, name)()
-            except (
-                NotImplementedError,
-                ValueError,
-                TypeError,
-                AttributeError,
-                KeyError,
-                RuntimeError,
-            ):
-                return False
+            getattr(self, name)()
         self.model.eval()
-        return True
+
+    def computes(self):
+        """Whether the model itself computes: PEFT may have stopped half way, or activated what it cannot run."""
+        with torch.no_grad(), contextlib.suppress(*NOT_DONE):
+            self.model(IDS)
+            return True
+        return False
 
     def add(self):
         name = f"n{len(self.names)}{self.random.randrange(1000)}"
@@ -170,12 +169,11 @@ def live(kind, seed, num_steps):
     assert kind not in {**NOT_BUILT, **REFUSED}
     life.check()
     for _ in range(num_steps):
-        name = life.random.choice(STEPS)
-        if not life.step(name):
-            try:  # PEFT may have stopped half way
-                same(life.model, make_cache(life.model, block_size=4), IDS, max_new_tokens=2)
-            except Exception:  # noqa: BLE001 - the plain model itself is broken now
-                return
+        life.step(life.random.choice(STEPS))
+        if not life.computes():
+            life.step("activate")
+        if not life.computes():
+            return
         life.check()
 
 
@@ -185,7 +183,7 @@ def test_each_kind_of_adapter_computes_as_without_a_cache(kind):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", range(2, 6))
 @pytest.mark.parametrize("kind", IN_MODULES)
 def test_long_lives_of_each_kind_of_adapter(kind, seed):
     live(kind, seed, num_steps=20)

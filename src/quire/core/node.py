@@ -104,12 +104,13 @@ class Node(Entry, gc=False, eq=False):
     `children`   by the bytes of their first block
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `mark`       on which terms it is kept; None for the ordinary ones
-    `writer`     the sequence that may lengthen this leaf without asking: the only reference is
+    `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
     collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
+    So a node references nothing that leads back to its tree: that would keep both for ever.
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
@@ -120,7 +121,7 @@ class Node(Entry, gc=False, eq=False):
     children: dict[bytes, Node] = NO_CHILDREN
     locks: int = 0
     mark: Mark | None = None
-    writer: object | None = None
+    writer: int | None = None
 
     @property
     def evictable(self) -> bool:

@@ -143,7 +143,7 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         node = new
     if seq.script.media:
         tree.count_media(node, key)
-    node.writer = seq if seq.store_until == ENDLESS and not seq.script.media else None
+    node.writer = row if seq.store_until == ENDLESS and not seq.script.media else None
     kernel.counters.published_blocks += num_blocks
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)
@@ -200,7 +200,7 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
     for seq in seqs:
         node, row = seq.node, seq.row
         key = tails[row * size : row * size + size]
-        if not in_place or node.writer is not seq:
+        if not in_place or node.writer != row:
             publish(kernel, seq, key, 1)
             if seq.private_key:
                 _release_behind(kernel, seq)

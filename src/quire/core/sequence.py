@@ -35,12 +35,13 @@ class Script(msgspec.Struct, gc=False, eq=False):
     branch: int = 0
 
 
-class Sequence(msgspec.Struct, gc=False, eq=False):
+class Sequence(msgspec.Struct, eq=False):
     """One running request: `published <= computed <= capacity`, in tokens.
 
     The first `published` tokens lie in blocks of the prefix tree, on the path to `node`;
     the rest of the table is the sequence's own. Made by `CacheManager.open` and `fork`;
-    all changes go through the manager.
+    all changes go through the manager. The garbage collector sees it, unlike nodes: a manager that
+    is dropped while requests run goes with them.
 
     `number`       of the manager's requests, from 1; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
