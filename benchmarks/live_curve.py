@@ -1,4 +1,4 @@
-"""What the live curve costs: two managers, one with a `Curve`, serve a trace in turn, up to 16 requests at a time.
+"""What the live curve costs: two managers, one with a `LiveCurve`, serve a trace in turn, up to 16 requests at a time.
 
     python benchmarks/live_curve.py TRACE BLOCK_SIZE [requests [rounds]]
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.core import CacheManager, Sequence
 from quire.core.tokens import IntArray
-from quire.foresight import Curve
+from quire.foresight import LiveCurve
 from quire.sim.trace import open_trace
 
 SHARE = 10
@@ -71,7 +71,7 @@ def _round(
     order = (False, True) if number // 2 % 2 else (True, False)
     managers = {
         second: CacheManager(
-            capacity + 1, block_size, sub_block=False, watchers=[Curve()] * (curve and second)
+            capacity + 1, block_size, sub_block=False, watchers=[LiveCurve()] * (curve and second)
         )
         for second in order
     }

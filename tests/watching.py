@@ -1,14 +1,16 @@
 """Watchers for tests: made by what is wanted of them, and found again in a manager."""
 
 from quire.exchange import Digests, EventLog, Spill
-from quire.foresight import Curve, Trail
+from quire.foresight import LiveCurve, Trail
 
 
 def watchers(*, events=False, evictions=False, curve=False, trail=True, observer=None):
     """Return the watchers that tests want, all on the same digests and trail."""
     digests, memory = Digests(), Trail()
     wanted = [digests] + [memory] * trail
-    wanted += [EventLog(digests)] * events + [Spill(digests)] * evictions + [Curve(memory)] * curve
+    wanted += (
+        [EventLog(digests)] * events + [Spill(digests)] * evictions + [LiveCurve(memory)] * curve
+    )
     return wanted + ([observer] if observer is not None else [])
 
 
@@ -28,4 +30,4 @@ def take_evicted(manager):
 
 
 def what_if(manager):
-    return watcher(manager, Curve).what_if()
+    return watcher(manager, LiveCurve).what_if()

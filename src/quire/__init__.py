@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.exchange import EventLog, block_hashes
-    from quire.foresight import Curve
+    from quire.foresight import LiveCurve
     from quire.observe import Recorder
     from quire.ops import Explanation, TokenMove
     from quire.slots import SlotCache
@@ -46,7 +46,7 @@ _HOME = {
     "BlockCopy": "quire.core",
     "CacheManager": "quire.core",
     "ChunkedAttention": "quire.core",
-    "Curve": "quire.foresight",
+    "LiveCurve": "quire.foresight",
     "DecodeBatch": "quire.core",
     "EventLog": "quire.exchange",
     "Explanation": "quire.ops",
@@ -80,7 +80,6 @@ __all__ = [
     "BlockCopy",
     "CacheManager",
     "ChunkedAttention",
-    "Curve",
     "DecodeBatch",
     "EventLog",
     "Explanation",
@@ -90,6 +89,7 @@ __all__ = [
     "KVLayout",
     "KVPool",
     "LayerGroup",
+    "LiveCurve",
     "MediaItem",
     "Pin",
     "PrefixCache",

@@ -9,7 +9,7 @@ from hybrid_help import BLOCK
 
 from quire import errors, ops
 from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
-from quire.foresight import Curve
+from quire.foresight import LiveCurve
 from watching import watcher, watchers
 
 
@@ -113,7 +113,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
         order = [id(node) for node in manager.kernel.tree.evictor.order()]
         return (
             list(observer.told),
-            list(watcher(manager, Curve)._notes),
+            list(watcher(manager, LiveCurve)._notes),
             order,
             len(manager.kernel.owners),
         )

@@ -17,7 +17,7 @@ from quire import exchange, ops
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
 from quire.errors import ConfigError, QuireError
-from quire.foresight import Curve
+from quire.foresight import LiveCurve
 from watching import take_evicted, watcher, watchers, what_if
 
 
@@ -425,7 +425,7 @@ class New(Old):
         return plain(take_evicted(self.manager))
 
     def what_if(self):
-        if watcher(self.manager, Curve) is None:
+        if watcher(self.manager, LiveCurve) is None:
             raise ConfigError("what_if needs notes of the requests: CacheManager(..., curve=True)")
         told = what_if(self.manager)
         return plain(told), str(told), told.points([0, 1, 7, 10**6]), told.hit_rate, told.ceiling

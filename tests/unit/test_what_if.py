@@ -12,7 +12,7 @@ from quire import ops
 from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow
 from quire.errors import ConfigError
 from quire.exchange import residency, restore
-from quire.foresight import Curve
+from quire.foresight import LiveCurve
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
@@ -222,7 +222,7 @@ def test_requests_are_counted_as_without_the_curve(seed, capacity):
         elif what == 3:
             what_if(both[0])
         elif what == 4:
-            watcher(both[0], Curve).restart()
+            watcher(both[0], LiveCurve).restart()
     assert both[0].stats == both[1].stats
     ops.check(both[0])
 
@@ -232,7 +232,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
 
     def noted(num_blocks, *more):
         serve(manager, tokens_of(np.array([*range(num_blocks), *more])))
-        return tuple(watcher(manager, Curve)._notes[-2:])
+        return tuple(watcher(manager, LiveCurve)._notes[-2:])
 
     def forget(num_blocks):
         manager.reclaim(num_blocks)
@@ -263,7 +263,7 @@ def test_blocks_that_are_added_beside_another_hit_are_not_that_ones():
     manager.commit(seq, prompt[8:])
     manager.close(seq)
     serve(manager, np.append(prompt, LAST))
-    assert watcher(manager, Curve)._notes[-3:] == [17, 16, 1]
+    assert watcher(manager, LiveCurve)._notes[-3:] == [17, 16, 1]
 
 
 def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
@@ -317,7 +317,7 @@ def test_asking_in_between_changes_no_later_answer():
 def test_a_curve_begun_anew_forgets():
     prompts, names = talks(7, num_talks=50)
     manager = served(prompts, names)
-    watcher(manager, Curve).restart()
+    watcher(manager, LiveCurve).restart()
     assert what_if(manager).num_requests == 0
     assert str(what_if(manager)).startswith("no request yet")
     serve(manager, tokens_of(prompts[0]))

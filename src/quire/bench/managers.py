@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.bench.workloads import BLOCK_SIZE
 from quire.core import CacheManager
 from quire.exchange import EventLog
-from quire.foresight import Curve
+from quire.foresight import LiveCurve
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,5 @@ def make_manager(num_blocks: int, features: Features = PLAIN) -> Built:
 def build(num_blocks: int, block_size: int, features: Features) -> Built:
     """Make a manager as this core spells the features; `benchmarks/rows_on_core.py` replaces it for older ones."""
     log = EventLog()
-    watchers = [log] * features.events + [Curve()] * features.curve
+    watchers = [log] * features.events + [LiveCurve()] * features.curve
     return CacheManager(num_blocks, block_size, watchers=watchers), log.take

@@ -23,6 +23,7 @@ def close(kernel: Kernel, seq: Sequence) -> None:
     if seq.script.media:
         kernel.tree.media.release(seq.script.media)
     seq.root.locks -= 1
+    del kernel.sequences[id(seq)]
 
 
 def suspend(kernel: Kernel, seq: Sequence) -> None:

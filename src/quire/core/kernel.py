@@ -121,6 +121,7 @@ class Kernel:
         self.owners = Owners(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
+        self.sequences: dict[int, Sequence] = {}
         # Drafts that wait behind open sequences, by row.
         self.drafts: dict[int, Drafted] = {}
         self.capacity = capacity

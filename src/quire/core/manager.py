@@ -37,7 +37,7 @@ class CacheManager(Interruptible):
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
-    `watchers`    told of requests and blocks, in this order: `EventLog`, `Curve`, `Recorder`
+    `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
 
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing, unless something else than an error of quire's leaves it (Ctrl-C, no memory): then every
@@ -64,13 +64,17 @@ class CacheManager(Interruptible):
         self.settings = settings
         self.block_size = settings.block_size
         self.kernel = Kernel(settings, watchers, self.cut_off)
-        self.sequences: dict[int, Sequence] = {}
         self.default_root = self.kernel.tree.root(NO_SCOPE)
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
         """The block pools of the layer groups: free, active, cached."""
         return self.kernel.pools
+
+    @property
+    def sequences(self) -> dict[int, Sequence]:
+        """The open and suspended sequences, by identity."""
+        return self.kernel.sequences
 
     @property
     def num_free(self) -> int:
@@ -213,7 +217,6 @@ class CacheManager(Interruptible):
                 check_sign(key[found.match.num_bytes :])
             prompt = (key, raw.tobytes() if media else b"")
             seq = take.open_sequence(kernel, scope or NO_SCOPE, prompt, found, wanted)
-            self.sequences[id(seq)] = seq
         except BaseException as error:
             self.cut_off("open", error)
             raise
@@ -272,7 +275,6 @@ class CacheManager(Interruptible):
             snapshots.check_settled(self.kernel, seq, "fork")
         try:
             twin = take.fork(self.kernel, seq)
-            self.sequences[id(twin)] = twin
         except BaseException as error:
             self.cut_off("fork", error)
             raise
@@ -285,7 +287,6 @@ class CacheManager(Interruptible):
             tell(seq)
         try:
             give.close(self.kernel, seq)
-            del self.sequences[id(seq)]
         except BaseException as error:
             self.cut_off("close", error)
             raise

@@ -51,6 +51,7 @@ def open_sequence(
         seq.visit = Visit(number, kernel.now(), num_tokens, rows.block_size, lost, last)
     attach(kernel, seq, key, found)
     root.locks += 1
+    kernel.sequences[id(seq)] = seq
     counters.opened(num_tokens, seq.num_cached, missed)
     for tell in kernel.watchers.opened:
         tell(seq, key, missed)
@@ -206,6 +207,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     tree.lock_path(twin.node)
     tree.stand(twin.node, rows.standing(row))
     twin.root.locks += 1
+    kernel.sequences[id(twin)] = twin
     if twin.script.media:
         tree.media.hold_again(twin.script.media)
     if twin.terms.owner is not None:

@@ -31,7 +31,7 @@ WARM_UP = 4
 """The first quarter of what is left then is not in the curve: too little is known of what was there before."""
 
 
-class Curve(Watcher):
+class LiveCurve(Watcher):
     """Makes a hit-rate curve of the latest requests, when asked.
 
     `trail` knows of each block which request used it last, also of evicted ones. So three numbers

@@ -89,7 +89,7 @@ class TrailPart(NodePart, gc=False, eq=False):
 class Trail(Watcher):
     """Remembers evicted runs and last users, beside the tree, and changes nothing in it.
 
-    With it a miss is `evicted` where it would be `cold`; `Curve` makes hit-rate curves of it.
+    With it a miss is `evicted` where it would be `cold`; `LiveCurve` makes hit-rate curves of it.
 
     `last_user`    of the request opened last: who used before what it found, deepest part that was computed here
     `num_foreign`  blocks at the end of what it found that came from elsewhere and were not used since

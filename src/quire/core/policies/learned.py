@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 from quire.core.policies.base import WHOLE, Capacity, Entry, Policy, Tick, Visit
-from quire.core.policies.mind import TRIAL, TRUST, Mind, Trail
+from quire.core.policies.mind import TRIAL, TRUST, Mind, Walk
 from quire.core.policies.reentry import Record, bucket
 
 SUPERSEDED, BEYOND, FIRST_CLASS = range(3)
@@ -57,7 +57,7 @@ class Learned(Policy):
         mind = self._mind
         mind.now = visit.now
         mind.model.advance(visit.now)
-        trail = mind.trail = Trail(Record(visit.number), 0)
+        trail = mind.trail = Walk(Record(visit.number), 0)
         visit.note = trail
         if entry is not None:
             trail.found = entry.end
@@ -97,7 +97,7 @@ class Learned(Policy):
     def closing(self, visit: Visit, entry: Entry | None) -> None:
         mind = self._mind
         trail = visit.note
-        assert isinstance(trail, Trail)
+        assert isinstance(trail, Walk)
         mind.now = visit.now
         mind.trail = trail
         visit.note = None
@@ -115,7 +115,7 @@ class Learned(Policy):
             mind.doubt(record.kind)
             mind.model.watch(record, self._cells(trail, visit))
 
-    def _continue(self, trail: Trail, previous: Record) -> None:
+    def _continue(self, trail: Walk, previous: Record) -> None:
         """A request goes on from where the previous one ended."""
         mind = self._mind
         trail.continues = True
@@ -127,7 +127,7 @@ class Learned(Policy):
             for expose in mind.exposures:
                 expose(trail.rest)
 
-    def _cells(self, trail: Trail, visit: Visit) -> tuple[int, ...]:
+    def _cells(self, trail: Walk, visit: Visit) -> tuple[int, ...]:
         """Return the values of a request's features, each its own number."""
         record = trail.record
         turn = (0, 1, 2, 3, 3)[record.turn] if record.turn < 5 else 4
@@ -146,7 +146,7 @@ class Learned(Policy):
             answers[0] /= 2
             answers[1] /= 2
 
-    def _judge(self, trail: Trail, end: int, asked: int) -> None:
+    def _judge(self, trail: Walk, end: int, asked: int) -> None:
         """Find out what LRU would have found, and put the request on top of its stack."""
         mind, capacity = self._mind, self.capacity()
         lru_found = 0

@@ -27,7 +27,7 @@ LOSS = 0.005
 of it is won back."""
 
 
-class Trail(msgspec.Struct, eq=False):
+class Walk(msgspec.Struct, eq=False):
     """What is known of a request while it runs.
 
     `found`    blocks of its prompt that were cached; up to `reached` evicted ones followed that were known
@@ -60,7 +60,7 @@ class Mind:
         self.shadow = LruShadow()
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
-        self.trail: Trail | None = None
+        self.trail: Walk | None = None
         self.num_requests = 0
         self.answers = [0.0, 0.0]
         self.gain = 0.0

@@ -18,7 +18,7 @@ from quire.engines.hf.store import HfStore
 from quire.errors import ConfigError, OutOfBlocks
 from quire.exchange import Digests, Spill
 from quire.extras import lacking
-from quire.foresight import Curve, Trail
+from quire.foresight import LiveCurve, Trail
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -97,7 +97,7 @@ class KeptBlocks:
         self._digests, trail = Digests(), Trail()
         spills = self.tiers is not None and _writes_back(self.tiers)
         self._spill = Spill(self._digests) if spills else None
-        own = [self._digests, trail, Curve(trail), *([self._spill] if self._spill else ())]
+        own = [self._digests, trail, LiveCurve(trail), *([self._spill] if self._spill else ())]
         manager = CacheManager(
             groups=groups,
             block_size=self.layout.block_size,
