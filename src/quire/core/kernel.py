@@ -35,16 +35,19 @@ Found = TypeVar("Found", bound="Watcher")
 class Watcher:
     """What is told of requests and blocks: events, a trace, a memory of what was evicted.
 
-    It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing.
+    It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing. It
+    watches one manager, from when that is made.
 
     `part`   what it keeps of every node, or None; the tree cuts and joins it with the node
     `place`  where that stands in `node.parts`
     `needs`  watchers that are told before it, whether or not the manager was given them
+    `taken`  whether it watches a manager
     """
 
     part: ClassVar[type[NodePart] | None] = None
     needs: tuple[Watcher, ...] = ()
     place: int = 0
+    taken: bool = False
 
     def begin(self, kernel: Kernel) -> None:
         """The manager was made, or reset."""
@@ -84,7 +87,7 @@ class Audience:
         """Tell all that a manager begins, and where their parts stand."""
         place = len(kernel.tree.sparse)
         for watcher in self.all:
-            watcher.place = place
+            watcher.place, watcher.taken = place, True
             watcher.begin(kernel)
             place += watcher.part is not None
 
@@ -133,13 +136,18 @@ class Kernel:
         return evictor.now() if evictor.has_clock else self.counters.num_requests
 
 
-def check_watchers(watchers: object) -> None:
-    """Raise `ConfigError` unless these are watchers."""
+def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:
+    """Raise `ConfigError` unless these are watchers that are free; those `above` need them."""
     known = isinstance(watchers, tuple | list)
     for each in watchers if known else (watchers,):  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
         if not known or not isinstance(each, Watcher):
             msg = "watchers is a list of quire.core.Watcher objects, [EventLog()] for instance"
             raise ConfigError(f"{msg}; got {each!r}")
+        if each.taken:
+            raise ConfigError(f"{each!r} watches a manager already; make one for each manager")
+        if each in above:
+            raise ConfigError(f"{each!r} needs itself, by way of {above}; take it out of `needs`")
+        check_watchers(each.needs, (*above, each))
 
 
 def _with_needs(watchers: Iterable[Watcher]) -> Iterable[Watcher]:
