@@ -57,6 +57,8 @@ class CacheManager(Interruptible):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
+        if not isinstance(groups, tuple | list):
+            raise ConfigError(f"groups is a list of LayerGroup objects, got {groups!r}")
         check_watchers(watchers)
         self._begin(settings_of(groups, block_size, options), watchers)
 
@@ -355,7 +357,8 @@ class CacheManager(Interruptible):
         next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
         `ConfigError`, `SequenceError`.
         """
-        seqs = list(seqs)
+        if not isinstance(seqs, tuple | list):
+            raise SequenceError(f"tables of a list of sequences, got {seqs!r}")
         for seq in seqs:
             self.check_open(seq)
         check_group(group, len(self.pools))

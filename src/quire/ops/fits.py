@@ -53,7 +53,7 @@ def fits(
     `SequenceError`, `ConfigError` and what `probe` raises.
     """
     if num_new is not None:
-        check_count("num_new", num_new)
+        num_new = check_count("num_new", num_new)
     if isinstance(request, Sequence):
         manager.check_known(request)
         return _fit_sequence(manager.kernel, request, num_new)
