@@ -1,4 +1,4 @@
-"""Which media contents are in use: by keys of the tree, and by requests and restores that are open."""
+"""Media in use: contents that stand in keys of the tree, or in prompts of open requests and restores."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving =
 
 
 def evict(kernel: Kernel, num_blocks: int) -> int:
-    """Evict up to `num_blocks` of every leaf's path by policy and return how many were."""
+    """Evict up to `num_blocks` blocks in every full group, from the ends of the policy's victims; return how many."""
     done = 0
     evictor, sparse = kernel.tree.evictor, kernel.tree.sparse
     while done < num_blocks:

@@ -1,4 +1,4 @@
-"""Who may share a prefix, and what else than token ids is part of it."""
+"""Scopes and media: who may share a prefix, and what is part of it beside token ids."""
 
 from __future__ import annotations
 

@@ -40,10 +40,9 @@ FAR = 2**31
 class WindowPart(Part, gc=False, eq=False):
     """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
 
-    `below`  how many nodes below need this one, by the first block that they need
-    `need`   the first block that is needed by whoever stands here and by those below, FAR if
-             nobody does; where it lies before the node, the parent knows of it
-    `swept`  no block before this one is passing
+    `need`   the first block needed by those who stand at the node's end or below it; FAR without any
+    `below`  the children that need blocks of this node or above it, counted by the first that they need
+    `swept`  the first block that may be passing: those before it were looked at
     """
 
     below: dict[int, int] | None = None
@@ -52,9 +51,11 @@ class WindowPart(Part, gc=False, eq=False):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Who would stand where: some are `gone` from the ends of nodes, and one more stands at `end` in `node`.
+    """A change of who stands where, to be counted before it is made.
 
-    `gone`, `unlocked`  by node, how many fewer stand at its end, and how many fewer lock it
+    `gone`      node -> how many fewer stand at its end
+    `unlocked`  node -> how many fewer lock it
+    `node`      where one more would stand, at boundary `end`; None for nobody
     """
 
     gone: Mapping[Node, int]

@@ -221,7 +221,7 @@ def _begin(
     root = manager.kernel.tree.root(scope or NO_SCOPE)
     if match.node.parent is None:
         match.node = root
-    anchor = tree.cut(match)
+    anchor = tree.node_at(match)
     _lock_path(manager, anchor)
     end = len(key) // tree.block_bytes
     size = manager.block_size
