@@ -105,7 +105,11 @@ class CacheManager(Interruptible):
 
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """
-        return self.kernel.lookup.hit(*self.read(key_of(tokens), scope, media))
+        key = key_of(tokens)
+        root = self.default_root
+        if scope is not None or media or len(self.kernel.tree.media) or not key:
+            root, key = self.read(key, scope, media)
+        return self.kernel.lookup.hit(root, key)
 
     @mutating
     def pin(
