@@ -13,7 +13,7 @@ Reuse: TypeAlias = Literal["unknown", "session", "never"]
 REUSES = ("unknown", "session", "never")
 
 FOREVER = float("inf")
-"""Seconds: nothing says that a use is the last one."""
+"""Seconds that do not run out: of a retention, or until a use that nothing says is the last."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):

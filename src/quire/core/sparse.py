@@ -20,6 +20,7 @@ from typing import TypeAlias
 import msgspec
 
 from quire.core.blocks import BlockPool
+from quire.core.hints import FOREVER
 from quire.core.node import Node, Part
 from quire.core.order import Order
 
@@ -30,8 +31,6 @@ Drop = Callable[[Node], None]
 
 Tell = Callable[[Node, range, int], None]
 """Is told of the blocks of a node that one group is about to free, though a kept boundary needs them."""
-
-NEVER = float("inf")
 
 FAR = 2**31
 """Beyond all blocks."""
@@ -98,7 +97,7 @@ class SparseGroup(ABC):
         self._evictor = site.evictor
         self._passing: Queue = OrderedDict()
         self._kept: dict[tuple[bool, int], Queue] = {}
-        self._next_expiry = NEVER
+        self._next_expiry = FOREVER
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -239,7 +238,7 @@ class SparseGroup(ABC):
             return
         retained = [node for rank in self._kept if rank[0] for node in self._kept[rank]]
         self._next_expiry = min(
-            (n.keep_until for n in retained if n.keep_until > now), default=NEVER
+            (n.keep_until for n in retained if n.keep_until > now), default=FOREVER
         )
         for node in reversed(retained):
             if node.keep_until <= now:

@@ -27,9 +27,10 @@ from quire.core.blocks import GAP
 from quire.core.give import let_go
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
