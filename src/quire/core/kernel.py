@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
 from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.lookup import Lookup, Missed
+from quire.core.lookup import Lookup
 from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
@@ -19,7 +19,7 @@ from quire.core.sequence import Drafted, Sequence
 from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
-from quire.core.stats import Counters
+from quire.core.stats import Counters, Missed
 from quire.core.tokens import Key
 from quire.core.tree import PrefixTree
 from quire.core.windows import WindowGroup
@@ -28,12 +28,11 @@ from quire.errors import ConfigError
 Leaving: TypeAlias = Literal["evicted", "invalidated", "truncated", "cleared"]
 """Why blocks can be found no more: they made room, somebody dropped them, their own sequence took them back."""
 
-
-Found = TypeVar("Found", bound="Watcher")
+SomeWatcher = TypeVar("SomeWatcher", bound="Watcher")
 
 
 class Watcher:
-    """What is told of requests and blocks: events, a trace, a memory of what was evicted.
+    """A listener to requests and blocks: it keeps events, a trace, a memory of what was evicted.
 
     It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing. It
     watches one manager, from when that is made.
@@ -79,7 +78,7 @@ class Audience:
         self.closed = tuple(w.closed for w in self.all if _has(w, "closed"))
         self.parts = tuple(w.part for w in self.all if w.part is not None)
 
-    def find(self, kind: type[Found]) -> Found | None:
+    def find(self, kind: type[SomeWatcher]) -> SomeWatcher | None:
         """Return the first watcher of a kind, or None."""
         return next((each for each in self.all if isinstance(each, kind)), None)
 
@@ -177,7 +176,7 @@ def _sparse_groups(
 
 
 def _capacity(settings: ManagerSettings, pools: tuple[BlockPool, ...]) -> Capacity:
-    """Return what tells how large the smallest pool of full attention is now.
+    """Return a function that gives the present size of the smallest pool, among those of full attention if any.
 
     It knows the pools alone: policies are referenced by nodes, which the garbage collector does
     not see, so that one which knew the kernel would keep it for ever.

@@ -14,10 +14,11 @@ from quire.core.hints import check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
+from quire.core.media import MediaItem, check_media
 from quire.core.node import Node
 from quire.core.pins import Pin
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
-from quire.core.scope import NO_SCOPE, MediaItem, Scope, check_media, check_scope
+from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
@@ -107,7 +108,11 @@ class CacheManager(Interruptible):
 
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """
-        return self.kernel.lookup.hit(*self.read(key_of(tokens), scope, media))
+        key = key_of(tokens)
+        root = self.default_root
+        if scope is not None or media or len(self.kernel.tree.media) or not key:
+            root, key = self.read(key, scope, media)
+        return self.kernel.lookup.hit(root, key)
 
     @mutating
     def pin(

@@ -1,4 +1,4 @@
-"""The order of eviction above any policy: runs that nobody expects back, the rest, and what is retained; by priority."""
+"""The order of eviction above any policy: what is spent, then the rest, then what is retained; by priority in each."""
 
 from __future__ import annotations
 

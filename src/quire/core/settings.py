@@ -1,4 +1,4 @@
-"""What a manager is made with."""
+"""Settings: the checked arguments of a manager."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Node
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup

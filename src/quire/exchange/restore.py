@@ -29,9 +29,10 @@ from quire.core.give import let_go
 from quire.core.groups import check_count, check_group
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -228,7 +229,7 @@ def _begin(
     root = manager.kernel.tree.root(scope or NO_SCOPE)
     if match.node.parent is None:
         match.node = root
-    anchor = tree.cut(match)
+    anchor = tree.node_at(match)
     _lock_path(manager, anchor)
     end = len(key) // tree.block_bytes
     size = manager.block_size

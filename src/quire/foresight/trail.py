@@ -74,9 +74,10 @@ class TrailPart(NodePart, gc=False, eq=False):
         if self.above:
             self.user = self.user_at(end)
             self.above = tuple(each for each in self.above if each[0] < end)
-        for at in [at for at in self.lost or () if at > end]:
-            assert self.lost is not None
-            del self.lost[at]
+        lost = self.lost
+        if lost and (len(lost) > 1 or end not in lost):
+            for at in [at for at in lost if at > end]:
+                del lost[at]
 
     def join(self, upper: TrailPart, at: int) -> None:
         if upper.above or upper.user != self.user_at(at + 1):
@@ -111,51 +112,67 @@ class Trail(Watcher):
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         place, number, node = self.place, seq.number, seq.node
         found, last_user, used_to = node.end, 0, 0
-        while node.parent is not None:
+        parent = node.parent
+        while parent is not None:
             part: TrailPart = node.parts[place]
             if not last_user:
                 if part.user:
                     last_user, used_to = part.user, node.end
-                else:
-                    used = [(at, user) for at, user in part.above if user]
+                elif part.above:
+                    used = [each for each in part.above if each[1]]
                     used_to, last_user = used[-1] if used else (0, 0)
             part.user = number
             if part.above:
                 part.above = ()
-            node = node.parent
+            node, parent = parent, parent.parent
         self.last_user, self.num_foreign = last_user, found - used_to
 
     def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
-        part: TrailPart = node.parts[self.place]
-        start, user = node.end - num_blocks, seq.number
-        above, parent = node, node.parent
-        if parent is not None and parent.end == start:
-            above = parent
+        place, user, parent = self.place, seq.number, node.parent
+        part: TrailPart = node.parts[place]
+        assert parent is not None
+        start, holder = node.end - num_blocks, part
+        if parent.end == start:
+            holder = parent.parts[place]
         elif part.user != user:
             part.above = (*part.above, (start, part.user))
-        forks: Forks | None = above.parts[self.place].lost
+        forks: Forks | None = holder.lost
         if forks and (among := forks.get(start)) is not None:
-            at = (start - above.end if above is parent else start - node.start) * self._size
+            at = (start - parent.end) * self._size
             lost = among.pop(hash(bytes(node.key[at : at + self._size])), None)
             if not among:
                 del forks[start]
             if lost is not None:
                 user = user or lost.user
-                self._put_back(seq, node, start, lost)
+                if lost.below or start + len(lost.marks) > node.end:
+                    self._put_back(seq, node, start, lost)
         part.user = user
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
-        if group is not None or why not in ("evicted", "invalidated"):
+        if group is not None or why in ("truncated", "cleared"):
             return
-        start, part = node.start, node.parts[self.place]
-        at = (blocks.start - start) * self._size
-        first = hash(bytes(node.key[at : at + self._size]))
-        lost = self._tail(node, part, blocks.start)
-        if blocks.start > start:
-            self._hang_end(part, blocks.start, first, lost)
-            return
-        assert node.parent is not None
-        self._remember(_among(node.parent.parts[self.place], start), first, lost)
+        parent = node.parent
+        assert parent is not None
+        place, size, key, start = self.place, self._size, node.key, blocks.start
+        part: TrailPart = node.parts[place]
+        at = (start - parent.end) * size
+        user, rest, stop = part.user, b"", len(key)
+        below: dict[int, Lost] | None = None
+        forks = part.lost
+        if forks:
+            below = forks.pop(node.end, None)
+            if below and len(below) == 1:
+                (lost,) = below.values()
+                if lost.is_end:
+                    rest, user, below = lost.marks, lost.user, lost.below
+        if forks or part.above:
+            below, stop, user, rest = self._cut_up(node, start, Lost(rest, user, below))
+        lost = Lost(key[at + size - TOKEN_BYTES : stop : size] + rest, user, below)
+        if at:  # as long as the head of the node is there
+            lost.is_end = True
+            _among(part, start)[hash(bytes(key[at : at + size]))] = lost
+        else:
+            self._remember(_among(parent.parts[place], start), hash(node.first), lost)
 
     def check(self) -> None:
         """Raise `InvariantError` where something is remembered as evicted that is there."""
@@ -180,15 +197,17 @@ class Trail(Watcher):
         size = self._size
         forks: Forks | None = holder.parts[self.place].lost if holder.parts else None
         among = forks.get(end // size) if forks else None
-        user, first = 0, key[end : end + size].tobytes()
-        while among and end + size < len(key):
-            lost = among.get(hash(first))
+        user, num_bytes = 0, len(key)
+        while among and end + size < num_bytes:
+            lost = among.get(hash(key[end : end + size].tobytes()))
             if lost is None:
                 break
-            same = common_bytes(_marks(key, end, len(key), size), lost.marks)
+            marks = _marks(key, end, num_bytes, size).tobytes()
+            same = min(len(marks), len(lost.marks))
+            if not lost.marks.startswith(marks[:same]):
+                same = common_bytes(marks, lost.marks)
             end, user = end + same * size, lost.user
             among = lost.below if same == len(lost.marks) else None
-            first = key[end : end + size].tobytes() if among else b""
         return end, user
 
     def _remember(self, among: dict[int, Lost], first: int, lost: Lost) -> None:
@@ -202,35 +221,30 @@ class Trail(Watcher):
             if among.get(first) is lost:
                 del among[first]
 
-    def _hang_end(self, part: TrailPart, boundary: int, first: int, lost: Lost) -> None:
-        """Remember the end of a node as long as the node is there."""
-        lost.is_end = True
-        _among(part, boundary)[first] = lost
+    def _cut_up(
+        self, node: Node, start: int, end: Lost
+    ) -> tuple[dict[int, Lost] | None, int, int, bytes | bytearray]:
+        """Remember the pieces of a leaf from block `start` on, where runs were lost along it or its users differ.
 
-    def _tail(self, node: Node, part: TrailPart, start: int) -> Lost:
-        """Return what will be remembered of the blocks of a leaf from `start` on, and what was lost along them."""
-        key, size, end = node.key, self._size, node.end
-        base = node.start
-        user, rest, stop = part.user, b"", len(key)
-        below: dict[int, Lost] | None = None
-        if part.lost or part.above:
-            forks = part.lost or {}
-            below = forks.pop(end, None)
-            if below and len(below) == 1:
-                (lost,) = below.values()
-                if lost.is_end:
-                    rest, user, below = lost.marks, lost.user, lost.below
-            users = [at for at, _ in part.above if start < at]
-            for at in sorted({*_between(forks, start, end), *users}, reverse=True):
-                among = forks.pop(at, None) or {}
-                if among or at in users:
-                    place = (at - base) * size
-                    first = hash(bytes(key[place : place + size]))
-                    self._remember(
-                        among, first, Lost(_marks(key, place, stop, size) + rest, user, below)
-                    )
-                    below, stop, user, rest = among, place, part.user_at(at), b""
-        return Lost(_marks(key, (start - base) * size, stop, size) + rest, user, below)
+        `end` goes on where the leaf ends. Returns what the first piece is made of: the runs below it, where its key
+        ends, its last user, and marks that follow its own.
+        """
+        assert node.parent is not None
+        part: TrailPart = node.parts[self.place]
+        key, size, base = node.key, self._size, node.parent.end
+        below, stop, user, rest = end.below, len(key), end.user, end.marks
+        forks = part.lost if part.lost is not None else {}
+        users = [at for at, _ in part.above if start < at]
+        for at in sorted({*_between(forks, start, node.end), *users}, reverse=True):
+            among = forks.pop(at, None) or {}
+            if among or at in users:
+                place = (at - base) * size
+                first = hash(bytes(key[place : place + size]))
+                self._remember(
+                    among, first, Lost(_marks(key, place, stop, size) + rest, user, below)
+                )
+                below, stop, user, rest = among, place, part.user_at(at), b""
+        return below, stop, user, rest
 
     def _put_back(self, seq: Sequence, node: Node, start: int, lost: Lost) -> None:
         """Hang what had been lost below a run where it belongs, now that the run came back from block `start` on."""
@@ -249,7 +263,8 @@ class Trail(Watcher):
                 left = Lost(marks[len(back) :], goes_on.user, below)
                 at = (node.end * seq.rows.block_size - seq.script.start) * TOKEN_BYTES
                 if 0 <= at <= len(seq.script.key) - size:
-                    self._hang_end(part, node.end, hash(seq.script.key[at : at + size]), left)
+                    left.is_end = True
+                    _among(part, node.end)[hash(seq.script.key[at : at + size])] = left
                 return
             assert below
             place = (end - base) * size
@@ -263,9 +278,13 @@ class Trail(Watcher):
 
 def _among(part: TrailPart, boundary: int) -> dict[int, Lost]:
     """Return the runs that went on at a boundary, to add one."""
-    if part.lost is None:
-        part.lost = {}
-    return part.lost.setdefault(boundary, {})
+    forks = part.lost
+    if forks is None:
+        forks = part.lost = {}
+    among = forks.get(boundary)
+    if among is None:
+        among = forks[boundary] = {}
+    return among
 
 
 def _between(forks: Forks, start: int, end: int) -> list[int]:

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.reuse import Counts, Reuses, reuses
-from quire.sim.stacks import Steps, lru_steps, optimum_steps
+from quire.sim.optimum import optimum_steps
+from quire.sim.reuse import Counts, Reuses, Steps, lru_steps, reuses, sums
 from quire.sim.trace.rows import Trace
 
 Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -152,12 +152,6 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
     return Curves(lru, optimum, read.num_unique, read.num_requests, read.block_size, seconds)
 
 
-def blocks_found(steps: Steps, capacity: int, num_requests: int) -> Counts:
-    """Return the blocks that each request finds in a cache of so many, int64 [num_requests]."""
-    found = np.clip(capacity - steps.below, 0, steps.width)
-    return _sums(steps.request, found, num_requests)
-
-
 def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
     """Add up steps: each is a slope of one block per block of capacity, for its width."""
     counted = steps.request >= count_from
@@ -171,9 +165,9 @@ def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
     )
     turns = np.concatenate((np.ones_like(below), -np.ones_like(below), zeros))
     drops = np.concatenate((np.zeros(2 * len(below) + 1 + len(short_at), np.int64), short_by))
-    slopes = np.cumsum(_sums(where, turns * read.block_size, len(corners)))
+    slopes = np.cumsum(sums(where, turns * read.block_size, len(corners)))
     rises = slopes[:-1] * np.diff(corners)
-    hits = np.concatenate(([0], np.cumsum(rises))) - np.cumsum(_sums(where, drops, len(corners)))
+    hits = np.concatenate(([0], np.cumsum(rises))) - np.cumsum(sums(where, drops, len(corners)))
     return Curve(corners, hits, int(read.prompt_tokens[count_from:].sum()))
 
 
@@ -182,19 +176,12 @@ def _partial_blocks(steps: Steps, read: Reuses) -> tuple[Counts, Counts]:
 
     It is the deepest block of its chain, so it hits where the whole chain does.
     """
-    found = _sums(steps.request, steps.width, read.num_requests)
+    found = sums(steps.request, steps.width, read.num_requests)
     whole = np.zeros(read.num_requests, np.int64)
     np.maximum.at(whole, steps.request, steps.below + steps.width)
     lacking = read.overhang
     at = np.flatnonzero((found == read.prompt_blocks) & (lacking > 0))
     return whole[at], lacking[at]
-
-
-def _sums(where: Counts, values: Counts, length: int) -> Counts:
-    """Return the sum of the values at each place, int64 [length]."""
-    sums = np.zeros(length, np.int64)
-    np.add.at(sums, where, values)
-    return sums
 
 
 def _capacities(values: Sequence[int]) -> Counts:

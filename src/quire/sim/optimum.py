@@ -1,20 +1,29 @@
-"""The optimum as rows beside replayed policies: Belady's rule with bypass, at given capacities."""
+"""The optimum: Belady's rule with bypass, its stack distances and its rows beside replayed policies.
+
+Its distances stay apart from those of LRU: LRU orders blocks by their last use, which a count of
+inversions sees; the optimum by their next, and what it keeps depends on what else was offered.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 import numpy as np
 
-from quire.sim.curves import blocks_found
 from quire.sim.replay import REASONS, Observer, ReplayResult, check_capacity
-from quire.sim.reuse import Counts, Reuses, reuses
-from quire.sim.stacks import optimum_steps
+from quire.sim.reuse import Counts, Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
 OPTIMUM = "optimum"
+
+GONE = -1
+"""The next use of a hole: nothing is kept there."""
+
+COMPACT_AT = 256
+"""Pieces of a stack before its holes are collected for the first time."""
 
 
 def optimum_results(
@@ -38,7 +47,7 @@ def optimum_results(
     results: list[ReplayResult] = []
     for number, capacity in enumerate(capacities):
         begun = time.process_time()
-        hits = blocks_found(steps, capacity, read.num_requests)
+        hits = steps.found_by(capacity, read.num_requests)
         result = _counted(read, capacity, hits[count_from:])
         for request, found in zip(trace, hits.tolist(), strict=True) if observers else ():
             for observe in observers[number]:
@@ -48,15 +57,38 @@ def optimum_results(
     return results
 
 
+def optimum_steps(reuses: Reuses) -> Steps:
+    """Return the stack distances of all reuses under the optimum: Belady's rule with bypass.
+
+    A cache of C blocks keeps, of what it held and what the request just used, the C blocks
+    that are used again soonest (L. A. Belady, *A study of replacement algorithms for a
+    virtual-storage computer*, 1966, doi:10.1147/sj.52.0078); a block may be left out at
+    once. A parent is used again no later than its child, so the kept set is a tree.
+
+    The stack holds, at level i, the one block that a cache of i has and a cache of i - 1 has
+    not. What a request used goes down the levels as a heap: each level keeps the smallest next use
+    of its own and those carried, and the rest is carried on. A block that is used now leaves a
+    hole, which takes one of those carried. Levels with one next use are one piece.
+    """
+    order = np.argsort(reuses.earlier, kind="stable")
+    users, uses, counts = (
+        column[order].tolist() for column in (reuses.earlier, reuses.later, reuses.num_blocks)
+    )
+    stack = _NextUses()
+    rows = zip(users, uses, counts, strict=True)
+    for now, group in groupby(rows, key=_user):
+        stack.use(now, [[use, count] for _, use, count in group])
+    stack.collect(reuses.num_requests)
+    return stack.steps()
+
+
 def _counted(read: Reuses, capacity: int, hits: Counts) -> ReplayResult:
     """Count the last `len(hits)` requests of a trace."""
     counted = slice(read.num_requests - len(hits), None)
     prompts, blocks = read.prompt_tokens[counted], read.prompt_blocks[counted]
-    seen = np.zeros(read.num_requests, np.int64)
-    np.add.at(seen, read.later, read.num_blocks)
     size = read.block_size
     held = np.minimum(blocks, capacity)
-    ends = (hits, np.minimum(seen[counted], held), held, blocks)
+    ends = (hits, np.minimum(read.seen_blocks[counted], held), held, blocks)
     hit_tokens, seen_tokens, held_tokens, named_tokens = (
         int(np.minimum(end * size, prompts).sum()) for end in ends
     )
@@ -80,3 +112,107 @@ def _counted(read: Reuses, capacity: int, hits: Counts) -> ReplayResult:
         evicted_blocks=None,
         seconds=0.0,
     )
+
+
+class _NextUses:
+    """The stack of the optimum: pieces of (next use, levels), from level 1 down."""
+
+    def __init__(self) -> None:
+        self._uses: list[int] = []
+        self._sizes: list[int] = []
+        self._found: list[tuple[int, int, int]] = []
+        self._compact_at = COMPACT_AT
+
+    def use(self, now: int, carried: list[list[int]]) -> None:
+        """Request `now` used blocks: [next use, count], soonest first. What was due is a hole.
+
+        A hole is counted as a hit when it is filled or collected; until then its levels stay.
+        """
+        uses, sizes, found = self._uses, self._sizes, self._found
+        above_uses: list[int] = []
+        above_sizes: list[int] = []
+        level, at, end = 0, 0, len(uses)
+        while carried and at < end:
+            soonest, count = carried[0]
+            start = at
+            while at < end and now < uses[at] <= soonest:
+                at += 1
+            if start < at:
+                above_uses += uses[start:at]
+                above_sizes += sizes[start:at]
+                level += sum(above_sizes[start - at :])
+                if at == end:
+                    break
+            use, size = uses[at], sizes[at]
+            kept = min(size, count)
+            if use <= now and use != GONE:
+                found.append((level, kept, use))
+            if use > now and kept == count and len(carried) == 1:
+                carried[0][0] = use
+            else:
+                _exchange(carried, kept, use if use > now else GONE)
+            level += kept
+            if above_uses and above_uses[-1] == soonest:
+                above_sizes[-1] += kept
+            else:
+                above_uses.append(soonest)
+                above_sizes.append(kept)
+            if kept == size:
+                at += 1
+            else:
+                sizes[at] = size - kept
+        uses[:at] = above_uses
+        sizes[:at] = above_sizes
+        for use, count in carried:
+            uses.append(use)
+            sizes.append(count)
+        if len(uses) >= self._compact_at:
+            self.collect(now)
+
+    def collect(self, now: int) -> None:
+        """Count the hits of all blocks due until `now`, and join their holes."""
+        uses: list[int] = []
+        sizes: list[int] = []
+        level, last = 0, now
+        for use, size in zip(self._uses, self._sizes, strict=True):
+            if GONE < use <= now:
+                self._found.append((level, size, use))
+            level += size
+            left = use if use > now else GONE
+            if left == last:
+                sizes[-1] += size
+            else:
+                uses.append(left)
+                sizes.append(size)
+                last = left
+        if uses and uses[-1] == GONE:
+            del uses[-1], sizes[-1]
+        self._uses, self._sizes = uses, sizes
+        self._compact_at = max(COMPACT_AT, 2 * len(uses))
+
+    def steps(self) -> Steps:
+        """Return the hits counted so far."""
+        found = np.array(self._found, np.int64).reshape(-1, 3)
+        return Steps(found[:, 0], found[:, 1], found[:, 2])
+
+
+def _exchange(carried: list[list[int]], count: int, use: int) -> None:
+    """Put `count` of the soonest down; take as many with next use `use`, unless it is `GONE`."""
+    if carried[0][1] == count:
+        del carried[0]
+    else:
+        carried[0][1] -= count
+    if use == GONE:
+        return
+    for index, item in enumerate(carried):
+        if item[0] >= use:
+            if item[0] == use:
+                item[1] += count
+            else:
+                carried.insert(index, [use, count])
+            return
+    carried.append([use, count])
+
+
+def _user(row: tuple[int, int, int]) -> int:
+    return row[0]

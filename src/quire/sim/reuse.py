@@ -1,9 +1,14 @@
-"""Reuses: which request used blocks that an earlier one used last, and how many of them.
+"""Reuses: which request used blocks that an earlier one used last, how many, and from which capacity on they are hits.
 
 All that a hit-ratio curve depends on. The blocks that one request was the last to use are always
 a suffix of its chain, and what a later request uses again of them is the beginning of that
 suffix. So a request adds a few reuses, however many blocks it has, and a trace of
 47 million references becomes 24 thousand reuses.
+
+Both LRU and the optimum are stack algorithms on prefix chains: what a cache of C blocks
+holds, a cache of C + 1 holds too (R. L. Mattson et al., *Evaluation techniques for storage
+hierarchies*, 1970, doi:10.1147/sj.92.0078). So each reuse has one distance, and one pass answers for
+every capacity.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from quire.foresight.distances import lru_distances
 from quire.sim.trace.rows import TraceRequest
 
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -52,12 +58,51 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
         return int(self.prompt_blocks.sum() - self.num_blocks.sum())
 
     @property
+    def seen_blocks(self) -> Counts:
+        """Blocks of each request that an earlier one had, int64 [requests]."""
+        return sums(self.later, self.num_blocks, self.num_requests)
+
+    @property
     def overhang(self) -> Counts:
         """Tokens by which the last block of each request ends beyond its prompt, int64 [requests].
 
         Zero where a trace names full blocks only.
         """
         return np.maximum(self.prompt_blocks * self.block_size - self.prompt_tokens, 0)
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """Hits by capacity: blocks `below` + 1 ... `below` + `width` each give `request` one more.
+
+    int64 [n] each. Of the blocks of one reuse the last may be further away than the others: the k-th
+    block of a step hits in any capacity >= `below` + k.
+    """
+
+    below: Counts
+    width: Counts
+    request: Counts
+
+    def found(self, capacity: int) -> Counts:
+        """Return the blocks of each step that a cache of so many finds, int64 [n]."""
+        return np.clip(capacity - self.below, 0, self.width)
+
+    def found_by(self, capacity: int, num_requests: int) -> Counts:
+        """Return the blocks that each request finds in a cache of so many, int64 [num_requests]."""
+        return sums(self.request, self.found(capacity), num_requests)
+
+
+def lru_steps(read: Reuses) -> Steps:
+    """Return the LRU stack distances of all reuses. O(n log requests), n reuses, in NumPy."""
+    touched = np.concatenate(([0], read.prompt_blocks))
+    below = lru_distances(read.earlier + 1, read.later + 1, read.num_blocks, touched)
+    return Steps(below, read.num_blocks, read.later)
+
+
+def sums(where: Counts, values: Counts, length: int) -> Counts:
+    """Return the sum of the values at each place, int64 [length]."""
+    total = np.zeros(length, np.int64)
+    np.add.at(total, where, values)
+    return total
 
 
 def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:

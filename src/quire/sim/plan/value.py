@@ -8,10 +8,8 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.curves import blocks_found
 from quire.sim.hardware import MemoryTier, ModelFacts, Roofline
-from quire.sim.reuse import Counts, Reuses
-from quire.sim.stacks import lru_steps
+from quire.sim.reuse import Counts, Reuses, lru_steps
 
 GIB = 1 << 30
 
@@ -58,7 +56,7 @@ class LruHits:
         At least one token of a prompt is always computed.
         """
         read = self.read
-        found = blocks_found(self._steps, capacity_tokens // read.block_size, read.num_requests)
+        found = self._steps.found_by(capacity_tokens // read.block_size, read.num_requests)
         return np.minimum(found * read.block_size, read.prompt_tokens - 1)
 
     def token_hit(self, capacity_tokens: int) -> float:

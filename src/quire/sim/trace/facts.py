@@ -6,17 +6,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from quire.sim.reuse import Reuses, reuses
-from quire.sim.stacks import Steps, lru_steps
+from quire.foresight.distances import Floats, Ints
+from quire.sim.reuse import Reuses, Steps, lru_steps, reuses
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
-
-Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
-Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 SHARES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 """Percentiles by name: the smallest value that so large a share does not exceed."""
@@ -129,9 +125,7 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
 
 def _reused_tokens(found: Reuses) -> int:
     """Return the tokens of prompts in blocks that came before."""
-    blocks = np.zeros(found.num_requests, np.int64)
-    np.add.at(blocks, found.later, found.num_blocks)
-    return int(np.minimum(blocks * found.block_size, found.prompt_tokens).sum())
+    return int(np.minimum(found.seen_blocks * found.block_size, found.prompt_tokens).sum())
 
 
 def _lengths(values: Ints) -> dict[str, float]:
@@ -160,7 +154,7 @@ def _in_blocks(found: Reuses) -> Distances:
 
 def _reached(steps: Steps, capacity: int) -> int:
     """Return the number of reuses that are no further apart."""
-    return int(np.clip(capacity - steps.below, 0, steps.width).sum())
+    return int(steps.found(capacity).sum())
 
 
 def _in_seconds(gaps: Floats, weights: Ints) -> Distances:

@@ -1,0 +1,98 @@
+"""The shape of the kernel: how wide its classes and calls are, who knows whom, and who changes a block's state."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import quire
+from quire.core import CacheManager
+from quire.core.node import Node
+from quire.core.sequence import Sequence
+
+SRC = Path(quire.__file__).parent
+ROOMS = ("core", "foresight", "exchange", "ops", "slots")
+
+
+def modules(*rooms):
+    """Return the parsed modules of rooms by their dotted names."""
+    found = {}
+    for room in rooms:
+        for path in sorted((SRC / room).rglob("*.py")):
+            parts = path.relative_to(SRC.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imports(tree, known):
+    """Return the modules that one imports, for typing and inside functions too."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= below & known or {node.module}
+    return names & known
+
+
+def circle(graph):
+    """Return a path that comes back to where it began, or an empty one."""
+    done = set()
+
+    def follow(name, path):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            found = follow(other, [*path, name])
+            if found:
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := follow(name, []))), [])
+
+
+def test_nodes_and_sequences_have_fourteen_fields_at_most():
+    assert len(Node.__struct_fields__) <= 14
+    assert len(Sequence.__struct_fields__) <= 14
+
+
+def test_a_manager_has_seven_attributes_at_most():
+    assert len(vars(CacheManager(4))) <= 7
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_function_takes_more_than_six_parameters(room):
+    wide = []
+    for name, tree in modules(room).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                each = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len([arg for arg in each if arg.arg not in ("self", "cls")]) > 6:
+                    wide.append(f"{name}.{node.name}")
+    assert not wide
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_module_knows_one_that_knows_it(room):
+    trees = modules(room)
+    known = {name for name in trees if name != f"quire.{room}"}
+    found = circle({name: imports(trees[name], known) - {name} for name in known})
+    assert not found, " -> ".join(found)
+
+
+def test_only_a_pool_changes_the_state_of_a_block():
+    writers = set()
+    for name, tree in modules(*ROOMS).items():
+        for node in ast.walk(tree):
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            for target in targets if isinstance(node, ast.Assign | ast.AugAssign) else ():
+                if isinstance(target, ast.Attribute) and target.attr in ("num_cached", "_top"):
+                    owner = target.value.id if isinstance(target.value, ast.Name) else ""
+                    if owner != "seq" and name != "quire.core.blocks":
+                        writers.add(f"{name}:{node.lineno}")
+    assert not writers
