@@ -192,7 +192,9 @@ class Order:
             twin = self._plain.sibling() if self._classes else None
             policy = twin or self._factory(self._tick, self._capacity)
             if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigError(f"policy is a name or makes quire.core.Policy objects, not {policy!r}")
+                raise ConfigError(
+                    f"policy is a name or makes quire.core.Policy objects, not {policy!r}"
+                )
             self._classes[key] = policy
             self._policies = [self._classes[each] for each in sorted(self._classes)]
         return policy
