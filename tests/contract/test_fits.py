@@ -3,6 +3,7 @@
 That it says what `open`, `reserve` and `resume` then do is a rule of both state machines.
 """
 
+import numpy as np
 import pytest
 from core_help import prefill, rejected, run, serve, state
 from hybrid_help import BLOCK
@@ -89,6 +90,10 @@ def test_media_and_scopes_are_read_as_open_reads_them(manager):
 def test_the_room_asked_for_is_a_number_of_tokens(manager, num_new):
     with rejected(manager, errors.ConfigError, num_new):
         ops.fits(manager, run(0, 8), num_new)
+
+
+def test_the_room_asked_for_may_be_a_number_of_numpys(manager):
+    assert ops.fits(manager, run(0, 8), np.int32(3)) == ops.fits(manager, run(0, 8), 3)
 
 
 def test_a_sequence_that_is_closed_or_foreign_fits_nowhere(manager):

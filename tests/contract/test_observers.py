@@ -7,6 +7,8 @@ from core_help import generate, prefill, rejected, run, serve
 from quire import ops
 from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
 from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
+from quire.exchange import Digests, EventLog, Spill
+from quire.foresight import LiveCurve, Trail
 from watching import watchers
 
 BLOCK = 4
@@ -188,3 +190,35 @@ def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
     told = watcher.take()
     assert [id(each[1]) for each in told if each[0] == "opened"] == [id(seq) for seq in opened]
     assert [id(each[1]) for each in told if each[0] == "closed"] == [id(seq) for seq in closed]
+
+
+@pytest.mark.parametrize("kind", [Noting, EventLog, Spill, Digests, Trail, LiveCurve])
+def test_a_watcher_watches_one_manager(kind):
+    watcher = kind()
+    first = CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher, watcher])
+    with rejected(first, ConfigError, "watches a manager already"):
+        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher])
+    serve(first, run(0, 8))
+    first.reset()
+    serve(first, run(0, 8))
+
+
+def test_what_a_watcher_needs_is_one_managers_too():
+    trail = Trail()
+    CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve(trail)])
+    with pytest.raises(ConfigError, match="watches a manager already"):
+        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve(trail)])
+
+
+def test_a_watcher_of_a_manager_that_was_refused_is_free(watcher):
+    with pytest.raises(ConfigError):
+        CacheManager(num_blocks=8, block_size=0, watchers=[watcher])
+    serve(CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher]), run(0, 8))
+    assert len(watcher.take()) == 2
+
+
+def test_watchers_that_need_each_other_are_refused(watcher):
+    other = Noting()
+    watcher.needs, other.needs = (other,), (watcher,)
+    with pytest.raises(ConfigError, match="needs itself"):
+        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher])

@@ -22,6 +22,7 @@ from quire.errors import (
     TokensError,
     TruncateError,
 )
+from quire.exchange import blocks_of, required_blocks, restore
 
 NAN = float("nan")
 CACHED = run(1000, 8)
@@ -59,6 +60,7 @@ SETTINGS = [
     *[({"num_blocks": 4, "block_size": bad}, bad) for bad in (0, -1, 1.5, "16", None, True)],
     *[({"num_blocks": bad}, bad) for bad in (0, -1, 1.5, "4", True)],
     *[({"num_blocks": 4, "policy": bad}, bad) for bad in ("lruu", "LRU", 7, None)],
+    ({"num_blocks": 4, "policy": lambda _tick, _capacity: 7}, 7),
     *[({"num_blocks": 4, "pin_budget": bad}, bad) for bad in (-0.1, 1.1, "half", NAN)],
     *[({"groups": [LayerGroup("a", 4), LayerGroup("b", bad)]}, bad) for bad in (0, -1)],
     ({}, "give num_blocks or groups"),
@@ -66,6 +68,10 @@ SETTINGS = [
     ({"groups": TWICE}, "same"),
     ({"num_blocks": 7, "groups": [LayerGroup("a", 4)]}, "one of them"),
     ({"num_blocks": 4, "clock": 7}, "clock"),
+    ({"groups": 5}, 5),
+    ({"groups": [LayerGroup(["a"], 4)]}, "name"),
+    *[({"num_blocks": 4, name: "no"}, name) for name in ("sub_block", "debug")],
+    ({"num_blocks": 4, "watchers": [5]}, 5),
 ]
 
 
@@ -225,7 +231,7 @@ CALLS = [
     ],
     *[
         (TruncateError, lambda s, n=n: s.manager.truncate(s.seq, n), n)
-        for n in (7, 100, -1, -4)
+        for n in (7, 100, -1, -4, 1.5, None)
     ],
     (ConfigError, lambda s: s.manager.open(run(0, 4), retain_s=5.0), "clock"),
     (ConfigError, lambda s: s.manager.pin(CACHED, ttl_s=5.0), "clock"),
@@ -241,6 +247,18 @@ CALLS = [
     *[(QuireError, lambda s, n=n: s.manager.reclaim(n), n) for n in (-1, 1.5, "3", None)],
     *[(QuireError, lambda s, g=g: s.manager.tables([s.seq], group=g), g) for g in (1, -1)],
     *[(QuireError, lambda s, g=g: s.seq.block_ids(g), g) for g in (1, -1)],
+    (TruncateError, lambda s: s.manager.truncate(s.seq, np.array([1, 2])), "array"),
+    (SequenceError, lambda s: s.manager.tables(5), 5),
+    (SequenceError, lambda s: blocks_of(s.manager, 5), 5),
+    (ConfigError, lambda s: s.manager.reserve(s.seq, np.array([1, 2])), "integer"),
+    (QuireError, lambda s: ops.draft(s.manager, s.seq, 10**30), 10**30),
+    *[(QuireError, lambda s, n=n: restore(s.manager, CACHED, n, {}), n) for n in (0, 1.5, None)],
+    *[
+        (ConfigError, lambda s, bad=bad: restore(s.manager, run(0, 8), 1, bad), bad)
+        for bad in (None, [0], {0: 5}, {0: [None]}, {"full": [0]})
+    ],
+    *[(ConfigError, lambda s, n=n: required_blocks(s.manager, 0, n), n) for n in (-1, 1.5, None)],
+    (ConfigError, lambda s: required_blocks(s.manager, 1, 1), 1),
 ]  # fmt: skip
 
 

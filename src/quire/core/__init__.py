@@ -13,9 +13,10 @@ from quire.core.hints import Hint
 from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
 from quire.core.pins import Pin
 from quire.core.policies import Entry, Policy, RankedPolicy, Visit
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
 

@@ -1,4 +1,4 @@
-"""Blocks: which are free, which are held, which are held twice."""
+"""Blocks: which are free, active or cached, and which have several holders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class BlockPool:
         free -- take --> active -- cache --> cached -- drop --> free
         free <- give_back - active <-- use --- cached
 
-    These five calls are the only ones that change the state of a block. With `debug` each is checked block by block; otherwise totals are.
+    These five calls are the only ones that change the state of a block. With `debug` each
+    checks every block, otherwise totals alone.
     """
 
     __slots__ = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -13,13 +13,17 @@ from quire.core.room import make_room
 from quire.core.rows import Rows
 from quire.core.sequence import Sequence
 from quire.core.take import reserve, stale_slots
-from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import (
+    INT32,
+    TOKEN_BYTES,
+    IndexArray,
+    IntArray,
+    Key,
+    TokenIds,
+    check_sign,
+    key_of,
+)
 from quire.errors import CommitError, SequenceError, TokensError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    IndexArray = npt.NDArray[np.intp]
 
 BLOCKS_AHEAD = 32
 """So many more blocks fit into the extent of every sequence of a batch when one was full."""

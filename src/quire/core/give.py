@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from operator import index
-from typing import SupportsIndex
 
 from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
@@ -65,7 +64,11 @@ def truncate(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     """Go back to the first `num_tokens` tokens; see `CacheManager.truncate`."""
     rows, row, size = kernel.rows, seq.row, kernel.rows.block_size
     computed = rows.computed[row]
-    if not isinstance(num_tokens, SupportsIndex) or not 0 <= index(num_tokens) <= computed:  # pyright: ignore[reportUnnecessaryIsInstance]
+    try:
+        is_there = 0 <= index(num_tokens) <= computed
+    except TypeError:
+        is_there = False
+    if not is_there:
         msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
         raise TruncateError(msg)
     num_tokens = index(num_tokens)

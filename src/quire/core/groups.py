@@ -79,6 +79,9 @@ def check_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
             )
             raise ConfigError(msg)
     names = [group.name for group in groups]
+    for name in names:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the name of a layer group is a text, got {name!r}")
     if len(set(names)) != len(names):
         raise ConfigError(f"layer groups must have distinct names, got {names}")
     for group in groups:
@@ -130,6 +133,9 @@ def _check_tokens(group: LayerGroup, name: str, value: object) -> None:
 
 def _as_int(name: str, value: object) -> int:
     """Return an integer of another type (NumPy's, say) as an int."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    return index(value)
+    try:
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            return index(value)
+    except TypeError:  # an array of several, say
+        pass
+    raise ConfigError(f"{name} must be an integer, got {value!r}")

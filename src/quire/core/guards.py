@@ -82,7 +82,7 @@ class WindowGuards(SparseGroup):
         return more
 
     def _tell(self, node: Node) -> None:
-        """Find out anew what is needed of a node, and tell the nodes above as far as it matters."""
+        """Compute a node's `need` anew, and go on upwards as long as the parent's may change with it."""
         while True:
             part = self._part(node)
             before = part.need
@@ -117,7 +117,7 @@ class WindowGuards(SparseGroup):
         self._count(node, part, end, self._needed(part, end))
 
     def _count(self, node: Node, part: WindowPart, end: int, need: int) -> None:
-        """`_recount` for who knows the first block that is needed."""
+        """Count the protected blocks from a known `need` on; the difference becomes active or cached."""
         sinks = self.num_sinks if node.locks else 0
         guarded = self._protected(node, node.start, end, need, sinks)
         if guarded > part.guarded:

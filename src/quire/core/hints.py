@@ -13,7 +13,7 @@ Reuse: TypeAlias = Literal["unknown", "session", "never"]
 REUSES = ("unknown", "session", "never")
 
 FOREVER = float("inf")
-"""Seconds: nothing says that a use is the last one."""
+"""Seconds that do not run out: of a retention, or until a use that nothing says is the last."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,10 +26,10 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     `session_id`  whose turn it is, within the request's scope; `CacheManager.end_session` says
                   that none follows
 
-    No order: blocks that nobody is expected to come back to are evicted
-    before all others, and found like any other until then. A request that uses them all the same
-    makes them ordinary ones, unless it is of the same session. A group with a window or a state still takes its own blocks by
-    their last use, before whole prefixes go. Raises `ConfigError`.
+    A forecast, not a command: blocks that nobody is expected to come back to are evicted before all
+    others, and found like any other until then. A request of somebody else that uses them makes them
+    ordinary ones. A group with a window or a state still loses its own blocks by their last use, before
+    whole prefixes go. Raises `ConfigError`.
     """
 
     reuse: Reuse = "unknown"

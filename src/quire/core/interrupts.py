@@ -1,8 +1,8 @@
 """Interrupts: what becomes of a cache when an exception cuts one of its calls off half-way.
 
-A signal is handled between any two bytecodes, and a library must not block those of a process. So a call that
-changes anything is watched, which costs nothing as long as nothing happens: where another exception leaves it
-than one of quire's own, which are raised before any change, the cache is barred until it is reset.
+A signal is handled between any two bytecodes, and a library must not block those of a process. So every call
+that changes anything is watched, at no cost while nothing happens. quire's own errors are raised before any
+change; after any other exception the cache is barred until it is reset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALLOWED = frozenset({"reset", "interrupted", "cut_off"})
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
-Owner = TypeVar("Owner", bound="Interruptible")
+Subject = TypeVar("Subject", bound="Interruptible")
 
 
 class Interruptible:
@@ -38,12 +38,12 @@ class Interruptible:
 
 
 def mutating(
-    call: Callable[Concatenate[Owner, Params], Result],
-) -> Callable[Concatenate[Owner, Params], Result]:
+    call: Callable[Concatenate[Subject, Params], Result],
+) -> Callable[Concatenate[Subject, Params], Result]:
     """Watch a method that changes its object. The hottest ones do the same in line."""
 
     @wraps(call)
-    def watched(self: Owner, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+    def watched(self: Subject, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return call(self, *args, **kwargs)
         except BaseException as error:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
 from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
-from quire.core.lookup import Lookup, Missed
+from quire.core.lookup import Lookup
 from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
@@ -19,7 +19,7 @@ from quire.core.sequence import Drafted, Sequence
 from quire.core.settings import ManagerSettings, factory_of
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
-from quire.core.stats import Counters
+from quire.core.stats import Counters, Missed
 from quire.core.tokens import Key
 from quire.core.tree import PrefixTree
 from quire.core.windows import WindowGroup
@@ -28,23 +28,25 @@ from quire.errors import ConfigError
 Leaving: TypeAlias = Literal["evicted", "invalidated", "truncated", "cleared"]
 """Why blocks can be found no more: they made room, somebody dropped them, their own sequence took them back."""
 
-
-Found = TypeVar("Found", bound="Watcher")
+SomeWatcher = TypeVar("SomeWatcher", bound="Watcher")
 
 
 class Watcher:
-    """What is told of requests and blocks: events, a trace, a memory of what was evicted.
+    """A listener to requests and blocks: it keeps events, a trace, a memory of what was evicted.
 
-    It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing.
+    It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing. It
+    watches one manager, from when that is made.
 
     `part`   what it keeps of every node, or None; the tree cuts and joins it with the node
     `place`  where that stands in `node.parts`
     `needs`  watchers that are told before it, whether or not the manager was given them
+    `taken`  whether it watches a manager
     """
 
     part: ClassVar[type[NodePart] | None] = None
     needs: tuple[Watcher, ...] = ()
     place: int = 0
+    taken: bool = False
 
     def begin(self, kernel: Kernel) -> None:
         """The manager was made, or reset."""
@@ -76,7 +78,7 @@ class Audience:
         self.closed = tuple(w.closed for w in self.all if _has(w, "closed"))
         self.parts = tuple(w.part for w in self.all if w.part is not None)
 
-    def find(self, kind: type[Found]) -> Found | None:
+    def find(self, kind: type[SomeWatcher]) -> SomeWatcher | None:
         """Return the first watcher of a kind, or None."""
         return next((each for each in self.all if isinstance(each, kind)), None)
 
@@ -84,7 +86,7 @@ class Audience:
         """Tell all that a manager begins, and where their parts stand."""
         place = len(kernel.tree.sparse)
         for watcher in self.all:
-            watcher.place = place
+            watcher.place, watcher.taken = place, True
             watcher.begin(kernel)
             place += watcher.part is not None
 
@@ -133,13 +135,18 @@ class Kernel:
         return evictor.now() if evictor.has_clock else self.counters.num_requests
 
 
-def check_watchers(watchers: object) -> None:
-    """Raise `ConfigError` unless these are watchers."""
+def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:
+    """Raise `ConfigError` unless these are watchers that are free; those `above` need them."""
     known = isinstance(watchers, tuple | list)
     for each in watchers if known else (watchers,):  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
         if not known or not isinstance(each, Watcher):
             msg = "watchers is a list of quire.core.Watcher objects, [EventLog()] for instance"
             raise ConfigError(f"{msg}; got {each!r}")
+        if each.taken:
+            raise ConfigError(f"{each!r} watches a manager already; make one for each manager")
+        if each in above:
+            raise ConfigError(f"{each!r} needs itself, by way of {above}; take it out of `needs`")
+        check_watchers(each.needs, (*above, each))
 
 
 def _with_needs(watchers: Iterable[Watcher]) -> Iterable[Watcher]:
@@ -169,7 +176,7 @@ def _sparse_groups(
 
 
 def _capacity(settings: ManagerSettings, pools: tuple[BlockPool, ...]) -> Capacity:
-    """Return what tells how large the smallest pool of full attention is now.
+    """Return a function that gives the present size of the smallest pool, among those of full attention if any.
 
     It knows the pools alone: policies are referenced by nodes, which the garbage collector does
     not see, so that one which knew the kernel would keep it for ever.

@@ -15,7 +15,10 @@ from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
 
 Evicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int]]
-"""Says up to which byte of a key what follows a node's match was evicted, and which request used it last."""
+"""The memory of what was evicted, asked with a node, the bytes of the key that match, and the key.
+
+It answers up to which byte of the key the rest was evicted, and the number of the request that used it last.
+"""
 
 LAST_TOKEN, COLD = Missed("last_token"), Missed("cold")
 
@@ -133,8 +136,8 @@ class Lookup:
     def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
         """Whether this block is there in every group, and one more can be had for its copy.
 
-        Not asked where a group is recurrent: a state cannot be cut inside a block.
-        The matched path is referenced first; what that takes is no room.
+        No group is recurrent here: a state cannot be cut inside a block. The matched path will be
+        referenced before the copy takes its block, so the cached blocks of the path are no room for it.
         """
         tree = self._tree
         if any(edge.blocks[group.index][index] == GAP for group in tree.sparse):

@@ -14,10 +14,11 @@ from quire.core.hints import check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
+from quire.core.media import MediaItem, check_media
 from quire.core.node import Node
 from quire.core.pins import Pin
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
-from quire.core.scope import NO_SCOPE, MediaItem, Scope, check_media, check_scope
+from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
@@ -57,6 +58,8 @@ class CacheManager(Interruptible):
             raise ConfigError(f"give num_blocks or groups, one of them; got {num_blocks}, {groups}")
         if groups is None:
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
+        if not isinstance(groups, tuple | list):
+            raise ConfigError(f"groups is a list of LayerGroup objects, got {groups!r}")
         check_watchers(watchers)
         self._begin(settings_of(groups, block_size, options), watchers)
 
@@ -359,7 +362,8 @@ class CacheManager(Interruptible):
         next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
         `ConfigError`, `SequenceError`.
         """
-        seqs = list(seqs)
+        if not isinstance(seqs, tuple | list):
+            raise SequenceError(f"tables of a list of sequences, got {seqs!r}")
         for seq in seqs:
             self.check_open(seq)
         check_group(group, len(self.pools))

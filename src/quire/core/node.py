@@ -14,7 +14,7 @@ NO_CHILDREN: dict[bytes, Node] = {}
 
 
 class NodePart(msgspec.Struct, gc=False, eq=False):
-    """What a watcher keeps of a node. It is made empty, and cut and joined as the node is."""
+    """A watcher's share of a node: made empty, and split, cut and joined as the node is."""
 
     def split(self, upper: Node, lower: Node) -> NodePart:
         """Return the part of `upper`, which took over the head of `lower`'s run; keep the rest."""
@@ -30,7 +30,7 @@ class NodePart(msgspec.Struct, gc=False, eq=False):
 
 
 class Part(msgspec.Struct, gc=False, eq=False):
-    """What one sparse group keeps of a node.
+    """A sparse group's share of a node. `NodePart` is a watcher's.
 
     `guards`   sequences and pins that stand at the end of the node
     `guarded`  blocks of the part that those references protect
@@ -62,10 +62,10 @@ class Owner(msgspec.Struct, eq=False):
 class Terms(msgspec.Struct, frozen=True):
     """The terms on which the blocks of a request are kept.
 
-    `priority`   those of a higher one go later
-    `retain_s`   seconds after its last use for which a path goes after all that is not retained; 0 for none
-    `owner`      whose the nodes are that it stores
-    `hint`       what its caller foresees of them
+    `priority`   blocks of a higher one are evicted later
+    `retain_s`   seconds after its last use for which a path is evicted only when all else is gone; 0 for none
+    `owner`      of the nodes that it stores
+    `hint`       its caller's forecast of their reuse
     """
 
     priority: int = 0
@@ -78,7 +78,7 @@ ORDINARY = Terms()
 
 
 class Mark(msgspec.Struct, gc=False, eq=False):
-    """What is said of a node that is not kept on ordinary terms.
+    """The terms of a node that is not kept on ordinary ones.
 
     `keep_until`  end of its retention in seconds, 0 for none; `is_due`: the order looks at it again then
     `owner`       who alone has used it

@@ -1,4 +1,4 @@
-"""The order of eviction above any policy: runs that nobody expects back, the rest, and what is retained; by priority."""
+"""The order of eviction above any policy: what is spent, then the rest, then what is retained; by priority in each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import count
 from quire.core.hints import FOREVER
 from quire.core.node import Mark, Node, Owner, Terms
 from quire.core.policies import Capacity, Policy, PolicyFactory, Visit
+from quire.errors import ConfigError
 
 Clock = Callable[[], float]
 
@@ -189,7 +190,12 @@ class Order:
         policy = self._classes.get(key)
         if policy is None:
             twin = self._plain.sibling() if self._classes else None
-            policy = self._classes[key] = twin or self._factory(self._tick, self._capacity)
+            policy = twin or self._factory(self._tick, self._capacity)
+            if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"policy is a name or makes quire.core.Policy objects, not {policy!r}"
+                )
+            self._classes[key] = policy
             self._policies = [self._classes[each] for each in sorted(self._classes)]
         return policy
 

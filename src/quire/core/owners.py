@@ -1,4 +1,4 @@
-"""Owners: who alone has used what requests with hints store, and until when that is expected to be used again."""
+"""Owners: the sessions and requests with hints, and until when their nodes are expected to be used again."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class PinBoard:
             )
             mend = "close pins or raise pin_budget"
             raise self._tree.full[0][1].shortage(what, wanted, mend, PinBudgetExceeded)
-        node = self._tree.cut(found)
+        node = self._tree.node_at(found)
         self._tree.lock_path(node)
         self._tree.stand(node, self._tree.sparse)
         pin = Pin(self, node, num_tokens, deadline)

@@ -107,7 +107,7 @@ def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
     for window in rows.windows:
         window.find_gaps(node)
     if seq.script.media:
-        kernel.tree.count_media(node, key)
+        kernel.tree.media.stored(key)
     for tell in kernel.watchers.stored:
         tell(seq, node, left)
 
@@ -142,7 +142,7 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
         tree.leave(node, rows.windows)
         node = new
     if seq.script.media:
-        tree.count_media(node, key)
+        tree.media.stored(key)
     node.writer = row if seq.store_until == ENDLESS and not seq.script.media else None
     kernel.counters.published_blocks += num_blocks
     for tell in kernel.watchers.stored:
@@ -161,7 +161,7 @@ def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[b
             break
         found = tree.match(seq.node, key, len(key))
         key = key[found.num_bytes :]
-        _rebase(kernel, seq, tree.cut(found))
+        _rebase(kernel, seq, tree.node_at(found))
         num_blocks -= found.num_bytes // tree.block_bytes
     return first, key, num_blocks
 

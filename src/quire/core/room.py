@@ -54,7 +54,7 @@ def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving =
 
 
 def evict(kernel: Kernel, num_blocks: int) -> int:
-    """Evict up to `num_blocks` of every leaf's path by policy and return how many were."""
+    """Evict up to `num_blocks` blocks in every full group, from the ends of the policy's victims; return how many."""
     done = 0
     evictor, sparse = kernel.tree.evictor, kernel.tree.sparse
     while done < num_blocks:
@@ -141,6 +141,29 @@ def invalidate_node(kernel: Kernel, node: Node) -> int:
     return num_blocks
 
 
+def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
+    """Return the blocks that each group must have at least for so many tokens."""
+    whole = -(-num_tokens // kernel.rows.block_size)
+    needed = [whole] * len(kernel.pools)
+    for sparse in kernel.tree.sparse:
+        needed[sparse.index] = min(whole, sparse.least(whole))
+    return tuple(needed)
+
+
+def check_fits(kernel: Kernel, num_tokens: int) -> None:
+    """Raise `OutOfBlocks` for a prompt that no empty pool could hold."""
+    whole = -(-num_tokens // kernel.rows.block_size)
+    for pool in kernel.pools:
+        if whole > pool.num_blocks:
+            break
+    else:
+        return
+    for pool, needed in zip(kernel.pools, least(kernel, num_tokens), strict=True):
+        if needed > pool.num_blocks:
+            what = f"a prompt of {num_tokens} tokens is larger than the pool"
+            raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
+
+
 def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
     if kernel.watchers.leaving:
         blocks = range(node.end - num_blocks, node.end)
@@ -170,26 +193,3 @@ def _refuse_if_short(kernel: Kernel, needed: Items[int]) -> None:
 
 def _is_short(pool: BlockPool, num_blocks: int) -> bool:
     return pool.num_available < num_blocks
-
-
-def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
-    """Return the blocks that each group must have at least for so many tokens."""
-    whole = -(-num_tokens // kernel.rows.block_size)
-    needed = [whole] * len(kernel.pools)
-    for sparse in kernel.tree.sparse:
-        needed[sparse.index] = min(whole, sparse.least(whole))
-    return tuple(needed)
-
-
-def check_fits(kernel: Kernel, num_tokens: int) -> None:
-    """Raise `OutOfBlocks` for a prompt that no empty pool could hold."""
-    whole = -(-num_tokens // kernel.rows.block_size)
-    for pool in kernel.pools:
-        if whole > pool.num_blocks:
-            break
-    else:
-        return
-    for pool, needed in zip(kernel.pools, least(kernel, num_tokens), strict=True):
-        if needed > pool.num_blocks:
-            what = f"a prompt of {num_tokens} tokens is larger than the pool"
-            raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")

@@ -11,14 +11,12 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.sparse import SparseGroup
 from quire.core.states import StateGroup
-from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
+from quire.core.tokens import INT32, TOKEN_BYTES, IndexArray, IntArray
 from quire.core.tree import PrefixTree
 from quire.core.windows import WindowGroup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    IndexArray = npt.NDArray[np.intp]
 
 MIN_EXTENT = 64
 """The shortest extent of a row, in blocks."""

@@ -16,12 +16,12 @@ from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 
 
 class Script(msgspec.Struct, gc=False, eq=False):
-    """What a sequence's commits must repeat, and what is known of its prompt.
+    """The tokens that a sequence's commits must repeat, and what is known of its prompt.
 
     `prompt_len`  tokens of the prompt given at open
     `start`       tokens before what is known
-    `key`         key bytes of the tokens from there on: what of the prompt was not cached, and after `resume` what was
-                  computed before; empty once they are computed. While suspended: all tokens
+    `key`         key bytes of the known tokens from `start` on: the part of the prompt that was not cached and,
+                  after `resume`, what was computed before; empty once computed. While suspended: all tokens
     `raw`         the prompt's key bytes with the placeholders of its media, if it has any
     `media`       numbers of these media, which the sequence holds
     `branch`      the length up to which other prompts share its tokens, as known at open

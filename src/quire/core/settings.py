@@ -1,4 +1,4 @@
-"""What a manager is made with."""
+"""Settings: the checked arguments of a manager."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ class ManagerSettings(msgspec.Struct, frozen=True):
         check_groups(self.groups)
         check_count("block_size", self.block_size, limit=2**20)
         factory_of(self.policy)
+        for name, value in (("sub_block", self.sub_block), ("debug", self.debug)):
+            if type(value) is not bool:
+                raise ConfigError(f"{name} is True or False, got {value!r}")
         if self.clock is not None and not callable(self.clock):
             raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
         if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:

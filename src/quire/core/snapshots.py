@@ -1,4 +1,4 @@
-"""Checkpoints: at which lengths the states of recurrent groups are kept."""
+"""Snapshots: at which lengths the states of recurrent groups are kept."""
 
 from __future__ import annotations
 

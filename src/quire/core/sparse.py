@@ -20,6 +20,7 @@ from typing import TypeAlias
 import msgspec
 
 from quire.core.blocks import BlockPool
+from quire.core.hints import FOREVER
 from quire.core.node import Node, Part
 from quire.core.order import Order
 
@@ -31,8 +32,6 @@ Drop = Callable[[Node], None]
 Tell = Callable[[Node, range, int], None]
 """Is told of the blocks of a node that one group is about to free, though a kept boundary needs them."""
 
-NEVER = float("inf")
-
 FAR = 2**31
 """Beyond all blocks."""
 
@@ -40,10 +39,9 @@ FAR = 2**31
 class WindowPart(Part, gc=False, eq=False):
     """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
 
-    `below`  how many nodes below need this one, by the first block that they need
-    `need`   the first block that is needed by whoever stands here and by those below, FAR if
-             nobody does; where it lies before the node, the parent knows of it
-    `swept`  no block before this one is passing
+    `need`   the first block needed by those who stand at the node's end or below it; FAR without any
+    `below`  the children that need blocks of this node or above it, counted by the first that they need
+    `swept`  the first block that may be passing: those before it were looked at
     """
 
     below: dict[int, int] | None = None
@@ -52,9 +50,11 @@ class WindowPart(Part, gc=False, eq=False):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Who would stand where: some are `gone` from the ends of nodes, and one more stands at `end` in `node`.
+    """A change of who stands where, to be counted before it is made.
 
-    `gone`, `unlocked`  by node, how many fewer stand at its end, and how many fewer lock it
+    `gone`      node -> how many fewer stand at its end
+    `unlocked`  node -> how many fewer lock it
+    `node`      where one more would stand, at boundary `end`; None for nobody
     """
 
     gone: Mapping[Node, int]
@@ -97,7 +97,7 @@ class SparseGroup(ABC):
         self._evictor = site.evictor
         self._passing: Queue = OrderedDict()
         self._kept: dict[tuple[bool, int], Queue] = {}
-        self._next_expiry = NEVER
+        self._next_expiry = FOREVER
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class SparseGroup(ABC):
             return
         retained = [node for rank in self._kept if rank[0] for node in self._kept[rank]]
         self._next_expiry = min(
-            (n.keep_until for n in retained if n.keep_until > now), default=NEVER
+            (n.keep_until for n in retained if n.keep_until > now), default=FOREVER
         )
         for node in reversed(retained):
             if node.keep_until <= now:

@@ -1,4 +1,4 @@
-"""What the cache counts, with one definition of hit rate."""
+"""Counters of a manager, with one definition of hit rate."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
     num_cached = match.num_bytes // TOKEN_BYTES
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
-    node = seq.node = tree.cut(match)
+    node = seq.node = tree.node_at(match)
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
     divided, terms = False, seq.terms

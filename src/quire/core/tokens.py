@@ -27,6 +27,8 @@ Key: TypeAlias = "memoryview[int]"
 
 IntArray: TypeAlias = "npt.NDArray[np.int32]"
 
+IndexArray: TypeAlias = "npt.NDArray[np.intp]"
+
 TOKEN_BYTES = 4
 TOP_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 SHORT_KEY = 2048 * TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""The prefix tree: which runs of tokens have blocks, and where a block becomes cached.
+"""The prefix tree: which runs of tokens have blocks, and who references them.
 
 root (scope)
  └── edge "system prompt"        key: 128 blocks of tokens, blocks: their ids
@@ -33,10 +33,9 @@ MAX_ROOTS = 4096
 class PrefixTree:
     """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
 
-    A lookup compares tokens at memcmp speed and changes nothing. Blocks change between
-    active and cached in `lock` and `unlock`, become shared in `add` and `extend`, and free
-    in `drop_tail`; nowhere else, but that `Publisher.publish_last_blocks` unrolls `extend`.
-    The blocks of a sparse group change state in `SparseGroup`, which hears of all this.
+    A lookup compares tokens at memcmp speed and changes nothing. The tree tells the pools of the
+    full groups when a run is referenced for the first time (`lock`), no more (`unlock`) or dropped
+    (`drop_tail`); sparse groups hear of all changes and tell their own pools.
     """
 
     def __init__(
@@ -136,8 +135,8 @@ class PrefixTree:
             upper.parts += tuple(part.split(upper, edge) for part in kept)
         return upper
 
-    def cut(self, found: Match) -> Node:
-        """Make the end of a match a node of its own and return it."""
+    def node_at(self, found: Match) -> Node:
+        """Return the node that ends where a match does; an edge that was cut short is split there."""
         if not found.into:
             return found.node
         assert found.edge is not None
@@ -224,10 +223,6 @@ class PrefixTree:
         for group in self.sparse:
             group.extended(node, num_blocks)
 
-    def count_media(self, node: Node, key: Key) -> None:
-        """Tokens of a request with media were stored at the end of a node: what they stand for is in use."""
-        self.media.stored(key)
-
     def drop_tail(self, node: Node, num_blocks: int) -> None:
         """Free the last blocks of a cached leaf; the node goes with its last block."""
         for g, pool in self.full:
@@ -263,7 +258,7 @@ class PrefixTree:
         del parent.children[first]
         if self._wide:
             self._unlist(parent, first)
-            self.left(node)
+            self.unindex(node)
         if node.mark is not None:
             self.evictor.gone(node)
         node.parent = node.note = None
@@ -297,8 +292,8 @@ class PrefixTree:
         """Return the index of a node's children, where there was need of one: by first token, sorted."""
         return self._wide.get(id(node))
 
-    def left(self, node: Node) -> None:
-        """A node is no part of the tree any more."""
+    def unindex(self, node: Node) -> None:
+        """Forget the index of a node's children: the node has gone from the tree."""
         self._wide.pop(id(node), None)
 
     def _unlist(self, parent: Node, first: bytes) -> None:
@@ -317,7 +312,7 @@ class PrefixTree:
         for scope, root in list(self.roots.items())[1:]:
             if not root.children and not root.locks:
                 del self.roots[scope]
-                self.left(root)
+                self.unindex(root)
         self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
 
     def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:

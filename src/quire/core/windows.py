@@ -73,7 +73,10 @@ class WindowGroup(WindowGuards):
             node = node.parent
 
     def _last_held(self, node: Node, end: int) -> int:
-        """Return the last boundary up to `end` that is not refused for its last block alone."""
+        """Return the largest boundary up to `end` whose last block is there, or that needs none; 0 without one.
+
+        The border of a chunk needs none.
+        """
         while end:
             while end <= node.start:
                 assert node.parent is not None
@@ -104,7 +107,7 @@ class WindowGroup(WindowGuards):
         self.settle(node, part)
 
     def find_gaps(self, node: Node) -> None:
-        """Of a node that was just added some blocks were never there."""
+        """Count the blocks that a node which was just added has never had."""
         part = self._part(node)
         num_gaps = node.blocks[self.index].count(GAP)
         part.num_held -= num_gaps

@@ -21,7 +21,8 @@ import sys
 import numpy as np
 
 from quire.core.groups import check_count
-from quire.core.scope import MediaItem, MediaTable, Scope, ScopePart, check_media, check_scope
+from quire.core.media import MediaItem, MediaTable, check_media
+from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
 
 LITTLE_ENDIAN = sys.byteorder == "little"

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Node
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
@@ -35,8 +36,9 @@ def blocks_of(manager: CacheManager, seq: Sequence) -> list[NamedBlock]:
     """Return the published blocks of a sequence that a later hit may need, the head first.
 
     Of a windowed group these are the windows at the ends of nodes (branch points, ends), at
-    the end of the prompt, and at multiples of the interval.
+    the end of the prompt, and at multiples of the interval. Raises `SequenceError`.
     """
+    manager.check_known(seq)
     stop = min((seq.prompt_len - 1) // manager.block_size, seq.node.end)
     found = _blocks(manager, seq.node.path(), (stop,))
     return sorted(found, key=lambda each: (each.index, each.group))

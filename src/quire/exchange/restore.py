@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from itertools import pairwise
+from operator import index
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -25,11 +26,13 @@ import numpy as np
 from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go
+from quire.core.groups import check_count, check_group
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -124,7 +127,11 @@ def residency(
 
 
 def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
-    """Return which blocks (or states) of a group a hit of `end` blocks needs, rising."""
+    """Return which blocks (or states) of a group a hit of `end` blocks needs, rising. Raises `ConfigError`."""
+    check_group(group, len(manager.pools))
+    if type(end) is int and end == 0:
+        return []
+    end = check_count("end", end)
     for sparse in manager.kernel.tree.sparse:
         if sparse.index == group:
             return required(sparse, end)
@@ -148,6 +155,7 @@ def restore(
     already, and what `probe` raises.
     """
     root, key = manager.read(key_of(tokens), scope, media)
+    end, brought = check_count("end", end), _as_places(brought)
     num_bytes = end * manager.kernel.tree.block_bytes
     if not 0 < num_bytes <= len(key):
         raise ConfigError(
@@ -221,7 +229,7 @@ def _begin(
     root = manager.kernel.tree.root(scope or NO_SCOPE)
     if match.node.parent is None:
         match.node = root
-    anchor = tree.cut(match)
+    anchor = tree.node_at(match)
     _lock_path(manager, anchor)
     end = len(key) // tree.block_bytes
     size = manager.block_size
@@ -370,6 +378,15 @@ def _digests(
         digests += known.of(node)[:num_blocks]
     parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
     return digests + known.beyond(parent, key[match.num_bytes :])
+
+
+def _as_places(brought: Brought) -> dict[int, list[int]]:
+    """Return what comes back in plain integers; raise `ConfigError` unless it names blocks by group."""
+    try:
+        return {index(group): [index(at) for at in places] for group, places in brought.items()}
+    except (AttributeError, TypeError):
+        msg = "what comes back is a map of layer groups to blocks, {0: [3, 4]} for instance"
+        raise ConfigError(f"{msg}; got {brought!r}") from None
 
 
 def _check_brought(

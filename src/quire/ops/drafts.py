@@ -10,6 +10,7 @@ from operator import index
 from typing import NamedTuple, SupportsIndex
 
 from quire.core import give, publish, take
+from quire.core.groups import check_count
 from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.rows import Rows
@@ -90,7 +91,7 @@ def _accept(
     return planned
 
 
-def _check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> list[int]:
+def _check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> Items[int]:
     """Return the parents of a draft, -1 for those that follow the sequence.
 
     Raises `DraftError` for anything but a tree in which parents stand before their children.
@@ -100,13 +101,17 @@ def _check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> list
         msg = f"{room} tokens are reserved already; truncate(seq, seq.computed) before a draft"
         raise DraftError(msg)
     if type(parents) is int and parents > 0:
-        return list(range(-1, parents - 1))
+        return range(-1, check_count("a draft", parents) - 1)
     if not isinstance(parents, tuple | list) or not parents:
         msg = f"a draft is a number of tokens, or a list of their parents, got {parents!r}"
         raise DraftError(msg)
     tree: list[int] = []
     for at, parent in enumerate(parents):
-        if not isinstance(parent, SupportsIndex) or not -1 <= index(parent) < at:  # pyright: ignore[reportUnnecessaryIsInstance]
+        try:
+            is_before = -1 <= index(parent) < at
+        except TypeError:
+            is_before = False
+        if not is_before:
             msg = f"draft {at} has the parent {parent!r}; a parent is a draft before it, or -1"
             raise DraftError(msg)
         tree.append(index(parent))

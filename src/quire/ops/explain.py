@@ -8,8 +8,9 @@ import msgspec
 
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Node
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.core.tree import PrefixTree
 

@@ -11,9 +11,10 @@ import msgspec
 from quire.core.groups import check_count
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
 from quire.core.node import Match, Node
 from quire.core.room import least
-from quire.core.scope import MediaItem, Scope
+from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.sparse import Standing
 from quire.core.take import stale_slots
@@ -53,7 +54,7 @@ def fits(
     `SequenceError`, `ConfigError` and what `probe` raises.
     """
     if num_new is not None:
-        check_count("num_new", num_new)
+        num_new = check_count("num_new", num_new)
     if isinstance(request, Sequence):
         manager.check_known(request)
         return _fit_sequence(manager.kernel, request, num_new)

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Items
 
 from quire.core.groups import check_count
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
-from quire.core.scope import MediaItem, Scope, check_scope
+from quire.core.media import MediaItem
+from quire.core.scope import Scope, check_scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.errors import (
     CommitError,

@@ -24,12 +24,13 @@ class Learned(Policy):
     a class are come back to is learned while serving (`reentry`). What a later turn has
     gone on from is evicted first, then answers where they are never come back to (prompts often
     repeat them in other tokens), then the class and age of the lowest expected hits per
-    block and second. Turns are known again after eviction by the number of the request that used last what was
-    evicted. A shadow of LRU on the same requests is the guard: where LRU would have found more,
-    the policy is LRU. See docs/decisions/learned-policy.md for the study.
+    block and second. A turn whose blocks were evicted is recognised by the last request that used them.
+    A shadow of LRU on the same requests is the guard: where LRU would have found more, the policy is
+    LRU. See docs/decisions/learned-policy.md for the study.
 
-    Whose an entry is stands in its `note`, its age in `uses`. A queue is a heap by age. What stands in it may have gone, or belong in another queue since a
-    later turn has gone on from it: that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
+    An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
+    by age. An entry in it may have gone, or belong in another queue since a later turn went on from it:
+    that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
     class, `_front_of` its queue by the entry's id; `_doubtful` names the queues to look at again.
     """
 
@@ -57,81 +58,81 @@ class Learned(Policy):
         mind = self._mind
         mind.now = visit.now
         mind.model.advance(visit.now)
-        trail = mind.trail = Walk(Record(visit.number), 0)
-        visit.note = trail
+        walk = mind.walk = Walk(Record(visit.number), 0)
+        visit.note = walk
         if entry is not None:
-            trail.found = entry.end
-            trail.fan_out = entry.num_below
+            walk.found = entry.end
+            walk.fan_out = entry.num_below
             rest = entry.below
             while rest is not None and rest.below is not None:
                 rest = rest.below
-            trail.rest = rest
+            walk.rest = rest
             previous = entry.note
-            if isinstance(previous, Record) and _goes_on(previous, trail.found):
+            if isinstance(previous, Record) and _goes_on(previous, walk.found):
                 if previous.answered:
-                    self._learn_of_answers(previous, trail.found)
-                self._continue(trail, previous)
-        trail.reached = trail.found
+                    self._learn_of_answers(previous, walk.found)
+                self._continue(walk, previous)
+        walk.reached = walk.found
         ghost = mind.ghosts.get(visit.lost_by)
         if ghost is not None:
             # The end of a prompt is often written anew: what comes back at all is all taken to come back.
-            trail.reached = max(
-                min(visit.prompt // visit.block_size, ghost.prompt), trail.found + visit.lost
+            walk.reached = max(
+                min(visit.prompt // visit.block_size, ghost.prompt), walk.found + visit.lost
             )
-            trail.path.append((ghost, trail.reached - trail.found))
-            if not trail.continues and _goes_on(ghost, trail.reached):
-                self._continue(trail, ghost)
+            walk.path.append((ghost, walk.reached - walk.found))
+            if not walk.continues and _goes_on(ghost, walk.reached):
+                self._continue(walk, ghost)
 
     def touched(self, entry: Entry) -> None:
-        trail = self._mind.trail
-        assert trail is not None
+        walk = self._mind.walk
+        assert walk is not None
         owner = entry.note
         if isinstance(owner, Record):
-            path = trail.path
+            path = walk.path
             if path and path[-1][0] is owner:
                 path[-1] = (owner, path[-1][1] + entry.num_blocks)
             else:
                 path.append((owner, entry.num_blocks))
-        entry.note = trail.record
+        entry.note = walk.record
 
     def closing(self, visit: Visit, entry: Entry | None) -> None:
         mind = self._mind
-        trail = visit.note
-        assert isinstance(trail, Walk)
+        walk = visit.note
+        assert isinstance(walk, Walk)
         mind.now = visit.now
-        mind.trail = trail
+        mind.walk = walk
         visit.note = None
-        record = trail.record
+        record = walk.record
         prompt = visit.prompt // visit.block_size
         record.time = visit.now
         record.prompt = prompt
-        record.found = min(trail.reached, prompt)
+        record.found = min(walk.reached, prompt)
         mind.num_requests += 1
-        self._judge(trail, entry.end if entry is not None else 0, prompt)
+        self._judge(walk, entry.end if entry is not None else 0, prompt)
         record.answered = entry is not None and entry.end > prompt
         record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
         record.closed = True
         if prompt > 1:
             mind.doubt(record.kind)
-            mind.model.watch(record, self._cells(trail, visit))
+            mind.model.watch(record, self._cells(walk, visit))
 
-    def _continue(self, trail: Walk, previous: Record) -> None:
+    def _continue(self, walk: Walk, previous: Record) -> None:
         """A request goes on from where the previous one ended."""
         mind = self._mind
-        trail.continues = True
-        trail.record.turn = previous.turn + 1
+        walk.continues = True
+        walk.record.turn = previous.turn + 1
         previous.superseded = True
         mind.doubt(previous.kind)
         mind.model.returned(previous, mind.now)
-        if trail.rest is not None and trail.rest.note is previous:
+        if walk.rest is not None and walk.rest.note is previous:
             for expose in mind.exposures:
-                expose(trail.rest)
+                expose(walk.rest)
 
-    def _cells(self, trail: Walk, visit: Visit) -> tuple[int, ...]:
+    def _cells(self, walk: Walk, visit: Visit) -> tuple[int, ...]:
         """Return the values of a request's features, each its own number."""
-        record = trail.record
+        record = walk.record
         turn = (0, 1, 2, 3, 3)[record.turn] if record.turn < 5 else 4
-        if not trail.continues and record.found and trail.fan_out < TRUNK:
+        if not walk.continues and record.found and walk.fan_out < TRUNK:
             turn = 5
         new = bucket((record.prompt - record.found) * visit.block_size // 64, 15)
         return turn, 16 + new, 64 + 16 * turn + new, 256 + bucket(visit.output, 15)
@@ -146,20 +147,20 @@ class Learned(Policy):
             answers[0] /= 2
             answers[1] /= 2
 
-    def _judge(self, trail: Walk, end: int, asked: int) -> None:
+    def _judge(self, walk: Walk, end: int, asked: int) -> None:
         """Find out what LRU would have found, and put the request on top of its stack."""
         mind, capacity = self._mind, self.capacity()
         lru_found = 0
-        for owner, num_blocks in reversed(trail.path):
+        for owner, num_blocks in reversed(walk.path):
             room = capacity - mind.shadow.above(owner, capacity)
             lru_found += max(min(num_blocks, room), 0)
             if room < num_blocks:
                 break
-        for owner, num_blocks in trail.path:
+        for owner, num_blocks in walk.path:
             mind.shadow.take(owner, num_blocks)
-        if trail.record.slot < 0 and end:
-            mind.shadow.push(trail.record, end, capacity)
-        mind.judge(trail.found, lru_found, asked)
+        if walk.record.slot < 0 and end:
+            mind.shadow.push(walk.record, end, capacity)
+        mind.judge(walk.found, lru_found, asked)
 
     # -- entries ---------------------------------------------------------------------------
 
@@ -225,8 +226,8 @@ class Learned(Policy):
     def _record(self, entry: Entry) -> Record:
         if isinstance(entry.note, Record):
             return entry.note
-        trail = self._mind.trail
-        return trail.record if trail is not None else Record()
+        walk = self._mind.walk
+        return walk.record if walk is not None else Record()
 
     def _queue(self, entry: Entry) -> int:
         record = self._record(entry)

@@ -28,12 +28,14 @@ of it is won back."""
 
 
 class Walk(msgspec.Struct, eq=False):
-    """What is known of a request while it runs.
+    """A running request, as far as it is known.
 
-    `found`    blocks of its prompt that were cached; up to `reached` evicted ones followed that were known
-    `fan_out`  entries that continue what was found
-    `path`     whose these blocks were: (record, blocks), deepest first
-    `rest`     the leaf that the record before has below the branching point
+    `found`      blocks of its prompt that were cached
+    `reached`    `found`, and the evicted blocks after them whose record is remembered
+    `fan_out`    entries that continue what was found
+    `path`       the records that those blocks belonged to: (record, blocks), deepest first
+    `rest`       the leaf that the record before has below the branching point
+    `continues`  whether it goes on from where another request ended
     """
 
     record: Record
@@ -60,7 +62,7 @@ class Mind:
         self.shadow = LruShadow()
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
-        self.trail: Walk | None = None
+        self.walk: Walk | None = None
         self.num_requests = 0
         self.answers = [0.0, 0.0]
         self.gain = 0.0

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core.scope import MediaItem, Scope
+from quire.core.media import MediaItem
+from quire.core.scope import Scope
 from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import Piece, first_chunk
 from quire.engines.tiered.store import TieredStore

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from numpy.random import Generator
 
-from quire.core.scope import MediaTable, Scope
+from quire.core.media import MediaTable
+from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import TraceError
 from quire.exchange.hashing import chain, root_digest
