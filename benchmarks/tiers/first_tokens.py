@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from crossover import crossover
-from servers import redis_server
+from redis_here import redis_server
 
 from quire.bench.hf_models import quire_tiny
 from quire.bench.hf_rows import Stamp

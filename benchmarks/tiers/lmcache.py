@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from servers import redis_server
+from redis_here import redis_server
 
 from quire.bench.tier_rows import Row
 from quire.errors import TierError

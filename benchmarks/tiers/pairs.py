@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from measure import Pair
 from raw import RawFiles, RawMemory, RawMooncake, RawObjects, RawRedis, RawSlab
-from servers import mooncake_server, redis_server, s3_server
+from redis_here import mooncake_server, redis_server, s3_server
 
 from quire import tiers
 from quire.tiers.format import record_bytes

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from classes import registered  # noqa: E402
 from judge import judge  # noqa: E402
 
-from quire.engines.hf.store import BlockStore  # noqa: E402
+from quire.engines.hf.store import HfStore  # noqa: E402
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text())
 VERDICTS = {verdict["name"]: verdict for verdict in KEPT["classes"]}
@@ -53,7 +53,7 @@ def test_no_class_is_wrong():
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1"])
 def test_kv_of_another_prefix_is_noticed(name, monkeypatch):
-    load = BlockStore.load
+    load = HfStore.load
 
     def load_wrongly(self, seq, upto, targets, *rest, **named):
         result = load(self, seq, upto, targets, *rest, **named)
@@ -63,6 +63,6 @@ def test_kv_of_another_prefix_is_noticed(name, monkeypatch):
                     states.neg_()
         return result
 
-    monkeypatch.setattr(BlockStore, "load", load_wrongly)
+    monkeypatch.setattr(HfStore, "load", load_wrongly)
     verdict = judge(name)
     assert verdict.state == "wrong"

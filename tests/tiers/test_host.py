@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from cpu_time import cpu_s
 from quire.errors import ConfigError, InvariantError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.format import PAGE_BYTES, new_buffer, record_bytes, verify
 from quire.tiers.host import Host
-from timing import cpu_s
 
 HIT, STORED, FULL, PRESENT = Outcome.HIT, Outcome.STORED, Outcome.FULL, Outcome.PRESENT
 SIZE = record_bytes(1000)

@@ -6,6 +6,7 @@ from prefixes_help import FULL, STATES
 
 from quire import CacheManager, Scope
 from quire.engines.tiered.naming import Naming, scope_label
+from quire.exchange import Digests
 from quire.exchange.hashing import block_hashes, root_digest
 from quire.tiers.contents.names import FILE_NAME, NameBook
 from quire.tiers.disk import Disk
@@ -17,7 +18,7 @@ OTHER = Scope(salt="a secret", lora="translate")
 
 @pytest.fixture
 def manager():
-    return CacheManager(64, 4)
+    return CacheManager(64, 4, watchers=[Digests()])
 
 
 @pytest.fixture(params=["files", "disk"])

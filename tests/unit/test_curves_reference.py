@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from cpu_time import cpu_s
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
-from timing import cpu_s
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 SHARES = (1, 5, 10, 25, 50)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from cpu_time import cpu_s
 from quire.sim.replay import replay
 from quire.sim.trace import open_trace
-from timing import cpu_s
 from traces import AGENT, CONVERSATION, whole_path
 
 pytestmark = pytest.mark.slow

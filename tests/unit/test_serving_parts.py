@@ -21,7 +21,6 @@ from quire.sim.serving import (
 )
 from quire.sim.serving.metrics import Collector
 from quire.sim.serving.tiers import Tiers
-from watching import watchers
 
 H100 = accelerator_named("h100")
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-31b", "deepseek-v3")
@@ -216,7 +215,7 @@ def fill(manager, tiers, first, num_blocks):
     manager.reserve(seq, num_blocks - seq.computed)
     manager.commit(seq, tokens[seq.computed :])
     manager.close(seq)
-    tiers.listen(manager)
+    tiers.listen()
 
 
 def held(tiers):
@@ -224,8 +223,8 @@ def held(tiers):
 
 
 def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
-    manager = CacheManager(11, 1, sub_block=False, watchers=watchers(events=True))
     tiers = Tiers((MemoryTier("a", 3000, 1e9), MemoryTier("b", 4000, 1e9)), 1000)
+    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers.log])
     fill(manager, tiers, 0, 10)
     assert held(tiers) == [0, 0]
     fill(manager, tiers, 100, 6)
@@ -238,8 +237,8 @@ def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
 
 
 def test_what_is_stored_again_leaves_its_tier():
-    manager = CacheManager(11, 1, sub_block=False, watchers=watchers(events=True))
     tiers = Tiers((MemoryTier("a", 50_000, 1e9),), 1000)
+    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers.log])
     fill(manager, tiers, 0, 10)
     fill(manager, tiers, 100, 10)
     assert held(tiers) == [9]
