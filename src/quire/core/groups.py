@@ -93,7 +93,7 @@ def check_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
 def check_count(name: str, value: object, *, limit: int = MAX_COUNT) -> int:
     """Return a positive integer setting; raise `ConfigError` if it is none."""
     if type(value) is not int:
-        value = _as_int(name, value)
+        value = as_int(name, value)
     if not 1 <= value <= limit:
         raise ConfigError(f"{name} must be from 1 to {limit}, got {value}")
     return value
@@ -131,7 +131,7 @@ def _check_tokens(group: LayerGroup, name: str, value: object) -> None:
         raise ConfigError(f"{msg}, got {value!r}")
 
 
-def _as_int(name: str, value: object) -> int:
+def as_int(name: str, value: object) -> int:
     """Return an integer of another type (NumPy's, say) as an int."""
     try:
         if isinstance(value, SupportsIndex) and not isinstance(value, bool):

@@ -26,7 +26,7 @@ import numpy as np
 from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go
-from quire.core.groups import check_count, check_group
+from quire.core.groups import as_int, check_count, check_group
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
@@ -155,7 +155,7 @@ def restore(
     already, and what `probe` raises.
     """
     root, key = manager.read(key_of(tokens), scope, media)
-    end, brought = check_count("end", end), _as_places(brought)
+    end, brought = as_int("end", end), _as_places(brought)
     num_bytes = end * manager.kernel.tree.block_bytes
     if not 0 < num_bytes <= len(key):
         raise ConfigError(
