@@ -15,6 +15,7 @@ from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
+from quire.errors import SequenceError
 from quire.exchange.digests import digests_of
 from quire.exchange.restore import required
 from quire.exchange.spill import NamedBlock
@@ -38,7 +39,8 @@ def blocks_of(manager: CacheManager, seq: Sequence) -> list[NamedBlock]:
     Of a windowed group these are the windows at the ends of nodes (branch points, ends), at
     the end of the prompt, and at multiples of the interval. Raises `SequenceError`.
     """
-    manager.check_known(seq)
+    if not isinstance(seq, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SequenceError(f"the blocks of a sequence, which open returns; got {seq!r}")
     stop = min((seq.prompt_len - 1) // manager.block_size, seq.node.end)
     found = _blocks(manager, seq.node.path(), (stop,))
     return sorted(found, key=lambda each: (each.index, each.group))
