@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import adapter
+import timing
 import workloads as work
 from sglang_peer import PAGE, HybridPeer
-
-import timing
 
 
 def match_row(core: str) -> timing.Row:

@@ -15,10 +15,9 @@ from typing import Any
 
 import adapter
 import sglang_hybrid
+import timing
 import workloads as work
 from sglang_peer import PAGE, Peer, load
-
-import timing
 
 CORES = ("legacy", "unified", "rust")
 

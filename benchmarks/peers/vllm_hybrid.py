@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import adapter
+import timing
 import workloads as work
 from vllm_peer import Peer, decode_row, lookup_row
-
-import timing
 
 
 def hybrid(block_size: int, pool_tokens: int) -> Peer:

@@ -10,9 +10,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import workloads as work
-
 import timing
+import workloads as work
 
 
 def load() -> None:

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import adapter
+import timing
 import vllm_hybrid
 import workloads as work
 from vllm_peer import Peer, decode_row, load, lookup_row
-
-import timing
 
 
 def match_rows(block_size: int) -> Iterator[timing.Row]:
