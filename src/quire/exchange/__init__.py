@@ -4,7 +4,8 @@ from quire.exchange.digests import Digests, digests_of
 from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventLog
 from quire.exchange.hashing import block_hashes
 from quire.exchange.kept import Prefix, all_blocks, blocks_of, prefixes
-from quire.exchange.restore import Residency, Restore, hold, required_blocks, residency, restore
+from quire.exchange.resident import Residency, required_blocks, residency
+from quire.exchange.restore import Restore, hold, restore
 from quire.exchange.spill import NamedBlock, Spill
 
 __all__ = [

@@ -17,7 +17,7 @@ from quire.core.tokens import INT32, IntArray
 from quire.core.windows import WindowGroup
 from quire.errors import SequenceError
 from quire.exchange.digests import digests_of
-from quire.exchange.restore import required
+from quire.exchange.resident import required
 from quire.exchange.spill import NamedBlock
 
 

@@ -20,13 +20,12 @@ from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Self
 
-import msgspec
 import numpy as np
 
 from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go
-from quire.core.groups import as_int, check_count, check_group
+from quire.core.groups import as_int
 from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
@@ -34,12 +33,9 @@ from quire.core.node import Match, Node, Terms
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
-from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
-from quire.core.windows import WindowGroup
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
-from quire.exchange.digests import Digests
-from quire.exchange.hashing import block_hashes
+from quire.exchange.resident import held_places, required_blocks, room_beside
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,24 +45,6 @@ if TYPE_CHECKING:
 Brought = Mapping[int, Items[int]]
 """Per layer group, rising: which blocks of a prefix come back. Number i of a recurrent group is the
 state after block i."""
-
-
-class Residency(msgspec.Struct, frozen=True):
-    """What a manager holds of a prompt, and what it could take of it.
-
-    `matched`   blocks whose tokens are in the tree
-    `accepted`  blocks that a request would find
-    `held`      per layer group, bool [matched]: which of these blocks (or states after them) are
-                there
-    `room`      per layer group, blocks that could be had beside what is found; never too many
-    `digests`   names of all whole blocks of the prompt, see `block_hashes`
-    """
-
-    matched: int
-    accepted: int
-    held: tuple[Places, ...]
-    room: tuple[int, ...]
-    digests: list[bytes]
 
 
 class Restore:
@@ -100,44 +78,6 @@ class Restore:
             self._close = None
 
 
-def residency(
-    manager: CacheManager,
-    tokens: TokenIds,
-    scope: Scope | None = None,
-    media: Items[MediaItem] = (),
-) -> Residency:
-    """Return what is here of a prompt, at least one token of it left to compute. Changes nothing.
-
-    Raises what `probe` raises.
-    """
-    root, key = manager.read(key_of(tokens), scope, media)
-    size = manager.block_size
-    limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
-    match = manager.kernel.tree.match(root, key, limit)
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
-    accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
-    held = tuple(_held(manager, match, group) for group in range(len(manager.pools)))
-    known = manager.kernel.watchers.find(Digests)
-    if media or known is None:
-        named = known.named(scope or NO_SCOPE) if known is not None else scope
-        digests = block_hashes(tokens, size, named, tuple(media))
-    else:
-        digests = _digests(manager, known, match, key, scope)
-    return Residency(matched, accepted, held, _room_beside(manager, match, accepted, held), digests)
-
-
-def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
-    """Return which blocks (or states) of a group a hit of `end` blocks needs, rising. Raises `ConfigError`."""
-    check_group(group, len(manager.pools))
-    if type(end) is int and end == 0:
-        return []
-    end = check_count("end", end)
-    for sparse in manager.kernel.tree.sparse:
-        if sparse.index == group:
-            return required(sparse, end)
-    return list(range(end))
-
-
 @mutating
 def restore(
     manager: CacheManager,
@@ -168,12 +108,12 @@ def restore(
     _check_brought(manager, match, (accepted, end), brought)
     if manager.kernel.copies:
         raise CopyError("planned copies wait; call take_copies() and do them before a restore")
-    held = tuple(_held(manager, match, group) for group in range(len(manager.pools)))
+    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     manager.kernel.pins.release_expired()
     needed = [len(brought.get(group, ())) for group in range(len(manager.pools))]
     for state in manager.kernel.rows.states:
         needed[state.index] = 1
-    room = _room_beside(manager, match, accepted, held)
+    room = room_beside(manager, match, accepted, held)
     for pool, wanted, available in zip(manager.pools, needed, room, strict=True):
         if wanted > available:
             what = f"restoring {end} blocks leaves room for {available} blocks"
@@ -333,53 +273,6 @@ def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
 # -- what is there ---------------------------------------------------------------------
 
 
-def _nodes(manager: CacheManager, match: Match) -> list[tuple[Node, int]]:
-    """Return the nodes of a match and how many blocks of each belong to it."""
-    nodes = [(node, node.num_blocks) for node in match.node.path()]
-    if match.edge is not None and match.into:
-        nodes.append((match.edge, match.into // manager.kernel.tree.block_bytes))
-    return nodes
-
-
-def _held(manager: CacheManager, match: Match, group: int) -> Places:
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
-    sparse = next((each for each in manager.kernel.tree.sparse if each.index == group), None)
-    held = np.full(matched, sparse is None)
-    for node, num_blocks in _nodes(manager, match) if sparse is not None else ():
-        start = node.start
-        if isinstance(sparse, WindowGroup):
-            ids = np.array(node.blocks[group][:num_blocks], dtype=np.int32)
-            held[start : start + num_blocks] = ids != GAP
-        elif sparse is not None:
-            ends = [end for end, _ in sparse.held(node) if end <= start + num_blocks]
-            held[np.array(ends, dtype=np.int64) - 1] = True
-    return held
-
-
-def _room_beside(
-    manager: CacheManager, match: Match, accepted: int, held: tuple[Places, ...]
-) -> tuple[int, ...]:
-    """Return what each group can give once the match is referenced."""
-    room = [pool.num_available for pool in manager.pools]
-    taken = sum(num_blocks for node, num_blocks in _nodes(manager, match) if not node.locks)
-    for group, _ in manager.kernel.tree.full:
-        room[group] -= taken
-    for sparse in manager.kernel.tree.sparse:
-        needed = {*required(sparse, accepted), *required(sparse, len(held[sparse.index]))}
-        room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
-    return tuple(room)
-
-
-def _digests(
-    manager: CacheManager, known: Digests, match: Match, key: Key, scope: Scope | None
-) -> list[bytes]:
-    digests: list[bytes] = []
-    for node, num_blocks in _nodes(manager, match):
-        digests += known.of(node)[:num_blocks]
-    parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
-    return digests + known.beyond(parent, key[match.num_bytes :])
-
-
 def _as_places(brought: Brought) -> dict[int, list[int]]:
     """Return what comes back in plain integers; raise `ConfigError` unless it names blocks by group."""
     try:
@@ -400,7 +293,10 @@ def _check_brought(
     if unknown:
         raise ConfigError(f"layer group {unknown[0]}; there are 0 to {len(manager.pools) - 1}")
     for group in range(len(manager.pools)):
-        places, held = list(brought.get(group, ())), np.flatnonzero(_held(manager, match, group))
+        places, held = (
+            list(brought.get(group, ())),
+            np.flatnonzero(held_places(manager, match, group)),
+        )
         wanted = required_blocks(manager, group, end)
         rising = all(one < two for one, two in pairwise(places))
         if places and not (rising and accepted <= places[0] and places[-1] < end):
@@ -424,13 +320,3 @@ def _check_brought(
             raise ConfigError(
                 f"of recurrent group {group} only the state at the end comes back, {wanted}"
             )
-
-
-def required(group: SparseGroup, end: int) -> list[int]:
-    """Return which blocks (or states) a hit of `end` blocks needs of a sparse group, rising."""
-    if not end:
-        return []
-    if isinstance(group, WindowGroup):
-        first = group.first(end)
-        return [*range(min(group.num_sinks, first, end)), *range(first, end)]
-    return [end - 1]

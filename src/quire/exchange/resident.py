@@ -1,0 +1,140 @@
+"""Residency: what a manager holds of a prompt, what a hit of it would need, and what it could take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from quire.core.blocks import GAP
+from quire.core.groups import check_count, check_group
+from quire.core.manager import NO_SCOPE, CacheManager
+from quire.core.media import MediaItem
+from quire.core.node import Match, Node
+from quire.core.scope import Scope
+from quire.core.sparse import SparseGroup
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
+from quire.core.windows import WindowGroup
+from quire.exchange.digests import Digests
+from quire.exchange.hashing import block_hashes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Places = npt.NDArray[np.bool_]
+
+
+class Residency(msgspec.Struct, frozen=True):
+    """What a manager holds of a prompt, and what it could take of it.
+
+    `matched`   blocks whose tokens are in the tree
+    `accepted`  blocks that a request would find
+    `held`      per layer group, bool [matched]: which of these blocks (or states after them) are
+                there
+    `room`      per layer group, blocks that could be had beside what is found; never too many
+    `digests`   names of all whole blocks of the prompt, see `block_hashes`
+    """
+
+    matched: int
+    accepted: int
+    held: tuple[Places, ...]
+    room: tuple[int, ...]
+    digests: list[bytes]
+
+
+def residency(
+    manager: CacheManager,
+    tokens: TokenIds,
+    scope: Scope | None = None,
+    media: Items[MediaItem] = (),
+) -> Residency:
+    """Return what is here of a prompt, at least one token of it left to compute. Changes nothing.
+
+    Raises what `probe` raises.
+    """
+    root, key = manager.read(key_of(tokens), scope, media)
+    size = manager.block_size
+    limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
+    match = manager.kernel.tree.match(root, key, limit)
+    matched = match.num_bytes // manager.kernel.tree.block_bytes
+    accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
+    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
+    known = manager.kernel.watchers.find(Digests)
+    if media or known is None:
+        named = known.named(scope or NO_SCOPE) if known is not None else scope
+        digests = block_hashes(tokens, size, named, tuple(media))
+    else:
+        digests = _digests(manager, known, match, key, scope)
+    return Residency(matched, accepted, held, room_beside(manager, match, accepted, held), digests)
+
+
+def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
+    """Return which blocks (or states) of a group a hit of `end` blocks needs, rising. Raises `ConfigError`."""
+    check_group(group, len(manager.pools))
+    if type(end) is int and end == 0:
+        return []
+    end = check_count("end", end)
+    for sparse in manager.kernel.tree.sparse:
+        if sparse.index == group:
+            return required(sparse, end)
+    return list(range(end))
+
+
+def required(group: SparseGroup, end: int) -> list[int]:
+    """Return which blocks (or states) a hit of `end` blocks needs of a sparse group, rising."""
+    if not end:
+        return []
+    if isinstance(group, WindowGroup):
+        first = group.first(end)
+        return [*range(min(group.num_sinks, first, end)), *range(first, end)]
+    return [end - 1]
+
+
+def _nodes(manager: CacheManager, match: Match) -> list[tuple[Node, int]]:
+    """Return the nodes of a match and how many blocks of each belong to it."""
+    nodes = [(node, node.num_blocks) for node in match.node.path()]
+    if match.edge is not None and match.into:
+        nodes.append((match.edge, match.into // manager.kernel.tree.block_bytes))
+    return nodes
+
+
+def held_places(manager: CacheManager, match: Match, group: int) -> Places:
+    """Return which of a match's blocks (or states after them) a group holds, bool [matched]."""
+    matched = match.num_bytes // manager.kernel.tree.block_bytes
+    sparse = next((each for each in manager.kernel.tree.sparse if each.index == group), None)
+    held = np.full(matched, sparse is None)
+    for node, num_blocks in _nodes(manager, match) if sparse is not None else ():
+        start = node.start
+        if isinstance(sparse, WindowGroup):
+            ids = np.array(node.blocks[group][:num_blocks], dtype=np.int32)
+            held[start : start + num_blocks] = ids != GAP
+        elif sparse is not None:
+            ends = [end for end, _ in sparse.held(node) if end <= start + num_blocks]
+            held[np.array(ends, dtype=np.int64) - 1] = True
+    return held
+
+
+def room_beside(
+    manager: CacheManager, match: Match, accepted: int, held: tuple[Places, ...]
+) -> tuple[int, ...]:
+    """Return what each group can give once the match is referenced."""
+    room = [pool.num_available for pool in manager.pools]
+    taken = sum(num_blocks for node, num_blocks in _nodes(manager, match) if not node.locks)
+    for group, _ in manager.kernel.tree.full:
+        room[group] -= taken
+    for sparse in manager.kernel.tree.sparse:
+        needed = {*required(sparse, accepted), *required(sparse, len(held[sparse.index]))}
+        room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
+    return tuple(room)
+
+
+def _digests(
+    manager: CacheManager, known: Digests, match: Match, key: Key, scope: Scope | None
+) -> list[bytes]:
+    digests: list[bytes] = []
+    for node, num_blocks in _nodes(manager, match):
+        digests += known.of(node)[:num_blocks]
+    parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
+    return digests + known.beyond(parent, key[match.num_bytes :])
