@@ -382,3 +382,21 @@ def test_after_every_refusal_the_manager_still_works(stage):
     generate(manager, seq, [1, 2, 3])
     manager.close(seq)
     assert found(manager, [*run(7500, 10).tolist(), 1, 2, 3]) == 12
+
+
+@pytest.mark.parametrize("media", [np.zeros(2), np.zeros(0), {}, "image", 5, None])
+def test_media_that_are_no_list_are_refused_and_bar_nothing(media):
+    manager = CacheManager(num_blocks=8, block_size=4)
+    prompt = list(range(9))
+    calls = (
+        lambda: manager.probe(prompt, media=media),
+        lambda: manager.open(prompt, media=media),
+        lambda: manager.pin(prompt, media=media),
+        lambda: manager.evict(prompt, media=media),
+        lambda: restore(manager, prompt, 2, {0: [0, 1]}, media=media),
+    )
+    for call in calls:
+        with pytest.raises(MediaError, match="must be a list or tuple"):
+            call()
+    manager.close(manager.open(prompt))
+    ops.check(manager)

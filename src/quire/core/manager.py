@@ -14,7 +14,7 @@ from quire.core.hints import check_session_id
 from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
-from quire.core.media import MediaItem, check_media
+from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
 from quire.core.pins import Pin
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
@@ -110,7 +110,7 @@ class CacheManager(Interruptible):
         """
         key = key_of(tokens)
         root = self.default_root
-        if scope is not None or media or len(self.kernel.tree.media) or not key:
+        if scope is not None or media is not NO_MEDIA or len(self.kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         return self.kernel.lookup.hit(root, key)
 
@@ -213,7 +213,7 @@ class CacheManager(Interruptible):
         wanted = wanted_terms(self.settings, terms) if terms else USUAL
         key = raw = key_of(tokens)
         root = self.default_root
-        if scope is not None or media or len(kernel.tree.media) or not key:
+        if scope is not None or media is not NO_MEDIA or len(kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         check_fits(kernel, len(key) // TOKEN_BYTES)
         found = kernel.lookup.find(root, key, len(key) // TOKEN_BYTES - 1)
@@ -445,8 +445,9 @@ class CacheManager(Interruptible):
         if scope is not None:
             check_scope(scope)
         known = self.kernel.tree.media
-        if media:
+        if media is not NO_MEDIA:
             check_media(media, len(key) // TOKEN_BYTES)
+        if media:
             key = known.peek(key, media)
         elif len(known):
             check_sign(key)

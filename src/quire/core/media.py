@@ -20,6 +20,10 @@ MAX_MEDIA = 4096
 """Beyond so many media contents, those that nothing uses any more are forgotten, the oldest first."""
 
 
+NO_MEDIA: Sequence[MediaItem] = ()
+"""The media of a prompt without any."""
+
+
 class MediaItem(msgspec.Struct, frozen=True):
     """An image, audio or video span of a prompt: the digest of its content and where it stands.
 
