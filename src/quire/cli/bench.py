@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from quire.cli.models import check_installed, hush
@@ -152,13 +152,10 @@ def listed(title: str, rows: list[Row]) -> Table:
     """Return a table of rows: a column for every key that a row has."""
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = sorted(keys, key=lambda key: ("ratio" in key) + 2 * (key == "same_tokens"))
-    table = plain_table(title=Text(title, "bold"), title_justify="left")
-    for key in columns:
-        table.add_column(
-            key.replace("_", " "),
-            justify="left" if key == "name" else "right",
-            no_wrap=key == "name",
-        )
+    heads = (
+        Column(key, no_wrap=True) if key == "name" else key.replace("_", " ") for key in columns
+    )
+    table = plain_table(*heads, title=Text(title, "bold"), title_justify="left")
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for key in columns))
     return table
@@ -166,11 +163,9 @@ def listed(title: str, rows: list[Row]) -> Table:
 
 def figures(title: str, rows: list[Row]) -> Table:
     """Return a table of one figure per row, and whatever else a row says beside it."""
-    table = plain_table(title=Text(title, "bold"), title_justify="left")
-    table.add_column("name", no_wrap=True)
-    table.add_column("figure", justify="right", no_wrap=True)
-    table.add_column("unit", no_wrap=True)
-    table.add_column("beside it")
+    name, unit = (Column(head, no_wrap=True) for head in ("name", "unit"))
+    heads = (name, "figure", unit, Column("beside it"))
+    table = plain_table(*heads, title=Text(title, "bold"), title_justify="left")
     for row in rows:
         unit = next(unit for unit in UNITS if unit in row)
         others = [key for key in row if key not in ("name", unit)]
