@@ -11,7 +11,6 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.hints import check_session_id
-from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
@@ -26,6 +25,7 @@ from quire.core.stats import Stats
 from quire.core.terms import USUAL, RequestTerms, wanted_terms
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
+from quire.interrupts import Interruptible, bar, mutating, unbar
 
 
 class CacheManager(Interruptible):
@@ -297,16 +297,6 @@ class CacheManager(Interruptible):
         except BaseException as error:
             self.cut_off("close", error)
             raise
-
-    @mutating
-    def stop_storing(self, seq: Sequence) -> None:
-        """Publish nothing of this sequence from its next block on (a part not to be reused).
-
-        Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        seq.store_until = 0
-        seq.node.writer = None
 
     @mutating
     def suspend(self, seq: Sequence) -> None:

@@ -26,7 +26,6 @@ from quire.core import publish
 from quire.core.blocks import GAP
 from quire.core.give import let_go
 from quire.core.groups import as_int
-from quire.core.interrupts import mutating
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Match, Node, Terms
@@ -36,6 +35,7 @@ from quire.core.sequence import Script, Sequence
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
+from quire.interrupts import mutating
 
 if TYPE_CHECKING:
     import numpy.typing as npt
