@@ -128,7 +128,6 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     groups = zip(manager.settings.groups, wanted, strict=True)
     resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
     manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
-    manager.kernel.pins.measure()
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:
