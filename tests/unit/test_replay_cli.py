@@ -8,6 +8,7 @@ from replay_help import random_chains, trace_of
 from typer.testing import CliRunner
 
 from quire.cli.app import app
+from quire.core.policies import POLICIES
 from quire.sim.curves import curves
 from quire.sim.replay import REASONS, replay
 from quire.sim.trace import open_trace
@@ -76,9 +77,15 @@ def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(run, pat
 
 def test_without_options_it_shows_five_capacities_and_the_policies_worth_a_look(run):
     rows = rows_of(run("--json"))
-    policies = ["lru", "learned", "optimum"]
+    policies = ["lru", *(["learned"] if "learned" in POLICIES else []), "optimum"]
     assert [row["policy"] for row in rows] == policies * 5
-    assert [round(row["share"], 2) for row in rows[::3]] == [0.01, 0.05, 0.1, 0.25, 0.5]
+    assert [round(row["share"], 2) for row in rows[:: len(policies)]] == [
+        0.01,
+        0.05,
+        0.1,
+        0.25,
+        0.5,
+    ]
 
 
 def test_the_table_names_the_figures_and_the_command(run):
@@ -142,10 +149,10 @@ def test_hints_reach_the_replay(run, path):
     [
         (["--capacity", "0"], "--capacity 0 is less than one block"),
         (["--capacity", "0%"], "less than one block: a capacity is a share like 10%"),
-        (["--capacity", "-5"], "--capacity '-5' cannot be: a capacity is"),
-        (["--capacity", "nonsense"], "'nonsense' cannot be"),
-        (["--capacity", "1e999%"], "'1e999%' cannot be"),
-        (["--capacity", "1.5"], "'1.5' cannot be"),
+        (["--capacity", "-5"], "'-5' is none: a capacity is"),
+        (["--capacity", "nonsense"], "'nonsense' is none"),
+        (["--capacity", "1e999%"], "'1e999%' is none"),
+        (["--capacity", "1.5"], "no whole number of blocks"),
         (["--capacity", ""], "--capacity is empty"),
         (["--capacity", "5ZiB"], "'ZiB' in '5ZiB' is not a unit"),
         (["--capacity", "1GiB"], "--capacity 1GiB needs --model"),

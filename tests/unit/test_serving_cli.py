@@ -95,7 +95,7 @@ def test_requests_and_time_can_be_limited(run):
         (("--arrivals", "poison:2"), "did you mean poisson"),
         (("--arrivals", "poisson:2", "--speed", "2"), "--speed 2 changes the times of a trace"),
         (("--below", "host"), "'host' is not a tier"),
-        (("--kv-memory", "1KiB"), "is less than one block: 512 tokens of llama-3.1-8b"),
+        (("--kv-memory", "1KiB"), "holds not one block of 512 tokens"),
         (("--kv-memory", "256MiB"), "row 1: 4105 tokens of prompt and 20 of output need 10 blocks"),
         (("--replicas", "0"), "num_replicas"),
         (("--slo-ttft", "0"), "ttft_s is a number above 0"),

@@ -83,8 +83,10 @@ def opened(path: Path, block_size: int | None) -> "Trace":
 def amount(text: str, whole: int, option: str, how: str = AMOUNT) -> int:
     """Read a number, or a share of `whole`, rounded down. Raises `ConfigError`, which names the option."""
     match = _AMOUNT.fullmatch(text)
-    if match is None or (not match["percent"] and "." in match["number"]):
-        raise ConfigError(f"{option} {text[:40]!r} cannot be: {how}")
+    if match is None:
+        raise ConfigError(f"{option} {text[:40]!r} is none: {how}")
+    if "." in match["number"] and not match["percent"]:
+        raise ConfigError(f"{option} {text[:40]} is no whole number of blocks: {how}")
     return int(Fraction(match["number"]) * (Fraction(whole, 100) if match["percent"] else 1))
 
 
@@ -98,8 +100,8 @@ def blocks_that_hold(text: str, block_size: int, model: "ModelFacts", option: st
     num_blocks = parse_bytes(text) // block_bytes
     if not num_blocks:
         raise ConfigError(
-            f"{option} {text} is less than one block: {block_size} tokens of {model.name} take "
-            f"{format_bytes(block_bytes)}"
+            f"{option} {text} holds not one block of {block_size} tokens: {block_size} tokens of "
+            f"{model.name} take {format_bytes(block_bytes)}"
         )
     return num_blocks
 
