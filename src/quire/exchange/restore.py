@@ -262,7 +262,7 @@ def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
         ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
         tree.pools[group].give_back(memoryview(array("i", ids)))
     rows.capacity[seq.row] = start * manager.block_size
-    let_go(manager.kernel, seq, manager.kernel.now())
+    let_go(manager.kernel, seq)
     _unlock_path(manager, anchor)
     seq.state = "closed"
     manager.kernel.tree.media.release(seq.script.media)

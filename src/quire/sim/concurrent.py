@@ -173,7 +173,9 @@ class _ConcurrentReplay:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)
-        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(seq)
+        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(
+            self.manager, seq
+        )
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit
