@@ -205,7 +205,7 @@ class _ConcurrentReplay:
             manager.default_root, key_of(tokens), (len(tokens) - 1) * TOKEN_BYTES
         )
         if match.edge is not None and match.into and match.edge.locks:
-            return match.num_bytes // TOKEN_BYTES
+            return match.num_blocks
         node = match.node
         while node.parent is not None and not node.locks:
             node = node.parent
