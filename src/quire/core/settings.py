@@ -9,9 +9,8 @@ import msgspec
 
 from quire.config import nearest
 from quire.core.groups import LayerGroup, check_count, check_groups
-from quire.core.order import Clock
 from quire.core.policies import factory_of
-from quire.core.policy import PolicyFactory
+from quire.core.policy import Clock, PolicyFactory
 from quire.errors import ConfigError
 
 MAX_SECONDS = 1e9

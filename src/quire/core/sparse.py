@@ -20,8 +20,7 @@ from typing import TypeAlias
 import msgspec
 
 from quire.core.blocks import BlockPool
-from quire.core.hints import FOREVER
-from quire.core.node import Node, Part
+from quire.core.node import FOREVER, Node, Part
 from quire.core.order import Order
 
 Queue: TypeAlias = OrderedDict[Node, None]
