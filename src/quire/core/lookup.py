@@ -9,7 +9,6 @@ import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.node import Match, Node
-from quire.core.states import StateGroup
 from quire.core.stats import Missed
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
@@ -60,9 +59,8 @@ class Lookup:
         self._tree = tree
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        states = any(isinstance(group, StateGroup) for group in tree.sparse)
         self.evicted: Evicted | None = None
-        self._sub_block = sub_block and block_size > 1 and not states
+        self._sub_block = sub_block and block_size > 1 and not tree.states
 
     def find(self, root: Node, key: Key, limit: int) -> Found:
         """Find what is cached of the first `limit` tokens of a key."""
@@ -93,8 +91,7 @@ class Lookup:
                 end = group.accepted(node, end)
         if end * block_bytes == match.num_bytes:
             return match
-        while end <= node.start and node.parent is not None:
-            node = node.parent
+        node = node.holding(end - 1)
         if end == node.end:
             return Match(node, end * block_bytes, None, 0)
         assert node.parent is not None

@@ -244,7 +244,7 @@ def _commit_restored(
         raise InvariantError(f"{anchor!r} left the tree while it was locked")
     for state in rows.states:
         slot = rows.flat[state.index]
-        if blocks[state.index] and state.snapshot(seq.node, seq.node.end) is None:
+        if blocks[state.index] and state.block_at(seq.node, seq.node.end - 1) == GAP:
             state.keep(seq.node, slot[row], passing=False)
             slot[row] = GAP
     if rows.states and any(rows.flat[s.index][row] == GAP for s in rows.states):
