@@ -210,8 +210,8 @@ class TableGroup(SparseGroup):
         """`extended` by one block; at every block that a batch fills."""
 
     @abstractmethod
-    def find_gaps(self, node: Node) -> None:
-        """Count the blocks that a node which was just added has never had."""
+    def find_gaps(self, node: Node, num_blocks: int) -> None:
+        """Count those of the last blocks of a node, just added, that it has never had."""
 
     @abstractmethod
     def merge(self, node: Node, own: memoryview[int]) -> None:

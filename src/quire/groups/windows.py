@@ -166,9 +166,9 @@ class WindowGroup(SheddingGroup, TableGroup):
         if part.rank is None:
             self.file(node, part)
 
-    def find_gaps(self, node: Node) -> None:
+    def find_gaps(self, node: Node, num_blocks: int) -> None:
         part: WindowPart = node.parts[self.place]
-        num_gaps = node.blocks[self.index].count(GAP)
+        num_gaps = node.blocks[self.index][-num_blocks:].count(GAP)
         part.num_held -= num_gaps
         self.pool.use(num_gaps)
         self._guards.recount(node, part)
