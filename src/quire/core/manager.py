@@ -135,7 +135,7 @@ class CacheManager(Interruptible):
         found = kernel.lookup.accepted(found)
         if deadline:
             deadline += tree.evictor.now()
-        return kernel.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
+        return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
 
     @mutating
     def evict(
@@ -221,7 +221,7 @@ class CacheManager(Interruptible):
             if media:
                 key = kernel.tree.media.encode(raw, media)
             else:
-                check_sign(key[found.match.num_bytes :])
+                check_sign(key[found.num_blocks * kernel.tree.block_bytes :])
             prompt = (key, raw.tobytes() if media else b"")
             seq = take.open_sequence(kernel, scope or NO_SCOPE, prompt, found, wanted)
         except BaseException as error:

@@ -134,9 +134,9 @@ def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[b
         if first not in seq.node.children:
             break
         found = tree.match(seq.node, key, len(key))
-        key = key[found.num_bytes :]
+        key = key[found.num_blocks * tree.block_bytes :]
+        num_blocks -= found.num_blocks
         _rebase(kernel, seq, tree.node_at(found))
-        num_blocks -= found.num_bytes // tree.block_bytes
     return first, key, num_blocks
 
 

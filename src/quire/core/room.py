@@ -96,12 +96,12 @@ def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
         return invalidate_below(kernel, root)
     whole = len(key) - len(key) % tree.block_bytes
     found = tree.match(root, key, whole)
-    covered = found.num_bytes == whole
+    covered, last = found.num_blocks * tree.block_bytes == whole, found.last
     rest = key[whole:]
-    if found.edge is not None and found.into:
-        if not covered or not found.edge.key.startswith(rest, found.into):
+    if found.into:
+        if not covered or not last.key.startswith(rest, found.into * tree.block_bytes):
             return 0
-        return invalidate_below(kernel, found.edge) + invalidate_path(kernel, found.edge)
+        return invalidate_below(kernel, last) + invalidate_path(kernel, last)
     dropped = 0
     for child in list(found.node.children.values()) if covered else ():
         if child.key.startswith(rest):

@@ -8,8 +8,7 @@ from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
-from quire.core.lookup import Found
-from quire.core.node import ORDINARY, Terms
+from quire.core.node import ORDINARY, Match, Terms
 from quire.core.policies import Visit
 from quire.core.room import make_room
 from quire.core.scope import Scope
@@ -20,7 +19,7 @@ from quire.errors import InvariantError
 
 
 def open_sequence(
-    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Found, wanted: Wanted
+    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Match, wanted: Wanted
 ) -> Sequence:
     """Start a request whose prompt was looked up; see `CacheManager.open`.
 
@@ -31,8 +30,8 @@ def open_sequence(
     num_tokens = len(key) // TOKEN_BYTES
     missed = kernel.lookup.why(key, found)
     root = tree.root(scope)
-    if found.match.node.parent is None:
-        found.match.node = root
+    if found.node.parent is None:
+        found.node = root
     number = counters.num_requests + 1
     terms, store_until = ORDINARY, ENDLESS
     if wanted is not USUAL:
@@ -58,16 +57,15 @@ def open_sequence(
     return seq
 
 
-def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
+def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
-    match, num_tokens = found.match, found.partial_tokens
     tree, rows, row = kernel.tree, kernel.rows, seq.row
-    groups = rows.token_groups
-    sources = [found.edge.blocks[g][found.index] for g in groups] if found.edge else []
-    num_cached = match.num_bytes // TOKEN_BYTES
+    groups, source, num_tokens = rows.token_groups, found.source, found.partial_tokens
+    sources = [source.blocks[g][found.into] for g in groups] if source is not None else []
+    num_cached = found.num_blocks * rows.block_size
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
-    node = seq.node = tree.node_at(match)
+    node = seq.node = tree.node_at(found)
     if seq.visit is not None:
         tree.evictor.opened(seq.visit, node)
     divided, terms = False, seq.terms
@@ -95,7 +93,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
             block = tree.pools[group].take(1)[0]
             rows.slots(group, row, tail, tail + 1)[0] = block
             kernel.copies.plan(BlockCopy(group, source, block, num_tokens))
-        start = match.num_bytes
+        start = num_cached * TOKEN_BYTES
         rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
         num_cached += num_tokens
     rows.computed[row] = rows.capacity[row] = num_cached

@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.groups import check_count, check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match, Node
+from quire.core.node import Match
 from quire.core.scope import Scope
 from quire.core.sparse import sparse_at
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
@@ -56,8 +56,8 @@ def residency(
     size = manager.block_size
     limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
     match = manager.kernel.tree.match(root, key, limit)
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
-    accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
+    matched = match.num_blocks
+    accepted = manager.kernel.lookup.accepted(match).num_blocks
     held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     known = manager.kernel.watchers.find(Digests)
     if media or known is None:
@@ -78,23 +78,14 @@ def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
     return sparse.required(end) if sparse is not None else list(range(end))
 
 
-def _nodes(manager: CacheManager, match: Match) -> list[tuple[Node, int]]:
-    """Return the nodes of a match and how many blocks of each belong to it."""
-    nodes = [(node, node.num_blocks) for node in match.node.path()]
-    if match.edge is not None and match.into:
-        nodes.append((match.edge, match.into // manager.kernel.tree.block_bytes))
-    return nodes
-
-
 def held_places(manager: CacheManager, match: Match, group: int) -> Places:
     """Return which of a match's blocks (or states after them) a group holds, bool [matched]."""
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
     sparse = sparse_at(manager.kernel.tree.sparse, group)
     if sparse is None:
-        return np.full(matched, fill_value=True)
-    held = np.full(matched, fill_value=False)
-    for node, _ in _nodes(manager, match):
-        ends = [end for end, _ in sparse.held(node) if end <= matched]
+        return np.full(match.num_blocks, fill_value=True)
+    held = np.full(match.num_blocks, fill_value=False)
+    for node, _ in match.nodes():
+        ends = [end for end, _ in sparse.held(node) if end <= match.num_blocks]
         held[np.array(ends, dtype=np.int64) - 1] = True
     return held
 
@@ -104,7 +95,7 @@ def room_beside(
 ) -> tuple[int, ...]:
     """Return what each group can give once the match is referenced."""
     room = [pool.num_available for pool in manager.pools]
-    taken = sum(num_blocks for node, num_blocks in _nodes(manager, match) if not node.locks)
+    taken = sum(num_blocks for node, num_blocks in match.nodes() if not node.locks)
     for group, _ in manager.kernel.tree.full:
         room[group] -= taken
     for sparse in manager.kernel.tree.sparse:
@@ -117,7 +108,7 @@ def _digests(
     manager: CacheManager, known: Digests, match: Match, key: Key, scope: Scope | None
 ) -> list[bytes]:
     digests: list[bytes] = []
-    for node, num_blocks in _nodes(manager, match):
+    for node, num_blocks in match.nodes():
         digests += known.of(node)[:num_blocks]
     parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
-    return digests + known.beyond(parent, key[match.num_bytes :])
+    return digests + known.beyond(parent, key[match.num_blocks * manager.kernel.tree.block_bytes :])
