@@ -66,12 +66,11 @@ def opened(path: Path, block_size: int | None) -> "Trace":
 
 def policies_of(text: str | None) -> list[str]:
     """Return the policies asked for, each once; without any, those worth a first look."""
-    from quire.core.policies import POLICIES
     from quire.sim.optimum import OPTIMUM
     from quire.sim.sweep import check_policy
 
     if text is None:
-        return ["lru", *(["learned"] if "learned" in POLICIES else []), OPTIMUM]
+        return ["lru", "learned", OPTIMUM]
     found = list(dict.fromkeys(names(text)))
     if not found:
         raise ConfigError(f"--policies names no policy, got {text!r}; for example lru,optimum")

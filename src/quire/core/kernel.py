@@ -13,10 +13,10 @@ from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
 from quire.core.pins import Pins
-from quire.core.policies import Capacity
+from quire.core.policy import Capacity
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
-from quire.core.settings import ManagerSettings, factory_of
+from quire.core.settings import ManagerSettings
 from quire.core.sparse import Site, SparseGroup
 from quire.core.stats import Counters, Missed
 from quire.core.tokens import Key
@@ -109,7 +109,7 @@ class Kernel:
             for group in settings.groups
         )
         capacity = _capacity(settings, self.pools)
-        evictor = Order(factory_of(settings.policy), capacity, settings.clock)
+        evictor = Order(settings.policy, capacity, settings.clock)
         sparse = _sparse_groups(settings, self.pools, evictor)
         self.watchers = Audience(watchers)
         self.tree = PrefixTree(size, self.pools, evictor, sparse, self.watchers.parts)
@@ -126,11 +126,6 @@ class Kernel:
         self.drafts: dict[int, Drafted] = {}
         self.capacity = capacity
         self.watchers.begin(self)
-
-    def now(self) -> float:
-        """Return the seconds of the clock; without one, the requests opened so far."""
-        evictor = self.tree.evictor
-        return evictor.now() if evictor.has_clock else self.counters.num_requests
 
 
 def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:

@@ -173,7 +173,9 @@ class _ConcurrentReplay:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)
-        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(seq)
+        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(
+            self.manager, seq
+        )
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit
@@ -203,7 +205,7 @@ class _ConcurrentReplay:
             manager.default_root, key_of(tokens), (len(tokens) - 1) * TOKEN_BYTES
         )
         if match.edge is not None and match.into and match.edge.locks:
-            return match.num_bytes // TOKEN_BYTES
+            return match.num_blocks
         node = match.node
         while node.parent is not None and not node.locks:
             node = node.parent

@@ -20,7 +20,7 @@ from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
-from quire.foresight import Trail
+from quire.foresight import Learned, Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
@@ -139,11 +139,12 @@ class Sizes(msgspec.Struct, frozen=True, gc=False):
     output: int
     block_size: int
 
-    def tell(self, seq: Sequence) -> None:
+    def tell(self, manager: CacheManager, seq: Sequence) -> None:
         """Give a policy that watches requests their true sizes."""
-        visit = seq.visit
-        if visit is not None:
-            visit.prompt, visit.output, visit.block_size = self.prompt, self.output, self.block_size
+        learned = manager.kernel.watchers.find(Learned)
+        if learned is not None:
+            walk = learned.walk_of(seq)
+            walk.prompt, walk.output, walk.block_size = self.prompt, self.output, self.block_size
 
 
 def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice) -> int:
@@ -151,7 +152,7 @@ def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice)
     tokens = np.concatenate((blocks, UNFINISHED))
     num_blocks = len(tokens) - 1
     seq = open_request(manager, tokens, advice)
-    sizes.tell(seq)
+    sizes.tell(manager, seq)
     num_hit = seq.num_cached
     if num_hit < num_blocks:
         manager.reserve(seq, num_blocks - num_hit + 1)

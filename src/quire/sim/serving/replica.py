@@ -247,7 +247,7 @@ class Replica:
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            Sizes(request.target, request.trace.output_tokens, size).tell(seq)
+            Sizes(request.target, request.trace.output_tokens, size).tell(manager, seq)
         else:
             manager.resume(seq)
         if missing:
