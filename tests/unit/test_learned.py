@@ -321,23 +321,21 @@ def test_the_same_calls_lead_to_the_same_order():
         for request in trace:
             world.now = request.time_s
             world.serve(request.blocks.tolist())
-        orders.append(
-            [(node.start, node.end) for node in world.manager.kernel.tree.evictor.order()]
-        )
+        orders.append([(node.start, node.end) for node in world.manager.kernel.tree.order.order()])
     assert orders[0] == orders[1]
 
 
 def test_a_fresh_look_finds_the_victim_that_is_known_already():
     world = World(60)
-    evictor = world.manager.kernel.tree.evictor
+    order = world.manager.kernel.tree.order
     for request in chats_and_documents(300, seed=5):
         world.now = request.time_s
         world.serve(request.blocks.tolist())
-        victim = evictor.victim()
-        assert victim == evictor.victim()
+        victim = order.victim()
+        assert victim == order.victim()
         for kind in range(NUM_CLASSES):
             world.mind.doubt(kind)
-        assert victim == evictor.victim()
+        assert victim == order.victim()
 
 
 def test_priority_classes_share_what_is_learned():
@@ -396,7 +394,7 @@ def test_a_request_that_pauses_leaves_one_record_at_its_end(resumed):
     seq = world.open(prompt)
     record = world.learned.walk_of(seq).record
     world.manager.suspend(seq)
-    nodes = list(world.manager.kernel.tree.evictor.order())
+    nodes = list(world.manager.kernel.tree.order.order())
     assert {node.note.closed for node in nodes} == {False}
     world.serve(world.names(2))
     if resumed:

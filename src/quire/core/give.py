@@ -49,7 +49,7 @@ def let_go(kernel: Kernel, seq: Sequence) -> None:
     node = seq.node
     while node.parent is not None:
         if seq.terms.retain_s:
-            tree.evictor.retain(node, seq.terms.retain_s)
+            tree.order.retain(node, seq.terms.retain_s)
             for group in tree.sparse:
                 group.touched(node)
         tree.unlock(node)

@@ -109,16 +109,16 @@ class Kernel:
             for group in settings.groups
         )
         capacity = _capacity(settings, self.pools)
-        evictor = Order(settings.policy, capacity, settings.clock)
-        sparse = _sparse_groups(settings, self.pools, evictor)
+        order = Order(settings.policy, capacity, settings.clock)
+        sparse = _sparse_groups(settings, self.pools, order)
         self.watchers = Audience(watchers)
-        self.tree = PrefixTree(size, self.pools, evictor, sparse, self.watchers.parts)
+        self.tree = PrefixTree(size, self.pools, order, sparse, self.watchers.parts)
         self.rows = Rows(self.tree, cut_off)
         self.lookup = Lookup(self.tree, size, sub_block=settings.sub_block)
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
         self.pins = Pins(self.tree, settings.pin_budget, cut_off)
-        self.owners = Owners(evictor)
+        self.owners = Owners(order)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -153,11 +153,11 @@ def _has(watcher: Watcher, hook: str) -> bool:
 
 
 def _sparse_groups(
-    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Order
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], order: Order
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
-        site = Site(index, len(sparse), pool, evictor, settings.block_size)
+        site = Site(index, len(sparse), pool, order, settings.block_size)
         made = group.kind.group(site)
         if made is not None:
             sparse.append(made)

@@ -139,7 +139,7 @@ class CacheManager(Interruptible):
         found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
         found = kernel.lookup.accepted(found)
         if deadline:
-            deadline += tree.evictor.now()
+            deadline += tree.order.now()
         return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
 
     @mutating

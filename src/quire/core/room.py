@@ -56,9 +56,9 @@ def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving =
 def evict(kernel: Kernel, num_blocks: int) -> int:
     """Evict up to `num_blocks` blocks in every full group, from the ends of the policy's victims; return how many."""
     done = 0
-    evictor, sparse = kernel.tree.evictor, kernel.tree.sparse
+    order, sparse = kernel.tree.order, kernel.tree.sparse
     while done < num_blocks:
-        found = evictor.victim()
+        found = order.victim()
         if found is None:
             break
         node, most = found

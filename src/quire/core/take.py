@@ -65,9 +65,9 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     raises = terms.priority > 0
     while node.parent is not None:
         tree.lock(node)
-        tree.evictor.touched(node)
+        tree.order.touched(node)
         if node.mark is not None or raises:
-            tree.evictor.used(node, terms)
+            tree.order.used(node, terms)
         start, end = node.parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])

@@ -21,7 +21,7 @@ BAR = 40
 @mutating
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
-    order = {id(node): place for place, node in enumerate(manager.kernel.tree.evictor.order())}
+    order = {id(node): place for place, node in enumerate(manager.kernel.tree.order.order())}
     tree = manager.kernel.tree
     children = _tree(list(tree.roots.values()), order, tree.sparse, manager.kernel.pins.pinned())
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}

@@ -24,10 +24,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
-from quire.foresight import Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.replay import (
     UNFINISHED,
@@ -36,6 +34,7 @@ from quire.sim.replay import (
     ReplayResult,
     Sizes,
     check_capacity,
+    manager_of,
     open_request,
 )
 from quire.sim.service import Service
@@ -112,14 +111,7 @@ class _ConcurrentReplay:
         self._waits = array("d")
         self._peak_active = self._peak_flying = 0
         self.tally = HitTally(trace.block_size, capacity)
-        self.manager = CacheManager(
-            capacity + 1,
-            1,
-            policy=policy,
-            sub_block=False,
-            clock=lambda: self._now,
-            watchers=[Trail()],
-        )
+        self.manager = manager_of(capacity + 1, policy, lambda: self._now)
 
     def serve(self) -> Iterator[tuple[TraceRequest, int]]:
         """Yield each request when it starts, with the tokens of it that were found."""

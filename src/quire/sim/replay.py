@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.manager import CacheManager
-from quire.core.sequence import Sequence
+from quire.core import CacheManager, Sequence, Watcher
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
 from quire.foresight import Learned, Trail
@@ -106,14 +105,7 @@ def replay(
     capacity_blocks = check_capacity(capacity_blocks)
     foresight = foresee(trace, hints)
     now = 0.0
-    manager = CacheManager(
-        capacity_blocks + 1,
-        1,
-        policy=policy,
-        sub_block=False,
-        clock=lambda: now,
-        watchers=[Trail()],
-    )
+    manager = manager_of(capacity_blocks + 1, policy, lambda: now)
     tally = HitTally(trace.block_size, capacity_blocks)
     evicted_before = 0
     watching = tuple(observers)
@@ -130,6 +122,14 @@ def replay(
             observe(request, hit_tokens)
     evicted = manager.kernel.counters.evicted_blocks - evicted_before
     return tally.result(policy, evicted, time.process_time() - started)
+
+
+def manager_of(
+    num_blocks: int, policy: str, clock: Callable[[], float], watchers: Iterable[Watcher] = ()
+) -> CacheManager:
+    """Return the manager of a simulation: a block of a trace is a token of it."""
+    told = [Trail(), *watchers]
+    return CacheManager(num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=told)
 
 
 class Sizes(msgspec.Struct, frozen=True, gc=False):
