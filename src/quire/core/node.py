@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.hints import FOREVER, NO_HINT, Hint
-from quire.core.policies import Entry, Policy
+from quire.core.policy import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
 
@@ -152,14 +152,6 @@ class Node(Entry, gc=False, eq=False):
         """The node that this one continues; None at the root."""
         parent = self.parent
         return parent if parent is not None and parent.parent is not None else None
-
-    @property
-    def num_below(self) -> int:
-        return len(self.children)
-
-    @property
-    def below(self) -> Node | None:
-        return self.children[next(reversed(self.children))] if self.children else None
 
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"

@@ -121,7 +121,7 @@ class Pins:
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
         timed = sorted((pin for pin in self.held.values() if pin.deadline), key=_deadline)
-        now = self._tree.evictor.now() if timed else 0.0
+        now = self._tree.order.now() if timed else 0.0
         return [pin for pin in timed if pin.deadline <= now]
 
     def release_expired(self) -> None:

@@ -105,7 +105,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         node.locks == 1
         and not node.children
         and node.parent is not None
-        and tree.evictor.alike(node, seq.terms)
+        and tree.order.alike(node, seq.terms)
     ):
         tree.extend(node, key, ids)
     else:
@@ -147,7 +147,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
     while each is not seq.node:
         assert each.parent is not None
         tree.lock(each)
-        tree.evictor.used(each, seq.terms)
+        tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.give_back(without_gaps(slots))

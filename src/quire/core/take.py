@@ -12,7 +12,6 @@ from quire.core.joining import join_path
 from quire.core.kernel import Kernel
 from quire.core.media import MediaItem
 from quire.core.node import ORDINARY, Match, Terms
-from quire.core.policies import Visit
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
@@ -53,10 +52,6 @@ def open_sequence(
     rows = kernel.rows
     seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
     seq.store_until = store_until
-    if tree.evictor.watches:
-        lost = -(-missed.num_tokens // rows.block_size) if missed.last_user else 0
-        last = missed.last_user
-        seq.visit = Visit(number, kernel.now(), num_tokens, rows.block_size, lost, last)
     attach(kernel, seq, key, found)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
@@ -75,15 +70,13 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.node_at(found)
-    if seq.visit is not None:
-        tree.evictor.opened(seq.visit, node)
     divided, terms = False, seq.terms
     raises = terms.priority > 0
     while node.parent is not None:
         tree.lock(node)
-        tree.evictor.touched(node)
+        tree.order.touched(node)
         if node.mark is not None or raises:
-            tree.evictor.used(node, terms)
+            tree.order.used(node, terms)
         start, end = node.parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
@@ -120,8 +113,6 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     found = kernel.lookup.find(seq.root, key, limit)
     seq.state = "open"
     seq.row = kernel.rows.take()
-    if seq.visit is not None:
-        seq.visit = Visit(seq.number, kernel.now(), seq.prompt_len, kernel.rows.block_size)
     attach(kernel, seq, key, found)
     to_compute = max(had - seq.num_cached, 0)
     kernel.counters.recomputed_tokens += to_compute
@@ -189,7 +180,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
         make_room(kernel, needed)
     row, first = rows.take(), seq.node.end
     script = msgspec.structs.replace(seq.script)
-    twin = msgspec.structs.replace(seq, row=row, script=script, visit=None, unfilled=first)
+    twin = msgspec.structs.replace(seq, row=row, script=script, unfilled=first)
     rows.computed[row] = rows.capacity[row] = computed
     num_shared = tail + (in_tail > 0)
     rows.place(row, first, num_shared)

@@ -42,13 +42,13 @@ class PrefixTree:
         self,
         block_size: int,
         pools: tuple[BlockPool, ...],
-        evictor: Order,
+        order: Order,
         sparse: tuple[SparseGroup, ...] = (),
         part_kinds: tuple[type[NodePart], ...] = (),
     ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
-        self.evictor = evictor
+        self.order = order
         self.media = MediaTable()
         self.sparse = sparse
         self.part_kinds = part_kinds
@@ -124,7 +124,7 @@ class PrefixTree:
         edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
         upper.children = {edge.first: edge}
-        self.evictor.split(upper, edge)
+        self.order.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
         if self.part_kinds:
@@ -139,7 +139,7 @@ class PrefixTree:
     def lock(self, node: Node) -> None:
         """Reference one node: cached blocks become active."""
         if not node.locks:
-            self.evictor.referenced(node)
+            self.order.referenced(node)
             num_blocks = node.num_blocks
             for _, pool in self.full:
                 pool.use(num_blocks)
@@ -159,7 +159,7 @@ class PrefixTree:
             num_blocks = node.num_blocks
             for _, pool in self.full:
                 pool.cache(num_blocks)
-            self.evictor.released(node)
+            self.order.released(node)
         for group in self._sinking:
             group.recount(node)
 
@@ -191,7 +191,7 @@ class PrefixTree:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
         if terms is not ORDINARY:
-            self.evictor.stored(node, terms)
+            self.order.stored(node, terms)
         node.end = parent.end + len(key) // self.block_bytes
         parent.writer = None
         if parent.children is NO_CHILDREN:
@@ -246,7 +246,7 @@ class PrefixTree:
         parent, first = node.parent, node.first
         assert parent is not None
         if not node.locks:
-            self.evictor.referenced(node)
+            self.order.referenced(node)
         for group in self.sparse:
             group.forget(node)
         del parent.children[first]
@@ -256,10 +256,10 @@ class PrefixTree:
             if names is not None:
                 del names[bisect_left(names, first)]
         if node.mark is not None:
-            self.evictor.gone(node)
+            self.order.gone(node)
         node.parent = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
-            self.evictor.exposed(parent)
+            self.order.exposed(parent)
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""

@@ -261,7 +261,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
         table = rows.slots(group, seq.row, start, seq.num_blocks)
         kernel.pools[group].give_back(without_gaps(table))
     rows.capacity[seq.row] = seq.published
-    let_go(kernel, seq, kernel.now())
+    let_go(kernel, seq)
     kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
     forget(kernel, seq)
 

@@ -104,7 +104,7 @@ def _check_locks(manager: CacheManager) -> None:
 
 
 def _check_policies(manager: CacheManager) -> None:
-    order = list(manager.kernel.tree.evictor.order())
+    order = list(manager.kernel.tree.order.order())
     held = Counter(id(node) for node in order)
     _require(max(held.values(), default=0) <= 1, "a node stands twice in the policies")
     place = {id(node): index for index, node in enumerate(order)}
