@@ -131,9 +131,9 @@ class Sequence(msgspec.Struct, eq=False):
             state = rows.table(group, self.row, int(self.state == "open"))
             return state[state != GAP]
         table = rows.table(group, self.row, self.num_blocks).copy()
-        for window in rows.windows:
-            if window.index == group:
-                table[window.num_sinks : window.first_of(self.computed)] = GAP
+        window = rows.window_at(group)
+        if window is not None:
+            table[window.num_sinks : window.first_of(self.computed)] = GAP
         return table
 
     def fill(self) -> None:

@@ -201,7 +201,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             if writing:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
-        rows.copy_tail(seq.row, row, in_tail)
+        rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
     tree.hold(twin.node, rows.standing(row))
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
