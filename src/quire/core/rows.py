@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.sparse import SparseGroup
+from quire.core.sparse import SparseGroup, TableGroup
 from quire.core.tokens import INT32, TOKEN_BYTES, IndexArray, IntArray
 from quire.core.tree import PrefixTree
 
@@ -111,7 +111,7 @@ class Rows:
         waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
-    def window_at(self, group: int) -> WindowGroup | None:
+    def window_at(self, group: int) -> TableGroup | None:
         """Return the windowed group of this index, if it is one."""
         return next((window for window in self.windows if window.index == group), None)
 
