@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
+from quire.core.media import MediaItem
 from quire.core.node import Match
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import ORDINARY, Terms
-from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.errors import InvariantError
 
 
 def open_sequence(
-    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Match, terms: Terms
+    kernel: Kernel,
+    scope: Scope,
+    prompt: tuple[Key, Items[MediaItem]],
+    found: Match,
+    terms: Terms,
 ) -> Sequence:
-    """Start a request whose prompt was looked up; see `CacheManager.open`.
-
-    `prompt` is its key, with numbers for media, and its bytes without these, if there are any.
-    """
+    """Start a request whose prompt, a key and its media, was looked up; see `CacheManager.open`."""
     tree, counters = kernel.tree, kernel.counters
-    key, raw = prompt
+    key, items = prompt
     num_tokens = len(key) // TOKEN_BYTES
+    script = Script(num_tokens)
+    if items:
+        script.raw, key = key.tobytes(), tree.media.encode(key, items)
+        script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(script.media)
+    else:
+        check_sign(key[found.num_blocks * tree.block_bytes :])
     missed = kernel.lookup.why(key, found)
     root = tree.root(scope)
     if found.node.parent is None:
@@ -35,8 +46,6 @@ def open_sequence(
     if terms is not ORDINARY:
         owner = kernel.owners.begin(scope, terms.hint)
         terms = msgspec.structs.replace(terms, owner=owner) if owner is not None else terms
-    media = tree.media.hold(key) if raw else ()
-    script = Script(num_tokens, raw=raw, media=media)
     rows = kernel.rows
     seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
     if terms.store_until is not None:
@@ -190,12 +199,12 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             if writing:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
-        rows.copy_tail(seq.row, row, in_tail)
+        rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
     tree.hold(twin.node, rows.standing(row))
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
     if twin.script.media:
-        tree.media.hold_again(twin.script.media)
+        tree.media.use(twin.script.media)
     if twin.terms.owner is not None:
         twin.terms.owner.num_open += 1
     rows.version += 1
@@ -212,10 +221,9 @@ def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
         pool.unshare(source)
     elif rows.computed[seq.row]:
         state = next(each for each in rows.states if each.index == group)
-        snapshot = state.snapshot(seq.node, seq.node.end)
-        if snapshot is None:
+        source = state.block_at(seq.node, seq.node.end - 1)
+        if source == GAP:
             raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
-        source = snapshot
         state.unguard(seq.node)
     else:
         return

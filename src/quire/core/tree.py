@@ -15,14 +15,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.media import UsedMedia
+from quire.core.media import MediaTable
 from quire.core.node import NO_CHILDREN, Match, Node, NodePart
 from quire.core.order import Order
 from quire.core.scope import Scope
-from quire.core.sparse import SparseGroup
+from quire.core.sparse import SparseGroup, StateGroup, TableGroup
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
-from quire.core.windows import WindowGroup
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; the names of more are kept sorted."""
@@ -50,11 +49,13 @@ class PrefixTree:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.order = order
-        self.media = UsedMedia()
+        self.media = MediaTable()
         self.sparse = sparse
         self.part_kinds = part_kinds
         self._num_sparse = len(sparse)
-        self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
+        self.windows = tuple(group for group in sparse if isinstance(group, TableGroup))
+        self.states = tuple(group for group in sparse if isinstance(group, StateGroup))
+        self._sinking = [group for group in self.windows if group.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.wide: dict[int, list[bytes]] = {}  # by the id of a node
@@ -234,7 +235,7 @@ class PrefixTree:
         at = len(node.key) - num_blocks * self.block_bytes
         left = at // self.block_bytes
         if len(self.media):
-            self.media.removed(node.key[at:])
+            self.media.release(self.media.counts(node.key[at:]))
         if left:
             del node.key[at:]
             for ids in node.blocks:

@@ -101,7 +101,7 @@ class Restore:
         rows, node, row = kernel.rows, self._seq.node, self._seq.row
         for state in rows.states:
             slot = rows.flat[state.index]
-            if self.blocks[state.index] and state.snapshot(node, node.end) is None:
+            if self.blocks[state.index] and state.block_at(node, node.end - 1) == GAP:
                 state.keep(node, slot[row], passing=False)
                 slot[row] = GAP
         if any(rows.flat[state.index][row] == GAP for state in rows.states):
@@ -202,7 +202,8 @@ def _begin(
     seq.num_cached = seq.script.start = start * size
     seq.unfilled = start
     if len(tree.media):
-        seq.script.media = tree.media.hold(key)
+        seq.script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(seq.script.media)
     if anchor.mark is not None:  # not above its parent, and its parent's owner's
         seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
     rows.place(seq.row, start, end)

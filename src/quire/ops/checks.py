@@ -6,6 +6,7 @@ from collections import Counter
 
 from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
+from quire.core.media import MAX_MEDIA
 from quire.core.node import Node
 from quire.core.sparse import sparse_at
 from quire.core.tree import PrefixTree
@@ -46,9 +47,6 @@ def _check_tree(manager: CacheManager) -> None:
         run = len(node.key) // size
         for group in manager.kernel.rows.token_groups:
             _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
-        for sparse in manager.kernel.tree.sparse:
-            wrong = sparse.check(node)
-            _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
         _require(len(node.blocks) == len(manager.pools), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
         _check_children(manager.kernel.tree, node)
@@ -85,9 +83,9 @@ def _check_locks(manager: CacheManager) -> None:
         locks.update(id(node) for node in pin.node.path())
         stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
     for node in manager.kernel.tree.nodes():
-        for group, part in zip(manager.kernel.tree.sparse, node.parts, strict=False):
-            standing = stands[group.index, id(node)]
-            _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
+        for group in manager.kernel.tree.sparse:
+            wrong = group.check(node, stands[group.index, id(node)])
+            _require(not wrong, f"node ending at block {node.end}, group {group.index}: {wrong}")
     pinned = manager.kernel.pins.pinned()
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = locks[id(node)]
@@ -165,8 +163,13 @@ def _check_media(manager: CacheManager) -> None:
         uses.update(counts)
     for seq in manager.sequences.values():
         uses.update(seq.script.media)
-    wrong = manager.kernel.tree.media.check(dict(uses))
-    _require(not wrong, wrong)
+    media = manager.kernel.tree.media
+    _require(media.uses == uses, f"media are used {dict(uses)}, counted {media.uses}")
+    _require(media.idle.keys() == media.contents.keys() - uses.keys(), "unused media are not idle")
+    named = {number: content for content, number in media.numbers.items()}
+    _require(named == media.contents, "media numbers and contents differ")
+    many = len(media.contents) > MAX_MEDIA and media.idle
+    _require(not many, "idle media contents are remembered beyond the limit")
 
 
 def _check_owners(manager: CacheManager, group: int) -> None:
@@ -191,7 +194,7 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
     sparse = sparse_at(tree.sparse, group)
     cached = (
-        sum(len(blocks) - node.parts[sparse.place].guarded for node, blocks in held)
+        sum(sparse.num_cached(node) for node, _ in held)
         if sparse
         else sum(len(blocks) for node, blocks in held if not node.locks)
     )
