@@ -116,7 +116,7 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
             )
             raise TruncateError(msg)
     for state in rows.states:
-        if num_tokens and (in_tail or state.snapshot(node, keep) is None):
+        if num_tokens and (in_tail or state.block_at(node, keep - 1) == GAP):
             msg = (
                 f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
                 f"snapshot of exactly that length; the longest below is "

@@ -209,7 +209,7 @@ def _release_behind(kernel: Kernel, seq: Sequence) -> None:
             window.index,
             seq.row,
             start,
-            max(window.first(seq.computed // rows.block_size), start),
+            max(window.first_of(seq.computed - seq.computed % rows.block_size), start),
         )
         window.pool.release(memoryview(array("i", reversed(slots))))
         slots[:] = memoryview(array("i", [GAP]) * len(slots))

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.sparse import SparseGroup
-from quire.core.states import StateGroup
+from quire.core.sparse import SparseGroup, TableGroup
 from quire.core.tokens import INT32, TOKEN_BYTES, IndexArray, IntArray
 from quire.core.tree import PrefixTree
-from quire.core.windows import WindowGroup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,8 +58,7 @@ class Rows:
         self.version = self.epoch = 0
         self.num_rows = 64
         self.unused = list(range(self.num_rows - 1, -1, -1))
-        self.windows = tuple(each for each in tree.sparse if isinstance(each, WindowGroup))
-        self.states = tuple(each for each in tree.sparse if isinstance(each, StateGroup))
+        self.windows, self.states = tree.windows, tree.states
         without = {state.index for state in self.states}
         self.token_groups = tuple(g for g in range(num_groups) if g not in without)
         self.computed_array = np.zeros(self.num_rows, dtype=INT32)
@@ -114,7 +111,7 @@ class Rows:
         waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
-    def window_at(self, group: int) -> WindowGroup | None:
+    def window_at(self, group: int) -> TableGroup | None:
         """Return the windowed group of this index, if it is one."""
         return next((window for window in self.windows if window.index == group), None)
 

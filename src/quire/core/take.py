@@ -223,10 +223,9 @@ def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
         pool.unshare(source)
     elif rows.computed[seq.row]:
         state = next(each for each in rows.states if each.index == group)
-        snapshot = state.snapshot(seq.node, seq.node.end)
-        if snapshot is None:
+        source = state.block_at(seq.node, seq.node.end - 1)
+        if source == GAP:
             raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
-        source = snapshot
         state.unguard(seq.node)
     else:
         return

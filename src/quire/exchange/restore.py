@@ -100,7 +100,7 @@ class Restore:
         rows, node, row = kernel.rows, self._seq.node, self._seq.row
         for state in rows.states:
             slot = rows.flat[state.index]
-            if self.blocks[state.index] and state.snapshot(node, node.end) is None:
+            if self.blocks[state.index] and state.block_at(node, node.end - 1) == GAP:
                 state.keep(node, slot[row], passing=False)
                 slot[row] = GAP
         if any(rows.flat[state.index][row] == GAP for state in rows.states):
