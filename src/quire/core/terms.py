@@ -7,10 +7,13 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 import msgspec
 
 from quire.core.node import FOREVER, Owner
-from quire.core.settings import ManagerSettings
+from quire.core.policy import Clock
 from quire.errors import ConfigError
 
 MAX_PRIORITY = 100
+
+MAX_SECONDS = 1e9
+"""The longest retention or time to live: about 31 years."""
 
 Reuse: TypeAlias = Literal["unknown", "session", "never"]
 
@@ -85,7 +88,7 @@ class Terms(msgspec.Struct, frozen=True):
 ORDINARY = Terms()
 
 
-def terms_of(settings: ManagerSettings, given: RequestTerms) -> Terms:
+def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
     """Return the terms that a request names, checked; raise `ConfigError`."""
     known = RequestTerms.__annotations__
     unknown = given.keys() - known.keys()
@@ -96,16 +99,29 @@ def terms_of(settings: ManagerSettings, given: RequestTerms) -> Terms:
     hint: object = given.get("hint", NO_HINT)
     if not isinstance(hint, Hint):
         raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
-    settings.check_duration("a hint's ttl_s", hint.ttl_s)
+    check_seconds("a hint's ttl_s", hint.ttl_s, clock)
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
         msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ConfigError(f"{msg}, got {priority!r}")
-    retain_s = settings.check_duration("retain_s", given.get("retain_s"))
+    retain_s = check_seconds("retain_s", given.get("retain_s"), clock)
     if store_until is not None and (type(store_until) is not int or store_until < 0):
         msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"
         raise ConfigError(f"{msg}, got {store_until!r}")
     terms = Terms(priority, retain_s, store_until, hint)
     return ORDINARY if terms == ORDINARY else terms
+
+
+def check_seconds(name: str, seconds: float | None, clock: Clock | None) -> float:
+    """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
+    if seconds is None:
+        return 0.0
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
+        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+        raise ConfigError(f"{msg}, got {seconds!r}")
+    if clock is None:
+        msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
+        raise ConfigError(msg)
+    return seconds
 
 
 def check_session_id(session_id: object) -> None:
