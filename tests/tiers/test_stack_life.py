@@ -310,7 +310,7 @@ stack.store(keys[:1], records[:1])
 if os.fork() == 0:
     sys.exit()  # a forked process has no thread to wait for
 os.wait()
-stack.feeding.begin(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100, 1 << 30)
+stack.feeding.begin(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100)
 """
 
 
