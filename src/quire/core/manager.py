@@ -16,6 +16,7 @@ from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
 from quire.core.pins import Pin
+from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
@@ -33,7 +34,7 @@ class CacheManager(Interruptible):
 
     `num_blocks`  blocks of a single full-attention layer group; or give `groups`
     `block_size`  tokens per block, from 1
-    `policy`      a name in `quire.core.policies.POLICIES`, or a factory of `Policy` objects
+    `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
     `debug`       check every allocation and free, block by block
@@ -51,6 +52,7 @@ class CacheManager(Interruptible):
         block_size: int = 16,
         *,
         groups: Items[LayerGroup] | None = None,
+        policy: str | PolicyFactory = "lru",
         watchers: Items[Watcher] = (),
         **options: Unpack[Options],
     ) -> None:
@@ -60,8 +62,11 @@ class CacheManager(Interruptible):
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
         if not isinstance(groups, tuple | list):
             raise ConfigError(f"groups is a list of LayerGroup objects, got {groups!r}")
+        settings = settings_of(groups, block_size, policy, options)
+        told = [settings.policy] if isinstance(settings.policy, Watcher) else []
         check_watchers(watchers)
-        self._begin(settings_of(groups, block_size, options), watchers)
+        check_watchers(told)
+        self._begin(settings, [*watchers, *told])
 
     def _begin(self, settings: ManagerSettings, watchers: Items[Watcher]) -> None:
         self.settings = settings
@@ -134,8 +139,8 @@ class CacheManager(Interruptible):
         found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
         found = kernel.lookup.accepted(found)
         if deadline:
-            deadline += tree.evictor.now()
-        return kernel.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
+            deadline += tree.order.now()
+        return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
 
     @mutating
     def evict(
@@ -221,7 +226,7 @@ class CacheManager(Interruptible):
             if media:
                 key = kernel.tree.media.encode(raw, media)
             else:
-                check_sign(key[found.match.num_bytes :])
+                check_sign(key[found.num_blocks * kernel.tree.block_bytes :])
             prompt = (key, raw.tobytes() if media else b"")
             seq = take.open_sequence(kernel, scope or NO_SCOPE, prompt, found, wanted)
         except BaseException as error:

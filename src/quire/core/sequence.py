@@ -8,7 +8,6 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
 from quire.core.node import ORDINARY, Node, Terms
-from quire.core.policies import Visit
 from quire.core.rows import Rows
 from quire.core.scope import Scope
 from quire.core.terms import ENDLESS
@@ -51,7 +50,6 @@ class Sequence(msgspec.Struct, eq=False):
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `visit`        what a policy that watches requests was told of it
     `state`        "open", "suspended" or "closed"
     """
 
@@ -67,7 +65,6 @@ class Sequence(msgspec.Struct, eq=False):
     store_until: int = ENDLESS
     private_key: bytes = b""
     unfilled: int = 0
-    visit: Visit | None = None
     state: str = "open"
 
     @property

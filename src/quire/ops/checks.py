@@ -64,10 +64,8 @@ def _check_children(tree: PrefixTree, node: Node) -> None:
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
         )
-    wide = tree.wide(node)
-    if wide is not None:
-        indexed = [first for token in sorted(wide) for first in wide[token]]
-        _require(indexed == sorted(node.children), "the index of children is out of date")
+    names = tree.wide.get(id(node))
+    _require(names in (None, sorted(node.children)), "the index of children is out of date")
 
 
 def _check_locks(manager: CacheManager) -> None:
@@ -105,7 +103,7 @@ def _check_locks(manager: CacheManager) -> None:
 
 
 def _check_policies(manager: CacheManager) -> None:
-    order = list(manager.kernel.tree.evictor.order())
+    order = list(manager.kernel.tree.order.order())
     held = Counter(id(node) for node in order)
     _require(max(held.values(), default=0) <= 1, "a node stands twice in the policies")
     place = {id(node): index for index, node in enumerate(order)}
