@@ -23,7 +23,7 @@ from quire.core.tokens import (
     check_sign,
     key_of,
 )
-from quire.errors import CommitError, SequenceError, TokensError
+from quire.errors import CommitError, ConfigError, SequenceError, TokensError
 
 BLOCKS_AHEAD = 32
 """So many more blocks fit into the extent of every sequence of a batch when one was full."""
@@ -127,9 +127,11 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
     return DecodeBatch(sequences, row_ids, rows)
 
 
-def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
+def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
     """Room for one more token in each, all or nothing."""
     rows = kernel.rows
+    if not isinstance(batch, DecodeBatch):
+        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     if batch.room > 0:
@@ -157,9 +159,11 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
     batch.version = rows.version
 
 
-def commit_step(kernel: Kernel, batch: DecodeBatch, token_ids: TokenIds) -> None:
+def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
     """One token of KV in each; blocks that filled up are published."""
     rows = kernel.rows
+    if not isinstance(batch, DecodeBatch):
+        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     key = key_of(token_ids)
@@ -270,6 +274,8 @@ def _commit_one_by_one(kernel: Kernel, batch: DecodeBatch, key: Key) -> None:
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:
     """Copy the block tables of open sequences out of the rows of one layer group."""
+    if type(pad) is not int or not -(2**31) <= pad < 2**31:
+        raise ConfigError(f"pad must be an int32, got {pad!r}")
     size = rows.block_size
     for seq in seqs:
         seq.fill()

@@ -116,7 +116,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         tree.leave(node, rows.windows)
         node = new
     if seq.script.media:
-        tree.media.stored(key)
+        tree.media.use(tree.media.counts(key))
     node.writer = row if seq.store_until == ENDLESS and not seq.script.media else None
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)

@@ -22,7 +22,7 @@ class Script(msgspec.Struct, gc=False, eq=False):
     `key`         key bytes of the known tokens from `start` on: the part of the prompt that was not cached and,
                   after `resume`, what was computed before; empty once computed. While suspended: all tokens
     `raw`         the prompt's key bytes with the placeholders of its media, if it has any
-    `media`       numbers of these media, which the sequence holds
+    `media`       the numbers of these media, of each of which the sequence is a user
     `branch`      the length up to which other prompts share its tokens, as known at open
     """
 
@@ -30,7 +30,7 @@ class Script(msgspec.Struct, gc=False, eq=False):
     start: int = 0
     key: bytes = b""
     raw: bytes = b""
-    media: tuple[int, ...] = ()
+    media: dict[int, int] = msgspec.field(default_factory=dict[int, int])
     branch: int = 0
 
 

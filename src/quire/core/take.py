@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
+from quire.core.media import MediaItem
 from quire.core.node import ORDINARY, Match, Terms
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import ENDLESS, USUAL, Wanted
-from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.errors import InvariantError
 
 
 def open_sequence(
-    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Match, wanted: Wanted
+    kernel: Kernel,
+    scope: Scope,
+    prompt: tuple[Key, Items[MediaItem]],
+    found: Match,
+    wanted: Wanted,
 ) -> Sequence:
-    """Start a request whose prompt was looked up; see `CacheManager.open`.
-
-    `prompt` is its key, with numbers for media, and its bytes without these, if there are any.
-    """
+    """Start a request whose prompt, a key and its media, was looked up; see `CacheManager.open`."""
     tree, counters = kernel.tree, kernel.counters
-    key, raw = prompt
+    key, items = prompt
     num_tokens = len(key) // TOKEN_BYTES
+    script = Script(num_tokens)
+    if items:
+        script.raw, key = key.tobytes(), tree.media.encode(key, items)
+        script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(script.media)
+    else:
+        check_sign(key[found.num_blocks * tree.block_bytes :])
     missed = kernel.lookup.why(key, found)
     root = tree.root(scope)
     if found.node.parent is None:
@@ -38,8 +49,6 @@ def open_sequence(
         terms = Terms(wanted.priority, wanted.retain_s, owner, wanted.hint)
         if wanted.store_until != ENDLESS:
             store_until = wanted.store_until // kernel.rows.block_size
-    media = tree.media.hold(key) if raw else ()
-    script = Script(num_tokens, raw=raw, media=media)
     rows = kernel.rows
     seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
     seq.store_until = store_until
@@ -197,7 +206,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
     if twin.script.media:
-        tree.media.hold_again(twin.script.media)
+        tree.media.use(twin.script.media)
     if twin.terms.owner is not None:
         twin.terms.owner.num_open += 1
     rows.version += 1

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.media import UsedMedia
+from quire.core.media import MediaTable
 from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
 from quire.core.order import Order
 from quire.core.scope import Scope
@@ -49,7 +49,7 @@ class PrefixTree:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
         self.order = order
-        self.media = UsedMedia()
+        self.media = MediaTable()
         self.sparse = sparse
         self.part_kinds = part_kinds
         self._num_sparse = len(sparse)
@@ -233,7 +233,7 @@ class PrefixTree:
         at = len(node.key) - num_blocks * self.block_bytes
         left = at // self.block_bytes
         if len(self.media):
-            self.media.removed(node.key[at:])
+            self.media.release(self.media.counts(node.key[at:]))
         if left:
             del node.key[at:]
             for ids in node.blocks:

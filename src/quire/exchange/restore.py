@@ -201,7 +201,8 @@ def _begin(
     seq.num_cached = seq.script.start = start * size
     seq.unfilled = start
     if len(tree.media):
-        seq.script.media = tree.media.hold(key)
+        seq.script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(seq.script.media)
     if anchor.mark is not None:  # not above its parent, and its parent's owner's
         seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
     rows.place(seq.row, start, end)
