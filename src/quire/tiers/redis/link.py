@@ -19,6 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from quire.errors import TierError
+from quire.tiers.base import Outcome
 
 LINE_BYTES = 4096
 """Room for what is read ahead: the longest line that a reply may have."""
@@ -48,9 +49,11 @@ class Rubbish(TierError):  # noqa: N818 - reads as what it says
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error that the server answered."""
+    """An error that the server answered; or, not `is_answer`, why there is no answer."""
 
     text: str
+    outcome: Outcome = Outcome.ERROR
+    is_answer: bool = True
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class Value(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
-Reply: TypeAlias = int | str | Failure | Value | None
+Answer: TypeAlias = int | str | Failure | Value | None
 """An integer, a status, an error, a value in a buffer, nothing."""
 
 
@@ -118,13 +121,8 @@ class Link:
         self._wake_at(1)
         return not select.select([self._socket], [], [], 0)[0]
 
-    @property
-    def local_name(self) -> object:
-        """The address of this end."""
-        return self._socket.getsockname()
-
     def exchange(
-        self, requests: Sequence[RedisRequest], deadline: float, replies: list[Reply]
+        self, requests: Sequence[RedisRequest], deadline: float, replies: list[Answer]
     ) -> None:
         """Send commands ahead of their replies and append the replies, in order; end early where a value `is_spent`.
 
@@ -163,7 +161,7 @@ class Link:
             )
             rest = _behind(rest, count)
 
-    def read(self, into: memoryview | None, deadline: float) -> Reply:
+    def read(self, into: memoryview | None, deadline: float) -> Answer:
         """Return the next reply; a value goes into the buffer, as far as that reaches."""
         self._num_owed -= 1
         line = self._line(deadline)

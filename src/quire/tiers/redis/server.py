@@ -8,29 +8,16 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
-
-import msgspec
 
 from quire.errors import InvariantError, TierError
 from quire.tiers.base import Outcome
-from quire.tiers.redis.link import Link, RedisRequest, Reply, remaining
+from quire.tiers.redis.link import Answer, Failure, Link, RedisRequest, remaining
 from quire.tiers.redis.url import Words
 
 RECEIVE_BYTES = 1 << 20
 SEND_BYTES = 1 << 18
 """Asked of the kernel for a socket's two directions. On loopback, less to receive doubles the time of a GET of 64 KiB, and
 more to send that of a SET of 1 MiB: what waits to be sent leaves the processor's cache."""
-
-
-class NoAnswer(msgspec.Struct, frozen=True):
-    """No answer, and why: `TIMEOUT` or `ERROR`."""
-
-    outcome: Outcome
-    reason: str
-
-
-Answer: TypeAlias = Reply | NoAnswer
 
 
 @contextmanager
@@ -67,18 +54,18 @@ class Server:
         self._process = os.getpid()
 
     def ask(self, requests: Sequence[RedisRequest], deadline: float) -> list[Answer]:
-        """Return an answer for each request; after a failure, `NoAnswer` for all that follow it."""
-        answers: list[Reply] = []
+        """Return an answer for each request; after a failure, `Failure` for all that follow it."""
+        answers: list[Answer] = []
         try:
             while len(answers) < len(requests):
                 # What was answered before a failure stays answered.
                 self._ask_over_one(requests[len(answers) :], deadline, answers)
         except TimeoutError:
-            lost = NoAnswer(Outcome.TIMEOUT, "no answer in time")
+            lost = Failure("no answer in time", Outcome.TIMEOUT, is_answer=False)
         except (TierError, OSError) as error:
-            lost = NoAnswer(Outcome.ERROR, str(error))
+            lost = Failure(str(error), is_answer=False)
         else:
-            return [*answers]
+            return answers
         return [*answers, *[lost] * (len(requests) - len(answers))]
 
     def open(self, deadline: float) -> None:
@@ -101,7 +88,7 @@ class Server:
                 )
 
     def _ask_over_one(
-        self, requests: Sequence[RedisRequest], deadline: float, answers: list[Reply]
+        self, requests: Sequence[RedisRequest], deadline: float, answers: list[Answer]
     ) -> None:
         link = self._take(deadline)
         try:

@@ -9,9 +9,8 @@ from typing import Any
 
 from quire.errors import TierError
 from quire.tiers.background import Background
-from quire.tiers.base import Outcome
-from quire.tiers.redis.link import Failure, RedisRequest, command
-from quire.tiers.redis.server import Answer, NoAnswer, Server, tier_errors
+from quire.tiers.redis.link import Answer, Failure, RedisRequest, command
+from quire.tiers.redis.server import Server, tier_errors
 from quire.tiers.redis.url import Words, place_of
 
 MAX_HOPS = 5
@@ -69,7 +68,7 @@ class Servers:
         """Return an answer for each request from the server that has the key of its name."""
         if not self._is_cluster:
             return self._servers[self.home].ask(requests, deadline)
-        answers: list[Answer] = [NoAnswer(Outcome.ERROR, "moved too often")] * len(requests)
+        answers: list[Answer] = [Failure("moved too often")] * len(requests)
         targets = [self.owner_of(name) for name in names]
         asking: set[int] = set()
         pending: Sequence[int] = range(len(requests))
@@ -95,7 +94,7 @@ class Servers:
                         answers[index] = reply
                     if word == "ASK":
                         asking.add(index)
-                    is_stale |= word == "MOVED" or isinstance(reply, NoAnswer)
+                    is_stale |= word == "MOVED" or _is_lost(reply)
             pending = again
             if not pending:
                 break
@@ -142,7 +141,7 @@ class Servers:
         try:
             answers = self._server(target).ask(requests, deadline)
         except TierError as error:
-            return [NoAnswer(Outcome.ERROR, str(error))] * len(batch)
+            return [Failure(str(error), is_answer=False)] * len(batch)
         return [
             answer
             for request, answer in zip(requests, answers, strict=True)
@@ -176,6 +175,10 @@ class Servers:
                 server.close()
         self._refreshed = time.monotonic()
         return False
+
+
+def _is_lost(answer: Answer) -> bool:
+    return isinstance(answer, Failure) and not answer.is_answer
 
 
 def _redirect(answer: Answer, asked: str) -> tuple[str, str]:

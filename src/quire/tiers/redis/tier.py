@@ -8,13 +8,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
-from quire.tiers.redis.link import Failure, RedisRequest, Value, command
-from quire.tiers.redis.server import Answer, NoAnswer, tier_errors
+from quire.tiers.redis.link import Answer, Failure, RedisRequest, Value, command
+from quire.tiers.redis.server import tier_errors
 from quire.tiers.redis.servers import Servers
 from quire.tiers.redis.url import parse_server
 
@@ -24,27 +22,6 @@ ASK_FIRST_BYTES = 128 << 10
 OPEN_TIMEOUT_S = 5.0
 TOUCH_TIMEOUT_S = 0.25
 SCAN_COUNT = 512
-
-
-class ServerInfo(msgspec.Struct, frozen=True):
-    """The figures that a server gives of itself.
-
-    `used_bytes`, `max_bytes`  of its memory; `max_bytes` is -1 where it has no limit
-    `policy`                   what it does when they meet: for instance "noeviction", "allkeys-lru"
-    `evicted`                  keys that made room since it started
-    `mode`                     "standalone" or "cluster"
-    `role`                     "master", or "slave" for a replica, which takes no records
-    """
-
-    name: str
-    version: str
-    mode: str
-    role: str
-    num_keys: int
-    used_bytes: int
-    max_bytes: int
-    policy: str
-    evicted: int
 
 
 class Redis(Tier):
@@ -81,8 +58,9 @@ class Redis(Tier):
         if not 1 <= connections <= 1024:
             raise ConfigError(f"connections are from 1 to 1024, not {connections!r}")
         words, self._is_cluster = parse_server(url)
-        self._db = words["db"]
-        self._ttl_ms = None if ttl_s is None else b"%d" % round(ttl_s * 1000)
+        life = b"%d" % round((ttl_s or 0.0) * 1000)
+        self._life = () if ttl_s is None else (b"PX", life)
+        self._touching = (b"TOUCH",) if ttl_s is None else (b"PEXPIRE", life)
         self._prefix = prefix.encode()
         self._servers = Servers(words, connections, is_cluster=self._is_cluster)
         self._max_bytes = -1
@@ -95,13 +73,8 @@ class Redis(Tier):
 
     def touch(self, keys: Keys) -> None:
         """Renew the time to live, or the server's notion of recent use; the tail first, so that the head is newest."""
-        names = [self._prefix + key.hex().encode() for key in reversed(keys)]
-        deadline = time.monotonic() + TOUCH_TIMEOUT_S
-        if self._ttl_ms is None:
-            requests = [RedisRequest((command(b"TOUCH", name),), (int,)) for name in names]
-        else:
-            requests = [self._renewal(name) for name in names]
-        for answer in self._servers.ask(names, requests, deadline):
+        names = self._names(keys)[::-1]
+        for answer in self._ask(self._touching, names, time.monotonic() + TOUCH_TIMEOUT_S):
             self._failed(answer)
 
     def scan(self) -> Iterator[ListedRecord]:
@@ -110,13 +83,13 @@ class Redis(Tier):
             for keys in self._scan_one(place, client):
                 fresh = [key for key in dict.fromkeys(keys) if key not in seen]
                 seen.update(fresh)
-                for key, size in zip(fresh, self._sizes(fresh), strict=True):
-                    if size:
+                deadline = time.monotonic() + OPEN_TIMEOUT_S
+                sizes = self._ask((b"STRLEN",), self._names(fresh), deadline)
+                for key, size in zip(fresh, sizes, strict=True):
+                    if isinstance(size, Failure) and not size.is_answer:
+                        raise TierError(f"listing failed: {size.text}")
+                    if isinstance(size, int) and size:
                         yield ListedRecord(key, size)
-
-    def servers(self) -> list[ServerInfo]:
-        """Return the figures of each server that holds keys. Raises `TierError`."""
-        return [self._info(*each) for each in self._servers.clients().items()]
 
     def check(self) -> None:
         self._servers.check()
@@ -134,21 +107,22 @@ class Redis(Tier):
         except TierError as error:
             raise TierError(f"{where} cannot be opened: {error}") from None
         name = self._prefix + b"0" * (2 * KEY_BYTES)
-        (answer,) = self._servers.ask([name], [_exists(name)], deadline)
+        (answer,) = self._ask((b"EXISTS",), [name], deadline)
         is_moved = isinstance(answer, Failure) and answer.text.startswith("MOVED ")
-        if isinstance(answer, (Failure, NoAnswer)) and not is_moved:
-            reason = answer.text if isinstance(answer, Failure) else answer.reason
-            raise TierError(f"{where} refuses to look for a key: {reason}")
+        if isinstance(answer, Failure) and not is_moved:
+            raise TierError(f"{where} refuses to look for a key: {answer.text}")
         try:
-            servers = self.servers()
-        except TierError:
+            with tier_errors():
+                infos = [client.info() for client in self._servers.clients().values()]
+                limits = [int(each.get("maxmemory", 0)) for each in infos]
+        except (TierError, TimeoutError):
             # A user that may not ask for INFO: the limit stays unknown.
-            servers = []
-        if is_moved or (not self._is_cluster and any(each.mode == "cluster" for each in servers)):
+            infos, limits = [], []
+        is_node = any(each.get("redis_mode") == "cluster" for each in infos)
+        if is_moved or (is_node and not self._is_cluster):
             raise TierError(
                 f"{where} is a node of a cluster: write redis+cluster:// or rediss+cluster://"
             )
-        limits = [each.max_bytes for each in servers]
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
 
@@ -176,8 +150,7 @@ class Redis(Tier):
             answers.settle(index, self._why_not(answer, keys[index], buffers[index]))
             if answers.outcomes[index] is Outcome.CORRUPT:
                 dropped.append(names[index])
-        if dropped:
-            self._servers.ask(dropped, [_unlink(name) for name in dropped], deadline)
+        self._ask((b"UNLINK",), dropped, deadline)
 
     def _why_not(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
         if answer is None:
@@ -208,16 +181,15 @@ class Redis(Tier):
                 done[i] = Outcome.FULL
             else:
                 done[i] = self._failed(answer) or Outcome.ERROR
-        if self._ttl_ms is not None:
+        if self._life:
             self._keep_present(names, lost_races, deadline, done)
 
     def _keep_present(
         self, names: list[bytes], indices: list[int], deadline: float, done: list[Outcome]
     ) -> None:
         """Set `done` where a record is there already, and renew its time to live; or where the server fails."""
-        asked = [names[i] for i in indices]
-        ask = _exists if self._ttl_ms is None else self._renewal
-        answers = self._servers.ask(asked, [ask(name) for name in asked], deadline)
+        asking = self._touching if self._life else (b"EXISTS",)
+        answers = self._ask(asking, [names[i] for i in indices], deadline)
         for i, answer in zip(indices, answers, strict=True):
             if answer == 1:
                 done[i] = Outcome.PRESENT
@@ -227,20 +199,10 @@ class Redis(Tier):
                 done[i] = self._failed(answer) or Outcome.ERROR
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        names = self._names(keys)
-        answers = self._servers.ask(
-            names, [_exists(name) for name in names], time.monotonic() + timeout_s
-        )
-        self._raise_failure(answers)
-        return [answer == 1 for answer in answers]
+        return [answer == 1 for answer in self._answered(b"EXISTS", keys, timeout_s)]
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
-        names = self._names(keys)
-        self._raise_failure(
-            self._servers.ask(
-                names, [_unlink(name) for name in names], time.monotonic() + timeout_s
-            )
-        )
+        self._answered(b"UNLINK", keys, timeout_s)
 
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, self._max_bytes
@@ -249,13 +211,23 @@ class Redis(Tier):
         return [self._prefix + key.hex().encode() for key in keys]
 
     def _setting(self, name: bytes, record: memoryview) -> RedisRequest:
-        life = () if self._ttl_ms is None else (b"PX", self._ttl_ms)
-        words = command(b"SET", name, b"", b"NX", *life)
+        words = command(b"SET", name, b"", b"NX", *self._life)
         head, _, tail = words.rpartition(b"$0\r\n")
         return RedisRequest((head + b"$%d\r\n" % len(record), record, tail), (str, type(None)))
 
-    def _renewal(self, name: bytes) -> RedisRequest:
-        return RedisRequest((command(b"PEXPIRE", name, self._ttl_ms or b"0"),), (int,))
+    def _ask(
+        self, words: tuple[bytes, ...], names: Sequence[bytes], deadline: float
+    ) -> list[Answer]:
+        """Give a command for each name, which stands behind its first word; it answers with a number."""
+        requests = [RedisRequest((command(words[0], name, *words[1:]),), (int,)) for name in names]
+        return self._servers.ask(names, requests, deadline)
+
+    def _answered(self, word: bytes, keys: Keys, timeout_s: float) -> list[Answer]:
+        """Do the same for keys. Raises `TimeoutError` and `TierError` where one has no answer."""
+        answers = self._ask((word,), self._names(keys), time.monotonic() + timeout_s)
+        for outcome in filter(None, map(self._failed, answers)):
+            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+        return answers
 
     def _scan_one(self, place: str, client: Any) -> Iterator[list[bytes]]:
         """Yield the keys that one server has, in parts; some may come twice."""
@@ -271,59 +243,12 @@ class Redis(Tier):
                 raise TierError(f"{place} cannot be listed: {error or 'no answer'}") from None
             yield [bytes.fromhex(match[1].decode()) for match in matches if match]
 
-    def _sizes(self, keys: list[bytes]) -> list[int]:
-        """Return the bytes of each record; 0 for what is none."""
-        names = self._names(keys)
-        requests = [RedisRequest((command(b"STRLEN", name),), (int,)) for name in names]
-        answers = self._servers.ask(names, requests, time.monotonic() + OPEN_TIMEOUT_S)
-        for answer in answers:
-            if isinstance(answer, NoAnswer):
-                raise TierError(f"listing failed: {answer.reason}")
-        return [answer if isinstance(answer, int) else 0 for answer in answers]
-
-    def _info(self, place: str, client: Any) -> ServerInfo:
-        try:
-            with tier_errors():
-                words = client.info()
-                return ServerInfo(
-                    place,
-                    str(words.get("redis_version", "")),
-                    words.get("redis_mode", ""),
-                    words.get("role", ""),
-                    int(words.get(f"db{self._db}", {}).get("keys", 0)),
-                    int(words.get("used_memory", -1)),
-                    int(words.get("maxmemory", -1)) or -1,
-                    words.get("maxmemory_policy", ""),
-                    int(words.get("evicted_keys", -1)),
-                )
-        except (TierError, TimeoutError) as error:
-            raise TierError(f"{place} gives no INFO: {error or 'no answer'}") from None
-
     def _failed(self, answer: Answer) -> Outcome | None:
         """Note a failure and return its outcome; None for an answer that is none."""
-        if isinstance(answer, NoAnswer):
-            self.last_failure = answer.reason
-            return answer.outcome
-        if isinstance(answer, Failure):
-            self.last_failure = answer.text
-            return Outcome.ERROR
-        return None
-
-    def _raise_failure(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            outcome = self._failed(answer)
-            if outcome is Outcome.TIMEOUT:
-                raise TimeoutError
-            if outcome is not None:
-                raise TierError(self.last_failure)
-
-
-def _exists(name: bytes) -> RedisRequest:
-    return RedisRequest((command(b"EXISTS", name),), (int,))
-
-
-def _unlink(name: bytes) -> RedisRequest:
-    return RedisRequest((command(b"UNLINK", name),), (int,))
+        if not isinstance(answer, Failure):
+            return None
+        self.last_failure = answer.text
+        return answer.outcome
 
 
 def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:
