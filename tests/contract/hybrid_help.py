@@ -3,14 +3,8 @@
 from core_help import generate, run
 
 from quire import ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention, LayerGroup
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import watchers
 
 BLOCK = 4

@@ -5,7 +5,8 @@ from core_help import found, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make
 
 from quire import errors, ops
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention
+from quire.groups import Recurrent, SlidingWindow
 
 FULL = FullAttention()
 KINDS = (FULL, SlidingWindow(6, interval=8), Recurrent(interval=8))

@@ -5,13 +5,8 @@ from core_help import generate, prefill, rejected, run
 from hybrid_help import BLOCK, Ledger, conserved, make
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from quire.ops import TokenMove
 
 FULL = FullAttention()

@@ -10,17 +10,9 @@ from hybrid_help import make, serve_in_pieces
 from interrupt_help import Cut
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    Hint,
-    MediaItem,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention, Hint, MediaItem, Scope
 from quire.exchange import hold, required_blocks, residency, restore
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_events, take_evicted, watchers, what_if
 
 SAMPLES, LONG = 12, 1000

@@ -14,14 +14,8 @@ from hybrid_help import (
 )
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention, LayerGroup
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 FULL = FullAttention()
 

@@ -6,9 +6,10 @@ from core_help import found, prefill, rejected, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
+from quire.core import FullAttention
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
 from quire.exchange import block_hashes, hold, required_blocks, residency, restore
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_evicted, watchers
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()

@@ -6,8 +6,9 @@ from core_help import prefill, run
 from hybrid_help import conserved, make
 
 from quire import ops
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention
 from quire.core.rows import MIN_ARENA, MIN_EXTENT
+from quire.groups import Recurrent, SlidingWindow
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 

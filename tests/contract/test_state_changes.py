@@ -13,7 +13,8 @@ from hybrid_help import (
 )
 
 from quire import errors
-from quire.core import FullAttention, Recurrent
+from quire.core import FullAttention
+from quire.groups import Recurrent
 
 FULL = FullAttention()
 STATES = 1  # the index of the recurrent group

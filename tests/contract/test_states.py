@@ -12,7 +12,8 @@ from hybrid_help import (
 )
 
 from quire import errors
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention
+from quire.groups import Recurrent, SlidingWindow
 
 FULL = FullAttention()
 STATES = 1  # the index of the recurrent group

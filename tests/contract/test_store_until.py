@@ -5,12 +5,8 @@ from core_help import found, generate, prefill, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make, prefill_in_pieces
 
 from quire import errors
-from quire.core import (
-    CacheManager,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention
+from quire.groups import Recurrent, SlidingWindow
 
 KINDS = (FullAttention(), SlidingWindow(6))
 

@@ -13,7 +13,8 @@ from hybrid_help import (
 )
 
 from quire import errors
-from quire.core import ChunkedAttention, FullAttention, SlidingWindow
+from quire.core import FullAttention
+from quire.groups import ChunkedAttention, SlidingWindow
 
 FULL = FullAttention()
 SLIDING = SlidingWindow(8, interval=16)

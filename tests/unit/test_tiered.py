@@ -11,12 +11,13 @@ from watching import watchers
 torch = pytest.importorskip("torch")
 
 from quire import ops  # noqa: E402
-from quire.core import CacheManager, FullAttention, LayerGroup, Scope, SlidingWindow  # noqa: E402
+from quire.core import CacheManager, FullAttention, LayerGroup, Scope  # noqa: E402
 from quire.engines.tiered.cost import PrefillCost  # noqa: E402
 from quire.engines.tiered.opening import open_stack  # noqa: E402
 from quire.engines.tiered.parts import Origin  # noqa: E402
 from quire.engines.tiered.store import TieredStore  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
+from quire.groups import SlidingWindow  # noqa: E402
 from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
 from quire.tensors.payload import ExactForm  # noqa: E402

@@ -2,13 +2,7 @@
 
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
-from quire.core.groups import (
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core.groups import FullAttention, Kind, LayerGroup
 from quire.core.hints import Hint
 from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
@@ -24,21 +18,19 @@ __all__ = [
     "BlockCopy",
     "BlockTables",
     "CacheManager",
-    "ChunkedAttention",
     "DecodeBatch",
     "Entry",
     "FullAttention",
     "Hint",
     "Hit",
+    "Kind",
     "LayerGroup",
     "MediaItem",
     "Pin",
     "Policy",
     "RankedPolicy",
-    "Recurrent",
     "Scope",
     "Sequence",
-    "SlidingWindow",
     "Stats",
     "Watcher",
 ]

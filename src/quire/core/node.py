@@ -29,23 +29,6 @@ class NodePart(msgspec.Struct, gc=False, eq=False):
         raise NotImplementedError
 
 
-class Part(msgspec.Struct, gc=False, eq=False):
-    """A sparse group's share of a node. `NodePart` is a watcher's.
-
-    `guards`   sequences and pins that stand at the end of the node
-    `guarded`  blocks of the part that those references protect
-    `num_held` blocks of the part that are there
-    `listed`   whether it stands among the parts that may have passing blocks
-    `rank`     its eviction class, None while nothing of it can be evicted by itself
-    """
-
-    guards: int = 0
-    guarded: int = 0
-    num_held: int = 0
-    listed: bool = False
-    rank: tuple[bool, int] | None = None
-
-
 class Owner(msgspec.Struct, eq=False):
     """A session, or a single request with a forecast, and the nodes that it alone has used.
 
@@ -155,6 +138,13 @@ class Node(Entry, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
+
+    def holding(self, at: int) -> Node:
+        """Return the node that has block `at` of the path to this one; the root for none."""
+        node = self
+        while node.parent is not None and at < node.parent.end:
+            node = node.parent
+        return node
 
     def path(self) -> list[Node]:
         """Return the nodes from below the root down to this one."""

@@ -201,7 +201,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             if writing:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
-        rows.copy_tail(seq.row, row, in_tail)
+        rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
     tree.hold(twin.node, rows.standing(row))
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
@@ -223,10 +223,9 @@ def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
         pool.unshare(source)
     elif rows.computed[seq.row]:
         state = next(each for each in rows.states if each.index == group)
-        snapshot = state.snapshot(seq.node, seq.node.end)
-        if snapshot is None:
+        source = state.block_at(seq.node, seq.node.end - 1)
+        if source == GAP:
             raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
-        source = snapshot
         state.unguard(seq.node)
     else:
         return

@@ -19,9 +19,8 @@ from quire.core.media import MediaTable
 from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
 from quire.core.order import Order
 from quire.core.scope import Scope
-from quire.core.sparse import SparseGroup
+from quire.core.sparse import SparseGroup, StateGroup, TableGroup
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
-from quire.core.windows import WindowGroup
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; the names of more are kept sorted."""
@@ -53,7 +52,9 @@ class PrefixTree:
         self.sparse = sparse
         self.part_kinds = part_kinds
         self._num_sparse = len(sparse)
-        self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
+        self.windows = tuple(group for group in sparse if isinstance(group, TableGroup))
+        self.states = tuple(group for group in sparse if isinstance(group, StateGroup))
+        self._sinking = [group for group in self.windows if group.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.wide: dict[int, list[bytes]] = {}  # by the id of a node

@@ -47,9 +47,6 @@ def _check_tree(manager: CacheManager) -> None:
         run = len(node.key) // size
         for group in manager.kernel.rows.token_groups:
             _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
-        for sparse in manager.kernel.tree.sparse:
-            wrong = sparse.check(node)
-            _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
         _require(len(node.blocks) == len(manager.pools), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
         _check_children(manager.kernel.tree, node)
@@ -86,9 +83,9 @@ def _check_locks(manager: CacheManager) -> None:
         locks.update(id(node) for node in pin.node.path())
         stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
     for node in manager.kernel.tree.nodes():
-        for group, part in zip(manager.kernel.tree.sparse, node.parts, strict=False):
-            standing = stands[group.index, id(node)]
-            _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
+        for group in manager.kernel.tree.sparse:
+            wrong = group.check(node, stands[group.index, id(node)])
+            _require(not wrong, f"node ending at block {node.end}, group {group.index}: {wrong}")
     pinned = manager.kernel.pins.pinned()
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = locks[id(node)]
@@ -197,7 +194,7 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
     sparse = sparse_at(tree.sparse, group)
     cached = (
-        sum(len(blocks) - node.parts[sparse.place].guarded for node, blocks in held)
+        sum(sparse.num_cached(node) for node, _ in held)
         if sparse
         else sum(len(blocks) for node, blocks in held if not node.locks)
     )

@@ -14,8 +14,6 @@ from quire.core.copies import BlockCopy
 from quire.core.groups import check_count, check_group
 from quire.core.manager import CacheManager
 from quire.core.room import make_room
-from quire.core.sparse import sparse_at
-from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, CopyError
 from quire.interrupts import mutating
@@ -194,10 +192,11 @@ def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     for seq in manager.sequences.values():
         seq.fill()
     names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
-    sparse = sparse_at(manager.kernel.tree.sparse, group)
-    for node in manager.kernel.tree.nodes():
-        if isinstance(sparse, StateGroup):
-            sparse.rename(node, renamed)
+    tree = manager.kernel.tree
+    state = next((each for each in tree.states if each.index == group), None)
+    for node in tree.nodes():
+        if state is not None:
+            state.rename(node, renamed)
         else:
             ids = node.blocks[group]
             ids[:] = array("i", names[np.array(ids, dtype=np.int32)].tolist())

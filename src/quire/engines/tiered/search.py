@@ -5,9 +5,10 @@ from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
-from quire.core import CacheManager, FullAttention, Recurrent
+from quire.core import CacheManager, FullAttention
 from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
+from quire.groups import Recurrent
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
