@@ -69,7 +69,8 @@ def main(num_tokens: int = 512, num_prompts: int = 84) -> None:
                 with_tiers.layout.bytes_per_block * num_tokens // with_tiers.layout.block_size
             )
             _generate(
-                with_tiers, prompts(2 + int(PUT_OFF_SHARE * with_tiers.num_bytes) // per_prompt)
+                with_tiers,
+                prompts(2 + int(PUT_OFF_SHARE * with_tiers.kept.num_bytes) // per_prompt),
             )
             groups = [prompts(1) for _ in range(IN_TURN * num_prompts)]
             before = stack.feeding.passed_over
