@@ -316,6 +316,5 @@ def _duration(seconds: float) -> str:
     """Return a duration for people: 0.4 s, 42 s, 12 min, 3.5 h, 2.1 days."""
     for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if seconds < limit:
-            number = seconds / size
-            return f"{number:.3g} {unit}"
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 86_400:,.3g} days"
