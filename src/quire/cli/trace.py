@@ -176,8 +176,7 @@ def make(
     num_requests: Annotated[int, typer.Option(min=0, help="How many requests.")] = 10_000,
     seed: Seed = 0,
     rate: Annotated[
-        float | None,
-        typer.Option(help="Expected requests per second.", show_default="2"),
+        float | None, typer.Option(help="Expected requests per second.", show_default="2")
     ] = None,
     block_size: BlockSize = 16,
     change: Annotated[
