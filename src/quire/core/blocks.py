@@ -119,6 +119,18 @@ class BlockPool:
         self.ids[start : self._top] = block_ids
         self._top = start
 
+    def release(self, block_ids: memoryview[int]) -> None:
+        """Give up a hold on each of these blocks: those that nobody else holds are given back. Gaps are passed over."""
+        if self.shared or GAP in block_ids:
+            own = array("i")
+            for block in block_ids:
+                if block in self.shared:
+                    self.unshare(block)
+                elif block != GAP:
+                    own.append(block)
+            block_ids = memoryview(own)
+        self.give_back(block_ids)
+
     def cache(self, num_blocks: int) -> None:
         """Active to cached: so many blocks of the tree are referenced by nobody now."""
         self.num_cached += num_blocks

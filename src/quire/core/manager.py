@@ -24,7 +24,7 @@ from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
 from quire.core.terms import USUAL, RequestTerms, wanted_terms
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 
@@ -133,14 +133,11 @@ class CacheManager(Interruptible):
         The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
         many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
         """
-        deadline = self.settings.check_duration("ttl_s", ttl_s)
-        kernel, tree = self.kernel, self.kernel.tree
+        seconds, kernel = self.settings.check_duration("ttl_s", ttl_s), self.kernel
         root, key = self.read(key_of(tokens), scope, media)
-        found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
-        found = kernel.lookup.accepted(found)
-        if deadline:
-            deadline += tree.order.now()
-        return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
+        found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
+        deadline = kernel.tree.order.now() + seconds if seconds else 0.0
+        return kernel.pins.add(kernel.lookup.accepted(found), deadline)
 
     @mutating
     def evict(
@@ -156,11 +153,8 @@ class CacheManager(Interruptible):
         Without tokens the whole scope is dropped. Raises what `probe` raises.
         """
         if tokens is None:
-            if scope is not None:
-                check_scope(scope)
-            return invalidate(self.kernel, self._root(scope), key_of([]))
-        root, key = self.read(key_of(tokens), scope, media)
-        return invalidate(self.kernel, root, key)
+            return invalidate(self.kernel, self._root(scope), EMPTY_KEY)
+        return invalidate(self.kernel, *self.read(key_of(tokens), scope, media))
 
     @mutating
     def reclaim(self, num_blocks: int, group: int | None = None) -> int:
@@ -169,11 +163,11 @@ class CacheManager(Interruptible):
         Without a group, leaves lose their last blocks in every group. In one group with a
         window or a state, blocks go where they are missed least, and the prefixes stay.
         """
-        num_blocks = check_count("num_blocks", num_blocks)
+        num_blocks, sparse = check_count("num_blocks", num_blocks), None
         if group is not None:
             check_group(group, len(self.pools))
+            sparse = sparse_at(self.kernel.tree.sparse, group)
         self.kernel.pins.release_expired()
-        sparse = sparse_at(self.kernel.tree.sparse, group) if group is not None else None
         if sparse is not None:
             return evict_in(self.kernel, sparse, num_blocks)
         return evict(self.kernel, num_blocks)
@@ -194,8 +188,7 @@ class CacheManager(Interruptible):
         Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
         """
         check_session_id(session_id)
-        if scope is not None:
-            check_scope(scope)
+        self._root(scope)
         return self.kernel.owners.end(scope or NO_SCOPE, session_id)
 
     # -- requests --------------------------------------------------------------------------
@@ -427,16 +420,14 @@ class CacheManager(Interruptible):
         """
         if not key:
             raise TokensError("the prompt is empty; a lookup needs at least one token")
-        if scope is not None:
-            check_scope(scope)
-        known = self.kernel.tree.media
+        root, known = self._root(scope), self.kernel.tree.media
         if media is not NO_MEDIA:
             check_media(media, len(key) // TOKEN_BYTES)
         if media:
             key = known.peek(key, media)
         elif len(known):
             check_sign(key)
-        return self._root(scope), key
+        return root, key
 
     def check_known(self, seq: Sequence) -> None:
         """Raise `SequenceError` unless this is a sequence of this manager that was not closed."""
@@ -452,8 +443,10 @@ class CacheManager(Interruptible):
             raise SequenceError(f"{seq!r} is {seq.state}; resume it first")
 
     def _root(self, scope: Scope | None) -> Node:
-        root = self.default_root if scope is None else self.kernel.tree.roots.get(scope)
-        return root if root is not None else Node()
+        if scope is None:
+            return self.default_root
+        check_scope(scope)
+        return self.kernel.tree.roots.get(scope) or Node()
 
     def __repr__(self) -> str:
         pool = self.pools[0]

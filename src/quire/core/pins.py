@@ -9,7 +9,7 @@ from typing import Self
 
 from quire.core.node import Match, Node
 from quire.core.sparse import SparseGroup
-from quire.core.tokens import IntArray, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.core.tree import PrefixTree
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
@@ -92,9 +92,10 @@ class Pins:
         """Return the nodes that pins hold, and how many pins each."""
         return Counter(node for pin in self.held.values() for node in pin.node.path())
 
-    def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
-        """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
+    def add(self, found: Match, deadline: float) -> Pin:
+        """Pin a matched prefix, up to a time in seconds if not 0; raise `PinBudgetExceeded` and change nothing."""
         tree = self._tree
+        num_tokens = found.num_blocks * tree.block_bytes // TOKEN_BYTES
         self.release_expired()
         pinned = self.pinned()
         wanted = self.num_blocks + sum(n for node, n in found.nodes() if node not in pinned)

@@ -13,7 +13,7 @@ from quire.core.sequence import Sequence
 from quire.core.snapshots import keep_if_due
 from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
-from quire.errors import CommitError, CopyError
+from quire.errors import CommitError
 
 NO_IDS = memoryview(array("i"))
 
@@ -211,14 +211,8 @@ def _release_behind(kernel: Kernel, seq: Sequence) -> None:
             start,
             max(window.first_of(seq.computed - seq.computed % rows.block_size), start),
         )
-        for at, block in enumerate(slots):
-            if block == GAP:
-                continue
-            if block in window.pool.shared:
-                window.pool.unshare(block)
-            else:
-                window.pool.give_back(slots[at : at + 1])
-            slots[at] = GAP
+        window.pool.release(memoryview(array("i", reversed(slots))))
+        slots[:] = memoryview(array("i", [GAP]) * len(slots))
 
 
 def check_copies(kernel: Kernel, seq: Sequence) -> None:
@@ -226,19 +220,9 @@ def check_copies(kernel: Kernel, seq: Sequence) -> None:
     computed = kernel.rows.computed[seq.row]
     tail, in_tail = divmod(computed, kernel.rows.block_size)
     for state in kernel.rows.states:
-        _refuse_pending(kernel, state.index, kernel.rows.flat[state.index][seq.row])
-    for group in kernel.rows.token_groups:
-        if in_tail:
-            _refuse_pending(kernel, group, kernel.rows.slots(group, seq.row, tail, tail + 1)[0])
-
-
-def _refuse_pending(kernel: Kernel, group: int, block: int) -> None:
-    if kernel.copies.touches(group, block):
-        msg = (
-            f"block {block} of group {group} waits for a planned copy; call take_copies() "
-            "and do them before the forward whose tokens are committed"
-        )
-        raise CopyError(msg)
+        kernel.copies.check_done(state.index, kernel.rows.flat[state.index][seq.row])
+    for group in kernel.rows.token_groups if in_tail else ():
+        kernel.copies.check_done(group, kernel.rows.slots(group, seq.row, tail, tail + 1)[0])
 
 
 def _refuse(expected: bytes, key: Key, computed: int) -> NoReturn:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from quire.core.blocks import GAP, without_gaps
+from quire.core.blocks import GAP
 from quire.core.give import forget, let_go
 from quire.core.groups import as_int
 from quire.core.kernel import Kernel
@@ -259,7 +259,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
     rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
         table = rows.slots(group, seq.row, start, seq.num_blocks)
-        kernel.pools[group].give_back(without_gaps(table))
+        kernel.pools[group].release(table)
     rows.capacity[seq.row] = seq.published
     let_go(kernel, seq)
     kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
