@@ -7,6 +7,7 @@ from hybrid_help import (
     Ledger,
     conserved,
     counts,
+    held,
     make,
     prefill_in_pieces,
     serve_in_pieces,
@@ -14,8 +15,9 @@ from hybrid_help import (
 )
 
 from quire import errors, ops
-from quire.core import CacheManager, FullAttention, LayerGroup
-from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention, Kind, LayerGroup
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow, WindowKind
+from quire.groups.states import SnapshotGroup
 
 FULL = FullAttention()
 
@@ -46,7 +48,7 @@ def test_sinks_are_at_most_the_window(sinks):
         make(("g", 8, SlidingWindow(8, sinks=sinks)))
 
 
-@pytest.mark.parametrize("kind", ["full", None, 8, FullAttention])
+@pytest.mark.parametrize("kind", ["full", None, 8, FullAttention, Kind()])
 def test_a_kind_is_one_of_the_kinds(kind):
     with pytest.raises(errors.ConfigError):
         make(("g", 8, kind))
@@ -150,6 +152,62 @@ def test_a_model_of_sliding_layers_alone_computes_more_than_its_pool():
     serve_in_pieces(manager, run(0, 400), 8)
     assert conserved(manager)
     assert found(manager, run(0, 400)) == 400
+
+
+# -- kinds from outside --------------------------------------------------------------------
+
+
+class Stepped(WindowKind, frozen=True):
+    """A window of 8 tokens that moves on by whole steps."""
+
+    step: int
+
+    @property
+    def span(self):
+        return 8 + self.step
+
+    def first_block(self, num_tokens, block_size):
+        return max(num_tokens - 8, 0) // self.step * self.step // block_size
+
+    def check(self, name):
+        if self.step < 1:
+            raise errors.ConfigError(f"step of group {name!r} is {self.step}")
+
+
+class Doubling(Kind, frozen=True):
+    """A state of which snapshots are kept at the powers of two."""
+
+    def group(self, site):
+        return DoublingGroup(site, None)
+
+    def blocks_for(self, num_tokens, block_size):
+        return num_tokens.bit_length()
+
+
+class DoublingGroup(SnapshotGroup):
+    def due(self, start, stop):
+        return [1 << power for power in range(20) if 4 <= 1 << power < stop]
+
+
+def test_a_kind_from_outside_checks_itself_and_makes_its_group():
+    with pytest.raises(errors.ConfigError, match="step of group 'g' is 0"):
+        make(("g", 8, Stepped(0)))
+    manager = make(("full", 64, FULL), ("stepped", 12, Stepped(12)), sub_block=False)
+    seq = prefill(manager, run(0, 40))
+    assert held(seq, 1) == [6, 7, 8, 9]
+    manager.close(seq)
+    squeeze(manager, 1000, 8)
+    assert [found(manager, run(0, n)) for n in (40, 36, 32, 28)] == [40, 36, 32, 0]
+    assert conserved(manager)
+
+
+def test_states_are_kept_where_a_kind_from_outside_says():
+    manager = make(("full", 64, FULL), ("states", 8, Doubling()))
+    seq = manager.open(run(0, 40))
+    assert manager.stops(seq) == [4, 8, 16, 32, 36]
+    manager.close(seq)
+    serve_in_pieces(manager, run(0, 40))
+    assert [found(manager, run(0, n)) for n in (40, 36, 32, 28, 16)] == [36, 36, 32, 16, 16]
 
 
 # -- counting ------------------------------------------------------------------------------
