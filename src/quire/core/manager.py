@@ -287,16 +287,6 @@ class CacheManager(Interruptible):
             raise
 
     @mutating
-    def stop_storing(self, seq: Sequence) -> None:
-        """Publish nothing of this sequence from its next block on (a part not to be reused).
-
-        Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        seq.store_until = 0
-        seq.node.writer = None
-
-    @mutating
     def suspend(self, seq: Sequence) -> None:
         """Preempt: private blocks are freed, published ones are cached until evicted."""
         self.check_open(seq)

@@ -102,7 +102,8 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     for state in rows.states:
         ids[state.index] = NO_IDS
     if (
-        node.locks == 1
+        seq.number  # what a restore brings is a node of its own: windows are kept at its end
+        and node.locks == 1
         and not node.children
         and node.parent is not None
         and tree.order.alike(node, seq.terms)
