@@ -125,8 +125,7 @@ def evict(
     place: Place,
     *,
     to: Annotated[
-        str | None,
-        typer.Option(help="Keep so much, the records used last.", show_default=False),
+        str | None, typer.Option(help="Keep so much, the records used last.", show_default=False)
     ] = None,
     scope: Scope = None,
     prefix: Prefix = None,

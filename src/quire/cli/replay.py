@@ -56,12 +56,10 @@ def replay(
         bool, typer.Option("--concurrent", help="Let requests overlap, and wait for room.")
     ] = False,
     prefill_rate: Annotated[
-        float | None,
-        typer.Option(help="Prompt tokens per second of a request, with --concurrent."),
+        float | None, typer.Option(help="Prompt tokens per second of a request, with --concurrent.")
     ] = None,
     decode_rate: Annotated[
-        float | None,
-        typer.Option(help="Output tokens per second of a request, with --concurrent."),
+        float | None, typer.Option(help="Output tokens per second of a request, with --concurrent.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Replays at a time.", show_default="CPU cores")

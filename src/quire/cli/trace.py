@@ -176,8 +176,7 @@ def make(
     num_requests: Annotated[int, typer.Option(min=0, help="How many requests.")] = 10_000,
     seed: Seed = 0,
     rate: Annotated[
-        float | None,
-        typer.Option(help="Expected requests per second.", show_default="2"),
+        float | None, typer.Option(help="Expected requests per second.", show_default="2")
     ] = None,
     block_size: BlockSize = 16,
     change: Annotated[
@@ -316,6 +315,5 @@ def _duration(seconds: float) -> str:
     """Return a duration for people: 0.4 s, 42 s, 12 min, 3.5 h, 2.1 days."""
     for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if seconds < limit:
-            number = seconds / size
-            return f"{number:.3g} {unit}"
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 86_400:,.3g} days"

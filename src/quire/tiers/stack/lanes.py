@@ -50,10 +50,6 @@ class Lanes(ABC):
         """Seconds, from any start."""
 
     @abstractmethod
-    def cpu_s(self) -> float:
-        """Seconds of processor time that this process has used, all threads together."""
-
-    @abstractmethod
     def signal(self) -> Signal:
         """Return a new signal, not set."""
 
@@ -88,9 +84,6 @@ class ThreadLanes(Lanes):
 
     def now(self) -> float:
         return self._clock()
-
-    def cpu_s(self) -> float:
-        return time.process_time()
 
     def signal(self) -> Signal:
         return _Event()
