@@ -10,7 +10,6 @@ from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_count, check_group
-from quire.core.hints import check_session_id
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
@@ -23,7 +22,7 @@ from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import USUAL, RequestTerms, wanted_terms
+from quire.core.terms import ORDINARY, RequestTerms, check_seconds, check_session_id, terms_of
 from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
@@ -133,7 +132,7 @@ class CacheManager(Interruptible):
         The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
         many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
         """
-        seconds, kernel = self.settings.check_duration("ttl_s", ttl_s), self.kernel
+        seconds, kernel = check_seconds("ttl_s", ttl_s, self.settings.clock), self.kernel
         root, key = self.read(key_of(tokens), scope, media)
         found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
         deadline = kernel.tree.order.now() + seconds if seconds else 0.0
@@ -204,11 +203,11 @@ class CacheManager(Interruptible):
         """Start a request: reference what is cached of its prompt.
 
         At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
-        `RequestTerms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         kernel = self.kernel
-        wanted = wanted_terms(self.settings, terms) if terms else USUAL
+        wanted = terms_of(self.settings.clock, terms) if terms else ORDINARY
         key = given = key_of(tokens)
         root = self.default_root
         if scope is not None or media is not NO_MEDIA or len(kernel.tree.media) or not key:
@@ -285,16 +284,6 @@ class CacheManager(Interruptible):
         except BaseException as error:
             self.cut_off("close", error)
             raise
-
-    @mutating
-    def stop_storing(self, seq: Sequence) -> None:
-        """Publish nothing of this sequence from its next block on (a part not to be reused).
-
-        Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        seq.store_until = 0
-        seq.node.writer = None
 
     @mutating
     def suspend(self, seq: Sequence) -> None:

@@ -15,8 +15,11 @@ Tick: TypeAlias = Callable[[], int]
 Capacity: TypeAlias = Callable[[], int]
 """Blocks of the pool as it is now; of several pools, of the smallest one."""
 
-WHOLE = 1 << 31
-"""More blocks than an entry has: all of a victim may go."""
+Clock: TypeAlias = Callable[[], float]
+"""Seconds, rising."""
+
+ENDLESS = 1 << 31
+"""More blocks than there are: all of them."""
 
 Rank: TypeAlias = tuple[float, int]
 """A value, and the tick at which an entry got it: no two are equal."""
@@ -129,7 +132,7 @@ class RankedPolicy(Policy):
         while heap:
             rank, _, entry = heap[0]
             if entry.note is rank and entry.evictable:
-                return entry, WHOLE
+                return entry, ENDLESS
             heapq.heappop(heap)
         return None
 

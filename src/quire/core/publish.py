@@ -9,9 +9,9 @@ from typing import NoReturn
 from quire.core.blocks import GAP, without_gaps
 from quire.core.kernel import Kernel
 from quire.core.node import NO_CHILDREN, Node
+from quire.core.policy import ENDLESS
 from quire.core.sequence import Sequence
 from quire.core.snapshots import keep_if_due
-from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
 from quire.errors import CommitError
 
@@ -102,7 +102,8 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     for state in rows.states:
         ids[state.index] = NO_IDS
     if (
-        node.locks == 1
+        seq.number  # what a restore brings is a node of its own: windows are kept at its end
+        and node.locks == 1
         and not node.children
         and node.parent is not None
         and tree.order.alike(node, seq.terms)

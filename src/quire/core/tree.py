@@ -16,10 +16,11 @@ from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
 from quire.core.media import MediaTable
-from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
+from quire.core.node import NO_CHILDREN, Match, Node, NodePart
 from quire.core.order import Order
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup, StateGroup, TableGroup
+from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 
 SCAN_CHILDREN = 8

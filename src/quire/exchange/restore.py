@@ -28,11 +28,12 @@ from quire.core.groups import as_int
 from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match, Terms
+from quire.core.node import Match
 from quire.core.publish import enter
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
+from quire.core.terms import Terms
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
