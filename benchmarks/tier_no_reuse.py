@@ -23,7 +23,7 @@ from quire import PrefixCache
 from quire.bench.hf_models import quire_tiny
 from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.tiers import Disk, Host, TierStack
-from quire.tiers.stack.lanes import ThreadLanes
+from quire.tiers.stack.lanes import Lanes
 
 WARM_UP = 3
 """Rounds whose times do not count."""
@@ -79,7 +79,7 @@ def main(num_tokens: int = 512, num_prompts: int = 84) -> None:
             print(f"of {len(groups)} prompts without an end {passed_over} were not stored")
 
 
-class Turns(ThreadLanes):
+class Turns(Lanes):
     """Threads of tiers for which no time passes when it is not their turn. Before they begin anything they look
     at the clock; there they wait."""
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import TypeVar
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Lanes, Signal, Work
+from quire.tiers.stack.lanes import Lanes, Work
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class SimulatedLanes(Lanes):
         self._ready.append(task)
         self.give_way(task)
 
-    def signal(self) -> Signal:
+    def signal(self) -> _Signal:
         return _Signal(self)
 
     def lock(self) -> AbstractContextManager[object]:
@@ -191,7 +191,7 @@ class SimulatedLanes(Lanes):
         self._resume(self._pick())
 
 
-class _Signal(Signal):
+class _Signal:
     def __init__(self, lanes: SimulatedLanes) -> None:
         self._lanes = lanes
         self._is_set = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Unpack
 
+from quire.config import check_count
 from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
-from quire.core.groups import LayerGroup, check_count, check_group
+from quire.core.groups import LayerGroup, check_group
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
@@ -284,16 +285,6 @@ class CacheManager(Interruptible):
         except BaseException as error:
             self.cut_off("close", error)
             raise
-
-    @mutating
-    def stop_storing(self, seq: Sequence) -> None:
-        """Publish nothing of this sequence from its next block on (a part not to be reused).
-
-        Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        seq.store_until = 0
-        seq.node.writer = None
 
     @mutating
     def suspend(self, seq: Sequence) -> None:

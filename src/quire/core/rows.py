@@ -157,26 +157,6 @@ class Rows:
         base = (row * self.block_size + at) * TOKEN_BYTES
         self.tail_bytes[base : base + len(key)] = key
 
-    def check(self) -> str:
-        """Return what is wrong with the extents, or nothing."""
-        used = [(self.offset[r] + self.ends[r] - n, n) for r, n in enumerate(self.sizes) if n]
-        waiting = [(at, size) for size, starts in self.waiting.items() for at in starts]
-        end = 0
-        for start, size in sorted(used + waiting):
-            if start != end:
-                return f"an extent starts at {start}, the one before ends at {end}"
-            end += size
-        if end != self.top or end > self.arena_size:
-            return f"extents end at {end} of {self.arena_size}, {self.top} were given out"
-        if any(self.sizes[row] for row in self.unused):
-            return "an unused row has an extent"
-        num_used = sum(self.sizes)
-        if self.arena_size > max(MIN_ARENA, 4 * num_used):
-            return f"an arena of {self.arena_size} for {num_used} entries in use"
-        if any(len(self.flat[group]) != self.arena_size for group in self.token_groups):
-            return "the groups have arenas of different sizes"
-        return ""
-
     def _new_extent(self, size: int, more: int) -> int:
         """Return where an extent starts that was not used yet, when so many entries more will be in use."""
         if self.top + size > self.arena_size:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Keys
-from quire.tiers.stack.lanes import Deadline, LaneJob, Signal, TierLane, Work
+from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane, Work
 from quire.tiers.stack.level import Shared
 from quire.tiers.stack.placing import Placing
 
@@ -39,7 +39,7 @@ class Fed:
         self.patience = Deadline(feeding.lanes, PATIENCE_S)
         self._feeding = feeding
         self._work = work
-        self._done: Signal = feeding.lanes.signal()
+        self._done = feeding.lanes.signal()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it is done, or was dropped. It is done next."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Fetch
-from quire.tiers.stack.lanes import Deadline, LaneJob, Signal, TierLane
+from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.reading import Reader
 
@@ -37,7 +37,7 @@ class Prefetch:
         self._keys = list(keys)
         self._sizes = list(sizes)
         self._owner = owner
-        self._done: Signal = owner.shared.lanes.signal()
+        self._done = owner.shared.lanes.signal()
         self._fetch: Fetch | None = None
         self._is_over = False
 
