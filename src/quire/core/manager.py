@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Unpack
 
+from quire.config import check_count
 from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
-from quire.core.groups import LayerGroup, check_count, check_group
+from quire.core.groups import LayerGroup, check_group
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
