@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.errors import InvariantError
-from quire.tiers.base import Keys, Outcome
+from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
 from quire.tiers.stack.lanes import Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
