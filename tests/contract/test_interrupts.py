@@ -95,7 +95,6 @@ CALLS = {
     "take_copies": lambda w: w.m.take_copies(),
     "tables": lambda w: w.m.tables([w.a, w.e]),
     "block_ids": lambda w: w.e.block_ids(),
-    "stop_storing": lambda w: w.m.stop_storing(w.c),
     "draft": lambda w: ops.draft(w.m, w.f, 3),
     "compact": lambda w: ops.compact(w.m),
     "resize": lambda w: ops.resize(w.m, {"full": 34}),

@@ -266,9 +266,6 @@ class Old:
     def resume(self, name):
         return self.manager.resume(self.seqs[name])
 
-    def stop_storing(self, name):
-        return self.manager.stop_storing(self.seqs[name])
-
     def stops(self, name):
         return self.manager.stops(self.seqs[name])
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from quire.core.hints import FOREVER, NO_HINT, Hint
 from quire.core.policy import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
+
+FOREVER = float("inf")
+"""Seconds that do not run out."""
 
 
 class NodePart(msgspec.Struct, gc=False, eq=False):
@@ -40,24 +42,6 @@ class Owner(msgspec.Struct, eq=False):
     nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, "Node"])
     num_open: int = 0
     due: float = FOREVER
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The terms on which the blocks of a request are kept.
-
-    `priority`   blocks of a higher one are evicted later
-    `retain_s`   seconds after its last use for which a path is evicted only when all else is gone; 0 for none
-    `owner`      of the nodes that it stores
-    `hint`       its caller's forecast of their reuse
-    """
-
-    priority: int = 0
-    retain_s: float = 0.0
-    owner: Owner | None = None
-    hint: Hint = NO_HINT
-
-
-ORDINARY = Terms()
 
 
 class Mark(msgspec.Struct, gc=False, eq=False):

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from quire.core.policy import WHOLE, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
 from quire.errors import ConfigError
 
 GROUP = "quire.policies"
@@ -74,7 +74,7 @@ class Lru(Policy):
 
     def victim(self) -> tuple[Entry, int] | None:
         oldest = self._ends.newer
-        return None if oldest is self._ends or oldest is None else (oldest, WHOLE)
+        return None if oldest is self._ends or oldest is None else (oldest, ENDLESS)
 
     def order(self) -> Iterator[Entry]:
         entry = self._ends.newer
@@ -100,7 +100,6 @@ class Fifo(RankedPolicy):
         super().released(entry)
 
     def referenced(self, entry: Entry) -> None:
-        super().referenced(entry)
         entry.uses = entry.end
 
 

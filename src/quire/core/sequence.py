@@ -10,10 +10,11 @@ import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
-from quire.core.node import ORDINARY, Node, Terms
+from quire.core.node import Node
+from quire.core.policy import ENDLESS
 from quire.core.rows import Rows
 from quire.core.scope import Scope
-from quire.core.terms import ENDLESS
+from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.interrupts import mutating
 

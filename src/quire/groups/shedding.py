@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from quire.core.hints import FOREVER
-from quire.core.node import Node
+from quire.core.node import FOREVER, Node
 from quire.core.sparse import Drop, Site, SparseGroup, Tell
 
 Queue: TypeAlias = OrderedDict[Node, None]

@@ -8,6 +8,7 @@ from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
 from quire.core.media import MAX_MEDIA
 from quire.core.node import Node
+from quire.core.rows import MIN_ARENA, Rows
 from quire.core.sparse import sparse_at
 from quire.core.tree import PrefixTree
 from quire.errors import InvariantError
@@ -25,8 +26,7 @@ def check(manager: CacheManager) -> None:
     _check_policies(manager)
     _check_sequences(manager)
     _check_media(manager)
-    wrong = manager.kernel.rows.check()
-    _require(not wrong, f"rows: {wrong}")
+    check_rows(manager.kernel.rows)
     for group in range(len(manager.pools)):
         _check_owners(manager, group)
 
@@ -154,6 +154,23 @@ def _check_sequences(manager: CacheManager) -> None:
             lacks = window.lacks(seq.node, first, seq.node.end)
             _require(not lacks, f"group {window.index} lost a block of a running window")
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
+
+
+def check_rows(rows: Rows) -> None:
+    """Extents lie one behind the other, and the arena is not much larger than what is used of it."""
+    used = [(rows.offset[r] + rows.ends[r] - n, n) for r, n in enumerate(rows.sizes) if n]
+    waiting = [(at, size) for size, starts in rows.waiting.items() for at in starts]
+    end = 0
+    for start, size in sorted(used + waiting):
+        _require(start == end, f"an extent starts at {start}, the one before ends at {end}")
+        end += size
+    _require(end == rows.top <= rows.arena_size, f"extents end at {end}, {rows.top} were given out")
+    _require(not any(rows.sizes[row] for row in rows.unused), "an unused row has an extent")
+    num_used = sum(rows.sizes)
+    fits = rows.arena_size <= max(MIN_ARENA, 4 * num_used)
+    _require(fits, f"an arena of {rows.arena_size} for {num_used} entries in use")
+    sizes = {len(rows.flat[group]) for group in rows.token_groups}
+    _require(sizes <= {rows.arena_size}, "the groups have arenas of different sizes")
 
 
 def _check_media(manager: CacheManager) -> None:

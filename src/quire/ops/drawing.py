@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.hints import FOREVER
 from quire.core.manager import CacheManager
-from quire.core.node import Node
+from quire.core.node import FOREVER, Node
 from quire.core.sequence import Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import array_of

@@ -11,7 +11,7 @@ import msgspec
 
 from quire import ops
 from quire.core import CacheManager, Hint, Scope, Stats
-from quire.core.hints import NO_HINT
+from quire.core.terms import NO_HINT
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
 from quire.engines.hf.inputs import read_plan

@@ -17,7 +17,7 @@ from quire.core import (
     Sequence,
 )
 from quire.core.groups import Kind
-from quire.core.hints import NO_HINT, Hint
+from quire.core.terms import NO_HINT, Hint
 from quire.engines.hf.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks

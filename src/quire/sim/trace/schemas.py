@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from quire.core.hints import Hint
+from quire.core.terms import Hint
 from quire.errors import TraceError
 
 MAX_TOKENS = 1 << 27

@@ -14,7 +14,7 @@ replaced in the request's list by another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from quire.tiers.base import Keys, Outcome
@@ -86,9 +86,7 @@ class Fetch:
     """Keys that one request wants. `pending` counts those that may still come.
 
     `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
-
-    `when_done`  called once, when nothing is pending any more, of a fetch in the background: nobody waits, so each
-                 tier has all the time that there is; set before it begins
+    `is_patient`  nobody waits for it, so each tier has all the time that there is
     """
 
     def __init__(
@@ -97,7 +95,10 @@ class Fetch:
         keys: Keys,
         buffers: list[memoryview],
         deadline: Deadline,
+        *,
+        is_patient: bool = False,
     ) -> None:
+        self.is_patient = is_patient
         self.keys = keys
         self.buffers = buffers
         self.deadline = deadline
@@ -108,9 +109,6 @@ class Fetch:
         self.spans: dict[int, Span] = {}
         self.signal = shared.lanes.signal()
         self.is_over = False
-        self._is_told = False
-        self._lock = shared.lock
-        self.when_done: Callable[[Fetch], None] | None = None
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Keep a hit, or the first cause that is more than absence. The lock is held."""
@@ -125,12 +123,3 @@ class Fetch:
         for index in indices:
             self.outcomes[index] = self.causes.get(index, Outcome.ABSENT)
         self.pending -= len(indices)
-
-    def wake(self) -> None:
-        """Tell whoever waits that something changed. The lock is not held."""
-        with self._lock:
-            when_done = None if self.pending or self._is_told else self.when_done
-            self._is_told |= when_done is not None
-        self.signal.set()
-        if when_done is not None:
-            when_done(self)

@@ -80,12 +80,12 @@ class Reader:
             self._ask(fetch, level, by_level[level])
 
     def wait(self, fetch: Fetch) -> None:
-        """Return when every key has an outcome, or the deadline has passed. For the fetch's one caller."""
+        """Return when every key has an outcome, the deadline has passed, or another thread has ended it."""
         lock = self._shared.lock
         while True:
             fetch.signal.clear()
             with lock:
-                if not fetch.pending:
+                if not fetch.pending or (fetch.is_over and not fetch.tickets):
                     fetch.is_over = True
                     return
                 tickets = list(fetch.tickets)
@@ -107,6 +107,7 @@ class Reader:
             tickets = list(fetch.tickets)
         for ticket in tickets:
             self._give_up(ticket)
+        fetch.signal.set()
 
     def check(self) -> None:
         """Verify that what is in flight is wanted or being read; raises `InvariantError`."""
@@ -139,7 +140,7 @@ class Reader:
             with self._shared.lock:
                 if not fetch.is_over:
                     fetch.miss(indices)
-            fetch.wake()
+            fetch.signal.set()
             return
         chunks = self._tickets(fetch, level, indices)
         for chunk in chunks:
@@ -150,7 +151,7 @@ class Reader:
                     fetch, LaneJob(lambda c=chunk: self._run(c), self._dropper(chunk))
                 )
         if chunks:
-            fetch.wake()
+            fetch.signal.set()
 
     def _tickets(self, fetch: Fetch, level: Level, indices: list[int]) -> list[Chunk]:
         """Join the chunks that are on their way, and return new ones for the rest."""
@@ -191,7 +192,7 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
-        if fetch.when_done is not None:
+        if fetch.is_patient:
             return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):
@@ -282,7 +283,7 @@ class Reader:
             if missed:
                 self._ask(fetch, chunk.level.index + 1, missed)
             else:
-                fetch.wake()
+                fetch.signal.set()
 
     def _land(self, chunk: Chunk, state: ChunkState = ChunkState.DONE) -> None:
         """Let nobody join a chunk any more. The lock is held."""

@@ -16,7 +16,7 @@ from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sea
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, ThreadLanes, Work, close_at_exit
+from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import TierLookup
 from quire.tiers.stack.placing import Bits, Placing
@@ -54,7 +54,7 @@ class TierStack:
         self.tiers = tuple(tiers)
         self.settings = settings or StackSettings()
         self.names = tier_names(tiers, self.settings)
-        shared = self._shared = Shared(lanes or ThreadLanes(), self.settings)
+        shared = self._shared = Shared(lanes or Lanes(), self.settings)
         self._open_lanes = [2 for _ in tiers]
         self._all_closed = [shared.lanes.signal() for _ in tiers]
         self._levels = [
