@@ -7,7 +7,8 @@ from collections.abc import Sequence as Items
 
 import msgspec
 
-from quire.core.groups import Kind, LayerGroup, check_count
+from quire.config import check_count
+from quire.core.groups import Kind, LayerGroup
 from quire.errors import ConfigError
 
 EXPECTED_TOKENS = 8192

@@ -37,7 +37,7 @@ def test_an_unstored_part_beyond_the_prompt_holds_for_generated_tokens(manager):
 
 
 def test_a_request_that_is_not_stored_may_still_hit(hybrid):
-    ledger = Ledger(hybrid, *KINDS)
+    ledger = Ledger(hybrid)
     hybrid.close(ledger.prefill(run(0, 16)))
     seq = ledger.prefill(run(0, 24), store_until=0)
     assert seq.num_cached == 16
@@ -49,7 +49,7 @@ def test_a_request_that_is_not_stored_may_still_hit(hybrid):
 
 def test_a_request_that_is_not_stored_computes_more_than_its_windowed_pool():
     manager = make(("full", 400, KINDS[0]), ("sliding", 6, KINDS[1]))
-    ledger = Ledger(manager, *KINDS)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 6), store_until=0)
     for token in range(300):
         ledger.generate(seq, [token])
@@ -60,7 +60,7 @@ def test_a_request_that_is_not_stored_computes_more_than_its_windowed_pool():
 
 
 def test_an_unstored_request_beside_a_stored_one_reads_its_own_blocks(hybrid):
-    ledger = Ledger(hybrid, *KINDS)
+    ledger = Ledger(hybrid)
     seqs = [
         hybrid.open(run(0, 20), store_until=0),
         hybrid.open(run(0, 20)),

@@ -166,23 +166,18 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
     Blocks that this sequence published and nobody else uses leave the tree; what it found
     cached stays, except a block that it goes on writing to.
     """
-    tree = kernel.tree
-    node = seq.node
+    tree, node = kernel.tree, seq.node
     own = keep if in_tail else max(keep, seq.num_cached // kernel.rows.block_size)
-    while node.end > keep and node.parent is not None:
-        parent, start = node.parent, node.start
+    while (parent := node.parent) is not None and node.end > keep:
         if node.locks == 1 and not node.children and node.end > own:
-            _withdraw(kernel, seq, node, max(own, start), freed_from=keep + (in_tail > 0))
-            if start >= own:
-                node = parent
-            continue
-        if start < keep:
-            parent = tree.split(node, keep - start)
-        below = node
-        while below is not parent:
-            tree.unlock(below)
-            assert below.parent is not None
-            below = below.parent
+            first = max(own, parent.end)
+            _withdraw(kernel, seq, node, first, freed_from=keep + (in_tail > 0))
+            if first > parent.end:
+                continue
+        else:
+            if parent.end < keep:
+                parent = tree.split(node, keep - parent.end)
+            tree.unlock(node)
         node = parent
     seq.node = node
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
-from typing import SupportsIndex
 
 import msgspec
 
+from quire.config import check_count
 from quire.core.sparse import Site, SparseGroup
 from quire.errors import ConfigError
-
-MAX_COUNT = 2**31 - 1
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -54,53 +51,25 @@ class LayerGroup(msgspec.Struct, frozen=True):
     kind: Kind = FullAttention()
 
 
-def check_groups(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
-    """Return the groups as a tuple; raise `ConfigError` if one cannot work."""
+def check_groups(groups: Sequence[LayerGroup]) -> None:
+    """Raise `ConfigError` unless these groups can work together."""
     if not groups:
         raise ConfigError("groups is empty; a cache needs at least one layer group")
     for group in groups:
-        if not isinstance(group, LayerGroup) or not isinstance(group.kind, Kind):  # pyright: ignore[reportUnnecessaryIsInstance]
-            msg = "groups are LayerGroup objects whose kind is a Kind, FullAttention() for instance"
+        known = isinstance(group, LayerGroup) and isinstance(group.kind, Kind)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not known or type(group.kind) is Kind:
+            msg = "groups are LayerGroup objects of some Kind, FullAttention() for instance"
             raise ConfigError(f"{msg}; got {group!r}")
-    names = [group.name for group in groups]
-    for name in names:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the name of a layer group is a text, got {name!r}")
-    if len(set(names)) != len(names):
-        raise ConfigError(f"layer groups must have distinct names, got {names}")
-    for group in groups:
+        if not isinstance(group.name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"the name of a layer group is a text, got {group.name!r}")
         check_count("num_blocks", group.num_blocks)
         group.kind.check(group.name)
-    return tuple(groups)
-
-
-def check_count(name: str, value: object, *, limit: int = MAX_COUNT) -> int:
-    """Return a positive integer setting; raise `ConfigError` if it is none."""
-    if type(value) is not int:
-        value = as_int(name, value)
-    if not 1 <= value <= limit:
-        raise ConfigError(f"{name} must be from 1 to {limit}, got {value}")
-    return value
+    names = [group.name for group in groups]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"layer groups must have distinct names, got {names}")
 
 
 def check_group(group: int, num_groups: int) -> None:
     """Raise `ConfigError` unless a layer group of this index exists."""
     if type(group) is not int or not 0 <= group < num_groups:
         raise ConfigError(f"layer group {group} does not exist; there are 0 to {num_groups - 1}")
-
-
-def check_tokens(group: str, name: str, value: object) -> None:
-    """Raise `ConfigError` unless a number of tokens in a group's kind is one."""
-    if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        msg = f"{name} of group {group!r} must be an integer from 1 to {MAX_COUNT} tokens"
-        raise ConfigError(f"{msg}, got {value!r}")
-
-
-def as_int(name: str, value: object) -> int:
-    """Return an integer of another type (NumPy's, say) as an int."""
-    try:
-        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-            return index(value)
-    except TypeError:  # an array of several, say
-        pass
-    raise ConfigError(f"{name} must be an integer, got {value!r}")

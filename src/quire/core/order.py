@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from quire.core.node import FOREVER, Mark, Node, Owner
-from quire.core.policy import Capacity, Clock, Policy, PolicyFactory
+from quire.core.policy import Capacity, Clock, LazyHeap, Policy, PolicyFactory
 from quire.core.terms import Terms
 from quire.errors import ConfigError
 
@@ -36,8 +36,7 @@ class Order:
         self._tick = count().__next__
         self._latest = 0.0
         self._classes: dict[tuple[int, int], Policy] = {}
-        self._due: list[tuple[float, int, Node | Owner]] = []
-        self._max_due = 64
+        self._due = LazyHeap[tuple[float, int, Node | Owner]](_is_there)
         try:
             self._plain = self._policy_of((PLAIN, 0))
         except TypeError as error:
@@ -89,7 +88,7 @@ class Order:
         if was_done != (due <= now):
             self._refile(owner.nodes.values())
         elif now < due < FOREVER:
-            self._push(due, owner)
+            self._due.push((due, self._tick(), owner))
 
     # -- uses ----------------------------------------------------------------------------
 
@@ -113,14 +112,12 @@ class Order:
         self._holder(node).exposed(node)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper` took over the head of `lower`, which is cached or referenced."""
+        """`upper` took over the head of `lower`, which is cached or referenced; who cut it references it next."""
         upper.uses, upper.note, mark = lower.uses, lower.note, lower.mark
         if mark is not None:
             self._mark(upper, Mark(mark.priority, mark.keep_until, mark.owner, mark.policy))
         if not lower.locks:
             self._holder(lower).split(upper, lower)
-            if mark is not None and mark.is_due:
-                self._remind(upper)
 
     def gone(self, node: Node) -> None:
         """A node left the tree."""
@@ -131,7 +128,7 @@ class Order:
 
     def victim(self) -> tuple[Node, int] | None:
         """Return the node to take blocks from next and how many may go; None when nothing is cached."""
-        if self._due:
+        if self._due.items:
             self._expire()
         for policy in self._policies:
             found = policy.victim()
@@ -141,7 +138,7 @@ class Order:
 
     def order(self) -> Iterator[Node]:
         """Iterate over the cached nodes that policies hold, class by class, coldest first."""
-        if self._due:
+        if self._due.items:
             self._expire()
         for policy in self._policies:
             yield from policy.order()  # pyright: ignore[reportReturnType]
@@ -161,7 +158,9 @@ class Order:
         """Return the class that a node belongs to now, and look at it again when its retention ends."""
         now = self.now()
         if mark.keep_until > now:
-            self._remind(node)
+            if not mark.is_due:
+                mark.is_due = True
+                self._due.push((mark.keep_until, self._tick(), node))
             return RETAINED, mark.priority
         return SPENT if mark.owner is not None and mark.owner.due <= now else PLAIN, mark.priority
 
@@ -195,27 +194,12 @@ class Order:
                 mark.policy = policy
                 policy.returned(node)
 
-    # -- what is due ---------------------------------------------------------------------
-
-    def _remind(self, node: Node) -> None:
-        mark = node.mark
-        if mark is not None and not mark.is_due:
-            mark.is_due = True
-            self._push(mark.keep_until, node)
-
-    def _push(self, due: float, item: Node | Owner) -> None:
-        if len(self._due) >= self._max_due:
-            self._due = [each for each in self._due if _is_there(each[2])]
-            heapq.heapify(self._due)
-            self._max_due = max(64, 2 * len(self._due))
-        heapq.heappush(self._due, (due, self._tick(), item))
-
     def _expire(self) -> None:
         """Look again at what is due: retention that ended, owners that are done."""
         now = self.now()
         nodes: list[Node] = []
-        while self._due and self._due[0][0] <= now:
-            item = heapq.heappop(self._due)[2]
+        while (first := self._due.first()) is not None and first[0] <= now:
+            item = heapq.heappop(self._due.items)[2]
             if isinstance(item, Owner):
                 nodes += item.nodes.values() if item.due <= now else ()
             elif item.mark is not None:
@@ -226,7 +210,8 @@ class Order:
         self._refile(nodes)
 
 
-def _is_there(item: Node | Owner) -> bool:
+def _is_there(entry: tuple[float, int, Node | Owner]) -> bool:
+    item = entry[2]
     return bool(item.nodes) if isinstance(item, Owner) else item.mark is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from operator import attrgetter
 from typing import Self
 
 from quire.core.node import Match, Node
@@ -49,12 +49,7 @@ class Pin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -121,7 +116,9 @@ class Pins:
 
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
-        timed = sorted((pin for pin in self.held.values() if pin.deadline), key=_deadline)
+        timed = sorted(
+            (pin for pin in self.held.values() if pin.deadline), key=attrgetter("deadline")
+        )
         now = self._tree.order.now() if timed else 0.0
         return [pin for pin in timed if pin.deadline <= now]
 
@@ -155,7 +152,3 @@ class Pins:
                 f", the budget is {budget}"
             )
             raise group.pool.shortage(what, wanted, MEND, PinBudgetExceeded)
-
-
-def _deadline(pin: Pin) -> float:
-    return pin.deadline

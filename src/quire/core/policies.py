@@ -100,7 +100,6 @@ class Fifo(RankedPolicy):
         super().released(entry)
 
     def referenced(self, entry: Entry) -> None:
-        super().referenced(entry)
         entry.uses = entry.end
 
 

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Sequence as Items
 from typing import NoReturn
 
-from quire.core.blocks import GAP, without_gaps
+from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
-from quire.core.node import NO_CHILDREN, Node
+from quire.core.node import Node
 from quire.core.policy import ENDLESS
 from quire.core.sequence import Sequence
 from quire.core.snapshots import keep_if_due
@@ -88,12 +88,13 @@ def publish(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
 
 def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     """Enter the sequence's next blocks into the tree; return how many of them were not there."""
-    tree, rows, row = kernel.tree, kernel.rows, seq.row
+    tree, rows, row, size = kernel.tree, kernel.rows, seq.row, kernel.tree.block_bytes
     node = seq.node
-    first = b""
-    if node.children is not NO_CHILDREN:
-        first, key, num_blocks = _follow(kernel, seq, key, num_blocks)
-        node = seq.node
+    if node.children and key[:size].tobytes() in node.children:
+        found = tree.match(node, key, len(key))
+        _rebase(kernel, seq, tree.node_at(found))
+        node, num_blocks = seq.node, num_blocks - found.num_blocks
+        key = key[found.num_blocks * size :]
         if not num_blocks:
             return 0
     start = node.end
@@ -111,8 +112,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         tree.extend(node, key, ids)
     else:
         blocks = tuple(array("i", each.tobytes()) for each in ids)
-        first = first or key[: tree.block_bytes].tobytes()
-        new = seq.node = tree.add(node, first, key, blocks, seq.terms)
+        new = seq.node = tree.add(node, key, blocks, seq.terms)
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
@@ -122,23 +122,6 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)
     return num_blocks
-
-
-def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
-    """Take over the tree's blocks as far as it has these tokens.
-
-    Returns what is left of them: the first block, all bytes, and the number of blocks.
-    """
-    tree, first = kernel.tree, b""
-    while num_blocks:
-        first = key[: tree.block_bytes].tobytes()
-        if first not in seq.node.children:
-            break
-        found = tree.match(seq.node, key, len(key))
-        key = key[found.num_blocks * tree.block_bytes :]
-        num_blocks -= found.num_blocks
-        _rebase(kernel, seq, tree.node_at(found))
-    return first, key, num_blocks
 
 
 def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
@@ -151,7 +134,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.give_back(without_gaps(slots))
+            pool.release(slots)
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -203,15 +186,11 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
 
 def _release_behind(kernel: Kernel, seq: Sequence) -> None:
     """Free unpublished blocks that lie behind the windows of a sequence."""
-    rows = kernel.rows
-    for window in rows.windows:
+    whole = seq.computed - seq.computed % kernel.rows.block_size
+    for window in kernel.rows.windows:
         start = max(seq.node.end, window.num_sinks)
-        slots = rows.slots(
-            window.index,
-            seq.row,
-            start,
-            max(window.first_of(seq.computed - seq.computed % rows.block_size), start),
-        )
+        stop = max(window.first_of(whole), start)
+        slots = kernel.rows.slots(window.index, seq.row, start, stop)
         window.pool.release(memoryview(array("i", reversed(slots))))
         slots[:] = memoryview(array("i", [GAP]) * len(slots))
 

@@ -158,7 +158,9 @@ def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
         blocks = range(node.end - num_blocks, node.end)
         for tell in kernel.watchers.leaving:
             tell(node, blocks, None, why)
-    kernel.tree.drop_tail(node, num_blocks)
+    for g, pool in kernel.tree.full:
+        pool.drop(memoryview(node.blocks[g])[-num_blocks:])
+    kernel.tree.cut_tail(node, num_blocks)
 
 
 def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:

@@ -7,8 +7,8 @@ from typing import TypedDict
 
 import msgspec
 
-from quire.config import nearest
-from quire.core.groups import LayerGroup, check_count, check_groups
+from quire.config import check_count, nearest
+from quire.core.groups import LayerGroup, check_groups
 from quire.core.policies import factory_of
 from quire.core.policy import Clock, PolicyFactory
 from quire.errors import ConfigError

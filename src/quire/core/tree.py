@@ -34,8 +34,8 @@ class PrefixTree:
     """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
 
     A lookup compares tokens at memcmp speed and changes nothing. The tree tells the pools of the
-    full groups when a run is referenced for the first time (`lock`), no more (`unlock`) or dropped
-    (`drop_tail`); sparse groups hear of all changes and tell their own pools.
+    full groups when a run is referenced for the first time (`lock`) and no more (`unlock`); sparse
+    groups hear of all changes and tell their own pools.
     """
 
     def __init__(
@@ -187,10 +187,9 @@ class PrefixTree:
         for group in groups if node.parent is not None else ():
             group.unguard(node)
 
-    def add(
-        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], terms: Terms
-    ) -> Node:
+    def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], terms: Terms) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
+        first = key[: self.block_bytes].tobytes()
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
         if terms is not ORDINARY:
             self.order.stored(node, terms)
@@ -200,9 +199,8 @@ class PrefixTree:
             parent.children = {first: node}
         else:
             parent.children[first] = node
-            wide = self.wide.get(id(parent)) if self.wide else None
-            if wide is not None:
-                insort(wide, first)
+            if id(parent) in self.wide:
+                insort(self.wide[id(parent)], first)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -218,12 +216,6 @@ class PrefixTree:
         node.end += num_blocks
         for group in self.sparse:
             group.extended(node, num_blocks)
-
-    def drop_tail(self, node: Node, num_blocks: int) -> None:
-        """Free the last blocks of a cached leaf; the node goes with its last block."""
-        for g, pool in self.full:
-            pool.drop(memoryview(node.blocks[g])[-num_blocks:])
-        self.cut_tail(node, num_blocks)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> None:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
@@ -276,14 +268,11 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes but the roots, parents first, in order of insertion."""
-        stack = [
-            child
-            for root in reversed(self.roots.values())
-            for child in reversed(root.children.values())
-        ]
+        stack = [*reversed(self.roots.values())]
         while stack:
             node = stack.pop()
-            yield node
+            if node.parent is not None:
+                yield node
             stack.extend(reversed(node.children.values()))
 
     def _forget_roots(self) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from quire.core.groups import check_count, check_group
+from quire.config import check_count
+from quire.core.groups import check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Match

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from quire.config import as_int
 from quire.core.blocks import GAP
 from quire.core.give import forget, let_go
-from quire.core.groups import as_int
 from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
@@ -192,9 +192,7 @@ def _begin(
         match.node = root
     anchor = tree.node_at(match)
     tree.hold(anchor, tree.sparse)
-    node = anchor
-    while node.parent is not None and node.start >= start:
-        node = node.parent
+    node = anchor.holding(start - 1)
     if node.end > start:
         node = tree.split(node, start - node.start)
     end, size = len(key) // tree.block_bytes, manager.block_size

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import lcm
 from typing import ClassVar
 
-from quire.core.groups import Kind, check_tokens
+from quire.config import MAX_COUNT
+from quire.core.groups import Kind
 from quire.core.sparse import Site
 from quire.errors import ConfigError
 from quire.groups.states import SnapshotGroup
@@ -49,12 +50,12 @@ class SlidingWindow(WindowKind, frozen=True):
         return before // block_size if before > 0 else 0
 
     def check(self, name: str) -> None:
-        check_tokens(name, "window", self.window)
+        _check_tokens(name, "window", self.window)
         if type(self.sinks) is not int or not 0 <= self.sinks <= self.window:
             msg = f"sinks of group {name!r} must be from 0 to its window of {self.window} tokens"
             raise ConfigError(f"{msg}, got {self.sinks!r}")
         if self.interval is not None:
-            check_tokens(name, "interval", self.interval)
+            _check_tokens(name, "interval", self.interval)
 
 
 class ChunkedAttention(WindowKind, frozen=True):
@@ -78,7 +79,7 @@ class ChunkedAttention(WindowKind, frozen=True):
         return end // period * period
 
     def check(self, name: str) -> None:
-        check_tokens(name, "chunk", self.chunk)
+        _check_tokens(name, "chunk", self.chunk)
 
 
 class Recurrent(Kind, frozen=True):
@@ -102,4 +103,11 @@ class Recurrent(Kind, frozen=True):
 
     def check(self, name: str) -> None:
         if self.interval is not None:
-            check_tokens(name, "interval", self.interval)
+            _check_tokens(name, "interval", self.interval)
+
+
+def _check_tokens(group: str, name: str, value: object) -> None:
+    """Raise `ConfigError` unless a number of tokens in a group's kind is one."""
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        msg = f"{name} of group {group!r} must be an integer from 1 to {MAX_COUNT} tokens"
+        raise ConfigError(f"{msg}, got {value!r}")

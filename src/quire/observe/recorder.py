@@ -16,8 +16,8 @@ from typing import Self
 
 import msgspec
 
+from quire.config import check_count
 from quire.core import Hint, Sequence, Watcher
-from quire.core.groups import check_count
 from quire.core.kernel import Kernel
 from quire.core.media import MediaTable
 from quire.core.stats import Missed

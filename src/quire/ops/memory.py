@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from quire.config import check_count
 from quire.core.blocks import GAP, BlockPool
 from quire.core.copies import BlockCopy
-from quire.core.groups import check_count, check_group
+from quire.core.groups import check_group
 from quire.core.manager import CacheManager
 from quire.core.room import make_room
 from quire.core.tokens import IntArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from quire.core.groups import check_count
+from quire.config import check_count
 from quire.core.media import MediaItem
 from quire.core.scope import Scope, check_scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
