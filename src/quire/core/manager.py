@@ -113,8 +113,7 @@ class CacheManager(Interruptible):
 
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """
-        key = key_of(tokens)
-        root = self.default_root
+        root, key = self.default_root, key_of(tokens)
         if scope is not None or media is not NO_MEDIA or len(self.kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         return self.kernel.lookup.hit(root, key)
@@ -188,7 +187,7 @@ class CacheManager(Interruptible):
         Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
         """
         check_session_id(session_id)
-        self._root(scope)
+        check_scope(NO_SCOPE if scope is None else scope)
         return self.kernel.owners.end(scope or NO_SCOPE, session_id)
 
     # -- requests --------------------------------------------------------------------------
@@ -209,8 +208,8 @@ class CacheManager(Interruptible):
         """
         kernel = self.kernel
         wanted = terms_of(self.settings.clock, terms) if terms else ORDINARY
-        key = given = key_of(tokens)
-        root = self.default_root
+        root, given = self.default_root, key_of(tokens)
+        key = given
         if scope is not None or media is not NO_MEDIA or len(kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         check_fits(kernel, len(key) // TOKEN_BYTES)
@@ -334,9 +333,9 @@ class CacheManager(Interruptible):
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
 
-        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
-        next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
-        `ConfigError`, `SequenceError`.
+        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the next
+        token. A kernel must not read there: every number from 0 on is somebody's block. Raises `ConfigError`,
+        `SequenceError`.
         """
         if not isinstance(seqs, tuple | list):
             raise SequenceError(f"tables of a list of sequences, got {seqs!r}")
