@@ -101,8 +101,9 @@ class EventLog(Watcher):
 
     def _parent(self, node: Node) -> bytes | None:
         above = node.parent
-        is_root = above is None or above.parent is None
-        return None if is_root else self._digests.of(above)[-1]
+        if above is None or above.parent is None:
+            return None
+        return self._digests.of(above)[-1]
 
     def _add(self, event: Event) -> None:
         if len(self._events) >= MAX_EVENTS:
