@@ -83,9 +83,11 @@ def inspect(
             soft_wrap=False,
         )
     try:
-        show(console, state, text=text or bool(state.get("text_is_bytes")))
+        with console.capture() as drawn:
+            show(console, state, text=text or bool(state.get("text_is_bytes")))
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
+    console.file.write(drawn.get())
 
 
 def _inspect_tier(place: str, *, top: int, report: Path | None, as_json: bool) -> None:

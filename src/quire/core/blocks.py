@@ -17,11 +17,6 @@ GAP = -1
 """Stands in a list of blocks where there is none."""
 
 
-def without_gaps(ids: memoryview[int]) -> memoryview[int]:
-    """Return the blocks of a list that are there."""
-    return memoryview(array("i", [block for block in ids if block != GAP])) if GAP in ids else ids
-
-
 class BlockPool:
     """The physical blocks of one layer group, `name`.
 

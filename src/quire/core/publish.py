@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence as Items
 from typing import NoReturn
 
-from quire.core.blocks import GAP, without_gaps
+from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
 from quire.core.node import Node
 from quire.core.policy import ENDLESS
@@ -134,7 +134,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.give_back(without_gaps(slots))
+            pool.release(slots)
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))

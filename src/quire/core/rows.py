@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.sparse import SparseGroup, TableGroup
-from quire.core.tokens import INT32, TOKEN_BYTES, IndexArray, IntArray
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
 from quire.core.tree import PrefixTree
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Rows:
 
     `computed`, `capacity`  int32 [rows], tokens
     `flat[group]`           int32 [arena], block ids; of a recurrent group [rows], its state, -1 for none
-    `offset`, `ends`        intp [rows], entries of the arena and blocks; `sizes` those of the extent
+    `offset`, `ends`        int32 [rows], entries of the arena and blocks; `sizes` those of the extent
+    `numbers`               int32 [4, rows], these four together
     `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
     `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
                             but the recurrent ones
@@ -61,10 +62,7 @@ class Rows:
         self.windows, self.states = tree.windows, tree.states
         without = {state.index for state in self.states}
         self.token_groups = tuple(g for g in range(num_groups) if g not in without)
-        self.computed_array = np.zeros(self.num_rows, dtype=INT32)
-        self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
-        self.offset_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
-        self.ends_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
+        self.numbers = np.zeros((4, self.num_rows), dtype=INT32)
         self.tails = np.zeros((self.num_rows, self.block_size), dtype=INT32)
         self.sizes = [0] * self.num_rows
         sizes = [MIN_ARENA if g in self.token_groups else self.num_rows for g in range(num_groups)]
@@ -201,10 +199,7 @@ class Rows:
         """Have twice as many rows."""
         more = self.num_rows
         self.unused[:0] = range(2 * more - 1, more - 1, -1)
-        self.computed_array = _grown(self.computed_array, more)
-        self.capacity_array = _grown(self.capacity_array, more)
-        self.offset_array = _grown(self.offset_array, more)
-        self.ends_array = _grown(self.ends_array, more)
+        self.numbers = np.hstack((self.numbers, np.zeros((4, more), dtype=INT32)))
         self.tails = _grown(self.tails, more)
         self.sizes += [0] * more
         for state in self.states:
@@ -214,10 +209,9 @@ class Rows:
         self._view()
 
     def _view(self) -> None:
-        self.computed: memoryview[int] = self.computed_array.data
-        self.capacity: memoryview[int] = self.capacity_array.data
-        self.offset: memoryview[int] = self.offset_array.data
-        self.ends: memoryview[int] = self.ends_array.data
+        self.computed_array, self.capacity_array, self.offset_array, self.ends_array = self.numbers
+        views: list[memoryview[int]] = [row.data for row in self.numbers]
+        self.computed, self.capacity, self.offset, self.ends = views
         self.flat_tails = self.tails.reshape(-1)
         self.tail_bytes: memoryview[int] = self.flat_tails.data.cast("B")
         self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]

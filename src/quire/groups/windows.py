@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from quire.core.blocks import GAP, without_gaps
+from quire.core.blocks import GAP
 from quire.core.groups import Kind
 from quire.core.node import Node
 from quire.core.sparse import Site, Standing, TableGroup, Tell
@@ -237,7 +237,7 @@ class WindowGroup(SheddingGroup, TableGroup):
         part: WindowPart = node.parts[self.place]
         ids = node.blocks[self.index]
         if part.num_held == node.num_blocks:
-            self.pool.give_back(without_gaps(own))
+            self.pool.release(own)
             own[:] = memoryview(ids)
             return
         mine, merged = np.array(own, dtype=INT32), self._array(node)
