@@ -99,12 +99,6 @@ class TokenLedger:
         self.pads = self.pads[picked]
         self.origins = self.origins[picked]
 
-    def repeat(self, repeats: int) -> None:
-        """Make `repeats` neighbouring rows out of each row."""
-        self._tokens = self._tokens.repeat_interleave(repeats, dim=0)
-        self.pads = self.pads.repeat(repeats)
-        self.origins = self.origins.repeat(repeats)
-
     def rows(self) -> list[npt.NDArray[np.int32]]:
         """Return the known tokens of each row, without padding, on the host."""
         known = self.tokens.cpu().numpy().astype(np.int32)
