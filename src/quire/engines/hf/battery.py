@@ -1,6 +1,6 @@
 """Requests to a tiny twin of a model, with quire and without, before its KV is reused."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,17 +36,18 @@ Asked = tuple[str, Sequence[torch.Tensor], int]
 """A request: what it checks, its rows without padding, and the padding of the longest."""
 
 
-def check_kind(model: Any, *, needs_twin: bool) -> int | None:
+def check_kind(model: Any, make_cache: Callable[..., Any], *, needs_twin: bool) -> int | None:
     """Raise `UnsupportedModel` unless a random-weight twin of `model` passes the whole battery.
 
     Returns the column from which rows behind padding differ from rows alone; None: nowhere. Takes a
     second or less, whatever the model's size, and nothing for a kind asked before. Leaves the model
-    and the state of torch's random numbers alone. `needs_twin`: refuse where none can be built.
+    and the state of torch's random numbers alone. `make_cache` is `PrefixCache`; `needs_twin`: refuse
+    where no twin can be built.
     """
     config = model.config
     values = repr({**config.to_dict(), "attention": _attention(config)})
     kind = cast("Any", type(model))
-    verdict = _verdict(_Kind(kind, values, config))
+    verdict = _verdict(_Kind(kind, values, config, make_cache))
     name = f"{model_type(config)} ({kind.__name__})"
     if verdict.refused is not None:
         raise UnsupportedModel(
@@ -62,19 +63,17 @@ def check_kind(model: Any, *, needs_twin: bool) -> int | None:
     return verdict.padded_below
 
 
-def ask(model: Any, requests: Iterable[Asked]) -> str | None:
+def ask(make_cache: Callable[..., Any], model: Any, requests: Iterable[Asked]) -> str | None:
     """Make requests to `model` through quire; return the first that differs from its rows alone.
 
     With the distance of the logits and the limit, or the error that was raised. None: all are right.
     """
-    from quire.engines.hf.cache import PrefixCache  # noqa: PLC0415 - which asks this
-
     try:
         names = [group.name for group in probe_model(model, 1)[1].groups]
     except QuireError as error:
         return f"a short check: {error}"
     # Fresh memory is not a number, so that whatever looks at it shows.
-    cache = PrefixCache(model, dict.fromkeys(names, _NUM_BLOCKS), 1, verify=None, debug=True)
+    cache = make_cache(model, dict.fromkeys(names, _NUM_BLOCKS), 1, verify=None, debug=True)
     for check, rows, padding in requests:
         alone = [_generate(model, *_padded([row], 0)) for row in rows]
         try:
@@ -137,6 +136,7 @@ class _Kind:
     model_class: Any
     values: str
     config: Any = field(compare=False, repr=False)
+    make_cache: Callable[..., Any] = field(compare=False, repr=False)
 
 
 @lru_cache(maxsize=128)
@@ -149,28 +149,29 @@ def _verdict(kind: _Kind) -> _Verdict:
             _generate(twin, *_padded([_Texts(twin)(1, _LENGTH)], 0))
         except Exception as error:  # noqa: BLE001 - a config may be anything
             return _Verdict(unchecked=f"{type(error).__name__}: {error}")
-        verdict = _asked(twin, kind.config)
+        verdict = _asked(twin, kind)
         if verdict.refused is None:
             break
     for seed in _MORE_SEEDS if verdict.padded_below else ():
         twin = twin_of(kind.model_class, kind.config, seed)
-        if (refused := ask(twin, _rows_alone(twin))) is not None:
+        if (refused := ask(kind.make_cache, twin, _rows_alone(twin))) is not None:
             return _Verdict(refused=refused)
     return verdict
 
 
-def _asked(twin: Any, config: Any) -> _Verdict:
-    refused = ask(twin, _rows_alone(twin))
+def _asked(twin: Any, kind: _Kind) -> _Verdict:
+    refused = ask(kind.make_cache, twin, _rows_alone(twin))
     if refused is not None:
         return _Verdict(refused=refused)
-    refused = ask(twin, _batches(_Texts(twin), _LENGTH))
+    refused = ask(kind.make_cache, twin, _batches(_Texts(twin), _LENGTH))
     if refused is None:
         return _Verdict()
     # A threshold that counts padding does nothing to texts that are shorter than it.
     below = [
         length
-        for length, near in distances(config).items()
-        if near >= _SHORTEST and ask(twin, _batches(_Texts(twin), near - _NUM_NEW)) is None
+        for length, near in distances(kind.config).items()
+        if near >= _SHORTEST
+        and ask(kind.make_cache, twin, _batches(_Texts(twin), near - _NUM_NEW)) is None
     ]
     return _Verdict(padded_below=max(below)) if below else _Verdict(refused=refused)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import msgspec
 
 from quire import ops
-from quire.core import CacheManager, Hint, Scope, Stats
-from quire.core.hints import NO_HINT
+from quire.core import CacheManager, Scope, Stats
+from quire.core.terms import RequestTerms
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
-from quire.engines.hf.inputs import read_plan
+from quire.engines.hf.inputs import read_plan, taken_terms
 from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_settings
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Named
@@ -23,7 +23,6 @@ from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.request import recorded, returned
 from quire.engines.hf.sight import Sight
-from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
@@ -94,7 +93,9 @@ class PrefixCache(ModelFace):
         self._turn = Turn()
         verify, before = settings.get("verify", "probe"), Sight(model)
         kinds, computed = probe_model(model, block_size)
-        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
+        below = (
+            None if verify is None else check_kind(model, PrefixCache, needs_twin=verify != "first")
+        )
         computed = computed.with_interval(settings.get("snapshot_interval"))
         self.kept = KeptBlocks(model, computed, capacity, settings, before)
         debug = settings.get("debug", False)
@@ -113,10 +114,6 @@ class PrefixCache(ModelFace):
         attention_mask: Any = None,
         media: Named | None = None,
         scope: Scope | None = None,
-        priority: int = 0,
-        retain_s: float | None = None,
-        store_until: int | None = None,
-        hint: Hint = NO_HINT,
         **arguments: Any,
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
@@ -146,6 +143,7 @@ class PrefixCache(ModelFace):
         prompt (recurrent layers), which are kept on the way.
         """
         calls, started = self._calls, self._calls.clock()
+        terms = taken_terms(arguments)
         prompts = calls.prompts(input_ids, attention_mask, arguments)
         found = calls.media.read(prompts, arguments, media)
         plan = read_plan(self.model, calls.signatures, prompts, arguments)
@@ -157,8 +155,7 @@ class PrefixCache(ModelFace):
             )
         if calls.first is not None:
             calls.first.admit(found)
-        terms = OpenTerms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
-        with calls.opened(prompts, found, terms) as request:
+        with calls.opened(prompts, found, scope, terms) as request:
             making = calls.making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
                 past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
@@ -189,10 +186,7 @@ class PrefixCache(ModelFace):
         attention_mask: Any = None,
         media: Named = (),
         scope: Scope | None = None,
-        priority: int = 0,
-        retain_s: float | None = None,
-        store_until: int | None = None,
-        hint: Hint = NO_HINT,
+        **terms: Unpack[RequestTerms],
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
 
@@ -233,10 +227,7 @@ class PrefixCache(ModelFace):
             declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
             if calls.first is not None:
                 calls.first.admit(declared, is_session=True)
-            terms = OpenTerms(
-                self.kept.identity.scope(scope), priority, retain_s, store_until, hint
-            )
-            with calls.opened(prompts, declared, terms) as request:
+            with calls.opened(prompts, declared, scope, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()
                 recorder = calls.recorder(request, past, calls.is_same_model(request))

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from quire.core import Scope
+from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader
 from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
-from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
@@ -99,10 +100,11 @@ class Calls:
 
     @contextmanager
     def opened(
-        self, prompts: Prompts, media: Media, terms: OpenTerms
+        self, prompts: Prompts, media: Media, scope: Scope | None, terms: RequestTerms
     ) -> Generator[Request, None, None]:
         """Open the sequences of a call, and close them at the end of the block."""
-        request = Request(self._kept.store, prompts, media, terms)
+        bound = self._kept.identity.scope(scope)
+        request = Request(self._kept.store, prompts, media, bound, **terms)
         try:
             yield request
         finally:
@@ -112,7 +114,7 @@ class Calls:
 
     def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
         """Return a function that tells whether the model is the one that a call began with."""
-        bound = request.terms.scope
+        bound = request.scope
         return lambda: self._kept.identity.is_unchanged(bound, by_itself=by_itself)
 
     def recorder(
@@ -121,7 +123,7 @@ class Calls:
         """Return the recorder of a call's working cache."""
         check = None
         if self.first is not None and request.num_reused:
-            check = self.first.check(request.prompts, request.media, request.terms.scope.lora)
+            check = self.first.check(request.prompts, request.media, request.scope.lora)
         return KVRecorder(
             self.watched,
             past,

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from quire.config import nearest
+from quire.core.terms import RequestTerms
 from quire.engines.hf.ids import as_ids, as_mask, unpacked
 from quire.engines.hf.models import num_embeddings
 from quire.errors import ConfigError, TokensError
@@ -182,6 +183,12 @@ def read_plan(
     )
 
 
+def taken_terms(arguments: dict[str, Any]) -> RequestTerms:
+    """Take the terms that a request names out of its arguments."""
+    named = [name for name in RequestTerms.__annotations__ if name in arguments]
+    return cast("RequestTerms", {name: arguments.pop(name) for name in named})
+
+
 _CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
 
 
@@ -218,7 +225,7 @@ class _Settings:
 
 
 _DEFAULTS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "store_until", "hint")
+_OURS = ("attention_mask", "media", "scope", *RequestTerms.__annotations__)
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from quire.core import Sequence
+from quire.core import Scope, Sequence
+from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Plan, Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import HfStore, OpenTerms, Tokens, first_token, media_before
+from quire.engines.hf.store import HfStore, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
@@ -36,19 +37,27 @@ class Request:
     together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
     """
 
-    def __init__(self, store: HfStore, prompts: Prompts, media: Media, terms: OpenTerms) -> None:
+    def __init__(
+        self,
+        store: HfStore,
+        prompts: Prompts,
+        media: Media,
+        scope: Scope,
+        **terms: Unpack[RequestTerms],
+    ) -> None:
         self.prompts = prompts
         self.media = media
+        self.scope = scope
         self._store = store
-        self.terms = terms
+        self._terms = terms
         self._sequences: list[Sequence] = []
         self.num_reused = 0
         self.onboarded: list[Onboarded] = []
         store.transfers.join()
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
-                self.onboarded.append(store.onboard(tokens, terms, items))
-                self._sequences.append(store.open(tokens, terms, items))
+                self.onboarded.append(store.onboard(tokens, scope, items))
+                self._sequences.append(store.open(tokens, scope, items, **terms))
         except BaseException:
             self.close()
             raise
@@ -225,7 +234,7 @@ class Request:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
         prompt = self.prompts.tokens[origin]
         media = media_before(self.media.spans[origin], _num_shared(text.tokens, prompt))
-        seq = self._store.open(text.tokens, self.terms, media)
+        seq = self._store.open(text.tokens, self.scope, media, **self._terms)
         try:
             return self._save(cache, seq, text)
         finally:

@@ -3,15 +3,24 @@
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from quire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from quire.engines.hf.recorder import KVRecorder
+
+class Recorder(Protocol):
+    """Is told of the forwards over one working cache."""
+
+    def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Note that a forward begins with these arguments; return others where it needs them."""
+        ...
+
+    def forward_ends(self, output: Any) -> None:
+        """Note what the forward that began last has returned."""
+        ...
 
 
 class Watched:
@@ -36,7 +45,7 @@ class Watched:
     ) -> None:
         self.names = names
         self.clock = clock
-        self.recorders: dict[int, KVRecorder] = {}
+        self.recorders: dict[int, Recorder] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model
         self._num_lent = 0
