@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.core.tokens import IntArray
 from quire.errors import InvariantError, OutOfBlocks
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 GAP = -1
 """Stands in a list of blocks where there is none."""
@@ -144,45 +148,18 @@ class BlockPool:
         """Return the free ids in the order in which they will be given out, as a copy."""
         return self._stack[self._top :].copy()
 
-    @property
-    def num_frees(self) -> int:
-        """Blocks given back since the pool was made."""
-        return self.num_allocations - self._top
+    def resize(self, num_blocks: int, held: npt.NDArray[np.bool_], renamed: IntArray) -> None:
+        """End the pool at `num_blocks`, of which so many are `held`; block b is `renamed[b]` now.
 
-    @property
-    def span(self) -> int:
-        """The smallest pool that could hold what is held where it is: the highest held id + 1."""
-        held = np.ones(self.num_blocks, dtype=np.bool_)
-        held[self._stack[self._top :]] = False
-        ids = held.nonzero()[0]
-        return int(ids[-1]) + 1 if len(ids) else 0
-
-    def resize(self, num_blocks: int) -> IntArray:
-        """Move held blocks to ids below `num_blocks` and end the pool there, or make it larger.
-
-        With the size it has, held blocks move to the lowest ids. Returns where each old id
-        has gone, int32 [old num_blocks], to itself where it stays. The caller has made sure
-        that all fit, and renames the blocks everywhere.
+        The caller has made sure that all fit, and renames the blocks everywhere.
         """
-        held = np.ones(max(num_blocks, self.num_blocks), dtype=np.bool_)
-        held[self._stack[self._top :]] = False
-        held[self.num_blocks :] = False
-        limit = min(num_blocks, self._top) if num_blocks == self.num_blocks else num_blocks
-        moved = limit + held[limit:].nonzero()[0]
-        places = (~held[:limit]).nonzero()[0][: len(moved)]
-        renamed = np.arange(self.num_blocks, dtype=np.int32)
-        renamed[moved] = places
-        held[moved] = False
-        held[places] = True
-        free = (~held[:num_blocks]).nonzero()[0].astype(np.int32)
         self._stack = np.zeros(num_blocks, dtype=np.int32)
-        self._stack[self._top :] = free
+        self._stack[self._top :] = (~held).nonzero()[0]
         self.ids = self._stack.data
         self.num_blocks = num_blocks
         self.shared = {int(renamed[block]): count for block, count in self.shared.items()}
         if self._held is not None:
-            self._held = held[:num_blocks]
-        return renamed
+            self._held = held
 
     def _debug_take(self, ids: IntArray) -> None:
         assert self._held is not None

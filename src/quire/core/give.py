@@ -18,6 +18,11 @@ def close(kernel: Kernel, seq: Sequence) -> None:
     if seq.state == "open":
         let_go(kernel, seq, kernel.now())
     kernel.owners.close(seq.terms)
+    forget(kernel, seq)
+
+
+def forget(kernel: Kernel, seq: Sequence) -> None:
+    """A sequence that holds nothing any more is closed."""
     seq.state = "closed"
     if seq.script.media:
         kernel.tree.media.release(seq.script.media)

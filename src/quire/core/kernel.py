@@ -12,7 +12,7 @@ from quire.core.lookup import Lookup
 from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
-from quire.core.pins import PinBoard
+from quire.core.pins import Pins
 from quire.core.policies import Capacity
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
@@ -119,7 +119,7 @@ class Kernel:
         self.lookup = Lookup(self.tree, size, sub_block=settings.sub_block)
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
-        self.pins = PinBoard(self.tree, settings.pin_budget, settings.clock, cut_off)
+        self.pins = Pins(self.tree, settings.pin_budget, cut_off)
         self.owners = Owners(evictor)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}

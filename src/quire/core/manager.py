@@ -11,7 +11,6 @@ from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_count, check_group
 from quire.core.hints import check_session_id
-from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
@@ -26,6 +25,7 @@ from quire.core.stats import Stats
 from quire.core.terms import USUAL, RequestTerms, wanted_terms
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
+from quire.interrupts import Interruptible, bar, mutating, unbar
 
 
 class CacheManager(Interruptible):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from quire.core.node import Match, Node
-from quire.core.order import Clock
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import IntArray, array_of
 from quire.core.tree import PrefixTree
 from quire.errors import PinBudgetExceeded, PinError
+from quire.interrupts import mutating
+
+MEND = "close pins or raise pin_budget"
 
 
 class Pin:
@@ -23,10 +24,10 @@ class Pin:
     with a time to live counts as closed once that has run out, and may be closed then too.
     """
 
-    __slots__ = ("_board", "deadline", "node", "num_tokens", "open")
+    __slots__ = ("_pins", "deadline", "node", "num_tokens", "open")
 
-    def __init__(self, board: PinBoard, node: Node, num_tokens: int, deadline: float) -> None:
-        self._board = board
+    def __init__(self, pins: Pins, node: Node, num_tokens: int, deadline: float) -> None:
+        self._pins = pins
         self.node = node
         self.num_tokens = num_tokens
         self.deadline = deadline
@@ -35,14 +36,14 @@ class Pin:
     @property
     def tokens(self) -> IntArray:
         """The pinned tokens, int32, as a copy; empty once let go. Media are negative numbers."""
-        held = self._board.holds(self)
+        held = id(self) in self._pins.held
         return array_of(b"".join(node.key for node in self.node.path()) if held else b"")
 
     def close(self) -> None:
         """Let go of the prefix: it is ordinary cached blocks again."""
         if not self.open:
             raise PinError(f"{self!r} was closed already; a pin is closed once")
-        self._board.close(self)
+        self._pins.close(self)
         self.open = False
 
     def __enter__(self) -> Self:
@@ -60,8 +61,8 @@ class Pin:
         return f"<Pin {self.num_tokens} tokens, {'open' if self.open else 'closed'}>"
 
 
-class PinBoard:
-    """All pins of a manager.
+class Pins:
+    """All pins of a manager, `held` by identity until they are let go.
 
     num_blocks == blocks of the nodes with at least one pin <= budget
 
@@ -70,21 +71,17 @@ class PinBoard:
     """
 
     def __init__(
-        self,
-        tree: PrefixTree,
-        share: float,
-        clock: Clock | None,
-        cut_off: Callable[[str, BaseException], None],
+        self, tree: PrefixTree, share: float, cut_off: Callable[[str, BaseException], None]
     ) -> None:
         self._tree = tree
-        self._cut_off = cut_off
-        self._clock = clock
-        self._deadlines: list[tuple[float, int, Pin]] = []
-        self._count = 0
+        self.cut_off = cut_off
         self.share = share
-        self.budget = 0
-        self.measure()
         self.held: dict[int, Pin] = {}
+
+    @property
+    def budget(self) -> int:
+        """Blocks that pins may hold of a full group."""
+        return int(self.share * min((pool.num_blocks for _, pool in self._tree.full), default=0))
 
     @property
     def num_blocks(self) -> int:
@@ -95,10 +92,42 @@ class PinBoard:
         """Return the nodes that pins hold, and how many pins each."""
         return Counter(node for pin in self.held.values() for node in pin.node.path())
 
-    def measure(self) -> None:
-        """Take the budget from the sizes that the pools have now."""
-        smallest = min((pool.num_blocks for _, pool in self._tree.full), default=0)
-        self.budget = int(self.share * smallest)
+    def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
+        """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
+        tree = self._tree
+        self.release_expired()
+        wanted = self.num_blocks + self._not_pinned_yet(found)
+        end = found.num_bytes // tree.block_bytes
+        for group in tree.sparse:
+            self._check_reach(group, end, group.pool.num_blocks)
+        if tree.full and wanted > self.budget:
+            what = (
+                f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
+                f"{self.budget} and {self.num_blocks} are pinned"
+            )
+            raise tree.full[0][1].shortage(what, wanted, MEND, PinBudgetExceeded)
+        node = tree.node_at(found)
+        tree.hold(node, tree.sparse)
+        pin = Pin(self, node, num_tokens, deadline)
+        self.held[id(pin)] = pin
+        return pin
+
+    @mutating
+    def close(self, pin: Pin) -> None:
+        """Let go of a pin's path, as a call of the manager, unless its time ran out before."""
+        if id(pin) in self.held:
+            self._release(pin)
+
+    def expired(self) -> list[Pin]:
+        """Return the pins whose time to live has run out and that hold their paths still."""
+        timed = sorted((pin for pin in self.held.values() if pin.deadline), key=_deadline)
+        now = self._tree.evictor.now() if timed else 0.0
+        return [pin for pin in timed if pin.deadline <= now]
+
+    def release_expired(self) -> None:
+        """Let go of every pin whose time to live has run out."""
+        for pin in self.expired():
+            self._release(pin)
 
     def check_sizes(self, num_blocks: list[int]) -> None:
         """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
@@ -109,69 +138,14 @@ class PinBoard:
                 what = f"{self.num_blocks} blocks are pinned, {num_blocks[group]} allow {budget}"
                 raise pool.shortage(what, self.num_blocks, "close pins", PinBudgetExceeded)
         for group in self._tree.sparse:
-            self._refuse_if_wide(group, 0, num_blocks[group.index])
+            self._check_reach(group, 0, num_blocks[group.index])
 
-    def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
-        """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
-        self.release_expired()
-        wanted = self.num_blocks + self._not_pinned_yet(found)
-        end = found.num_bytes // self._tree.block_bytes
-        for group in self._tree.sparse:
-            self._refuse_if_wide(group, end, group.pool.num_blocks)
-        if self._tree.full and wanted > self.budget:
-            what = (
-                f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
-                f"{self.budget} and {self.num_blocks} are pinned"
-            )
-            mend = "close pins or raise pin_budget"
-            raise self._tree.full[0][1].shortage(what, wanted, mend, PinBudgetExceeded)
-        node = self._tree.node_at(found)
-        self._tree.lock_path(node)
-        self._tree.stand(node, self._tree.sparse)
-        pin = Pin(self, node, num_tokens, deadline)
-        self.held[id(pin)] = pin
-        if deadline:
-            self._count += 1
-            if len(self._deadlines) > 2 * len(self.held) + 64:
-                self._deadlines = [each for each in self._deadlines if each[2].open]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (deadline, self._count, pin))
-        return pin
+    def _release(self, pin: Pin) -> None:
+        del self.held[id(pin)]
+        self._tree.let_go(pin.node, self._tree.sparse)
 
-    def holds(self, pin: Pin) -> bool:
-        """Whether this pin holds its path still."""
-        return id(pin) in self.held
-
-    def close(self, pin: Pin) -> None:
-        """Let go of a pin's path, as a call of the manager."""
-        try:
-            self.release(pin)
-        except BaseException as error:
-            self._cut_off("the end of a pin", error)
-            raise
-
-    def release(self, pin: Pin) -> None:
-        """Let go of a pin's path, unless its time ran out before."""
-        if self.held.pop(id(pin), None) is None:
-            return
-        self._tree.leave(pin.node, self._tree.sparse)
-        self._tree.unlock_path(pin.node)
-
-    def expired(self) -> list[Pin]:
-        """Return the pins whose time to live has run out and that hold their paths still."""
-        if not self._deadlines or self._clock is None:
-            return []
-        now = self._clock()
-        return [pin for pin in self.held.values() if pin.deadline and pin.deadline <= now]
-
-    def release_expired(self) -> None:
-        """Let go of every pin whose time to live has run out."""
-        while self._deadlines and self._clock is not None:
-            if self._deadlines[0][0] > self._clock():
-                break
-            self.release(heapq.heappop(self._deadlines)[2])
-
-    def _refuse_if_wide(self, group: SparseGroup, end: int, num_blocks: int) -> None:
+    def _check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:
+        """Raise `PinBudgetExceeded` if one more pin, of `end` blocks, needs too much of a sparse group."""
         wanted = sum(group.reach(pin.node.end) for pin in self.held.values()) + group.reach(end)
         budget = int(self.share * num_blocks)
         if wanted > budget:
@@ -179,11 +153,14 @@ class PinBoard:
                 f"pinning {end} blocks would make pins hold {wanted} blocks of group {group.index}"
                 f", the budget is {budget}"
             )
-            mend = "close pins or raise pin_budget"
-            raise group.pool.shortage(what, wanted, mend, PinBudgetExceeded)
+            raise group.pool.shortage(what, wanted, MEND, PinBudgetExceeded)
 
     def _not_pinned_yet(self, found: Match) -> int:
         edge, pinned = found.edge, self.pinned()
         new = edge is not None and edge not in pinned
         count = found.into // self._tree.block_bytes if new else 0
         return count + sum(node.num_blocks for node in found.node.path() if node not in pinned)
+
+
+def _deadline(pin: Pin) -> float:
+    return pin.deadline

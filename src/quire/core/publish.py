@@ -81,47 +81,21 @@ def publish(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
         seq.private_key += key[at:]
         key, num_blocks = key[:at], num_stored
     if num_blocks > 0:
-        _publish_run(kernel, seq, key, num_blocks)
+        num_new = enter(kernel, seq, key, num_blocks)
+        kernel.counters.published_blocks += num_new
+        kernel.counters.deduplicated_blocks += num_blocks - num_new
 
 
-def restore(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
-    """Enter blocks that were not computed here; what the table leaves out becomes a gap."""
-    rows, row = kernel.rows, seq.row
-    start = seq.node.end
-    first, key, left = _follow(kernel, seq, key, num_blocks)
-    rows.computed[row] = (start + num_blocks) * rows.block_size
-    seq.script.key = b""
-    seq.script.start = rows.computed[row]
-    kernel.counters.restored_blocks += left
-    if not left:
-        return
-    parent = seq.node
-    start = parent.end
-    ids = [rows.slots(g, row, start, start + left) for g in range(len(rows.flat))]
-    for state in rows.states:
-        ids[state.index] = NO_IDS
-    blocks = tuple(array("i", each.tobytes()) for each in ids)
-    node = seq.node = kernel.tree.add(parent, first, key, blocks, seq.terms)
-    kernel.tree.stand(node, rows.windows)
-    kernel.tree.leave(parent, rows.windows)
-    for window in rows.windows:
-        window.find_gaps(node)
-    if seq.script.media:
-        kernel.tree.media.stored(key)
-    for tell in kernel.watchers.stored:
-        tell(seq, node, left)
-
-
-def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
+def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
+    """Enter the sequence's next blocks into the tree; return how many of them were not there."""
     tree, rows, row = kernel.tree, kernel.rows, seq.row
     node = seq.node
     first = b""
     if node.children is not NO_CHILDREN:
-        first, key, left = _follow(kernel, seq, key, num_blocks)
-        kernel.counters.deduplicated_blocks += num_blocks - left
-        node, num_blocks = seq.node, left
-        if not left:
-            return
+        first, key, num_blocks = _follow(kernel, seq, key, num_blocks)
+        node = seq.node
+        if not num_blocks:
+            return 0
     start = node.end
     at = rows.offset[row] + start
     ids = [table[at : at + num_blocks] for table in rows.flat]
@@ -144,9 +118,9 @@ def _publish_run(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> No
     if seq.script.media:
         tree.media.stored(key)
     node.writer = row if seq.store_until == ENDLESS and not seq.script.media else None
-    kernel.counters.published_blocks += num_blocks
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)
+    return num_blocks
 
 
 def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:

@@ -204,8 +204,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
         rows.copy_tail(seq.row, row, in_tail)
-    tree.lock_path(twin.node)
-    tree.stand(twin.node, rows.standing(row))
+    tree.hold(twin.node, rows.standing(row))
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
     if twin.script.media:

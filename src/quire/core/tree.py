@@ -169,17 +169,17 @@ class PrefixTree:
         for group in self._sinking:
             group.recount(node)
 
-    def lock_path(self, node: Node) -> None:
-        """Reference all nodes from one up to the root."""
-        while node.parent is not None:
+    def hold(self, end: Node, groups: tuple[SparseGroup, ...]) -> None:
+        """Reference the path to a node, and stand at its end."""
+        for node in reversed(end.path()):
             self.lock(node)
-            node = node.parent
+        self.stand(end, groups)
 
-    def unlock_path(self, node: Node) -> None:
-        """Drop a reference of all nodes from one up to the root."""
-        while node.parent is not None:
+    def let_go(self, end: Node, groups: tuple[SparseGroup, ...]) -> None:
+        """Give up what `hold` referenced."""
+        self.leave(end, groups)
+        for node in reversed(end.path()):
             self.unlock(node)
-            node = node.parent  # after: the policy may have cut the node
 
     def stand(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
         """A sequence or pin stands at the end of this node, whose path it has locked."""

@@ -106,10 +106,10 @@ class WindowGroup(WindowGuards):
         self.pool.cache(num_blocks)
         self.settle(node, part)
 
-    def find_gaps(self, node: Node) -> None:
-        """Count the blocks that a node which was just added has never had."""
+    def find_gaps(self, node: Node, num_blocks: int) -> None:
+        """Count those of the last blocks of a node, just added, that it has never had."""
         part = self._part(node)
-        num_gaps = node.blocks[self.index].count(GAP)
+        num_gaps = node.blocks[self.index][-num_blocks:].count(GAP)
         part.num_held -= num_gaps
         self.pool.use(num_gaps)
         self._recount(node, part)

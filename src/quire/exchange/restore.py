@@ -22,20 +22,21 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from quire.core import publish
-from quire.core.blocks import GAP
-from quire.core.give import let_go
+from quire.core.blocks import GAP, without_gaps
+from quire.core.give import forget, let_go
 from quire.core.groups import as_int
-from quire.core.interrupts import mutating
+from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match, Node, Terms
+from quire.core.node import Match, Terms
+from quire.core.publish import enter
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
+from quire.interrupts import mutating
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,25 +58,53 @@ class Restore:
     """
 
     def __init__(
-        self, blocks: dict[int, list[int]], commit: Callable[[], None], close: Callable[[], None]
+        self, manager: CacheManager, seq: Sequence, key: Key, blocks: dict[int, list[int]]
     ) -> None:
         self.blocks = blocks
-        self._commit = commit
-        self._close: Callable[[], None] | None = close
+        self.cut_off = manager.cut_off
+        self._manager = manager
+        self._seq = seq
+        self._key = key
+        self._open = True
 
+    @mutating
     def commit(self) -> None:
         """Declare that all bytes are in place; a request finds the prefix from now on."""
-        if self._close is None:
+        if not self._open:
             raise SequenceError("this restore was closed; begin another one")
-        self._commit()
+        seq, kernel = self._seq, self._manager.kernel
+        if seq.rows is not kernel.rows:
+            raise SequenceError("this restore was begun before a reset; begin another one")
+        if seq.published == seq.prompt_len:
+            raise SequenceError("this restore was committed already")
+        _publish(kernel, seq, self._key)
+        self._keep_states(kernel)
+        kernel.rows.version += 1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._close is not None:
+        if self._open:
             self._close()
-            self._close = None
+            self._open = False
+
+    @mutating
+    def _close(self) -> None:
+        seq, manager = self._seq, self._manager
+        if not manager.interrupted and id(seq) in manager.kernel.anchors:  # else all was given up
+            _end(manager.kernel, seq)
+
+    def _keep_states(self, kernel: Kernel) -> None:
+        """Keep the states that came back as snapshots at the end of the prefix."""
+        rows, node, row = kernel.rows, self._seq.node, self._seq.row
+        for state in rows.states:
+            slot = rows.flat[state.index]
+            if self.blocks[state.index] and state.snapshot(node, node.end) is None:
+                state.keep(node, slot[row], passing=False)
+                slot[row] = GAP
+        if any(rows.flat[state.index][row] == GAP for state in rows.states):
+            kernel.tree.stand(node, rows.states)
 
 
 @mutating
@@ -134,27 +163,17 @@ def hold(manager: CacheManager, seq: Sequence) -> Callable[[], None]:
     Raises `SequenceError`.
     """
     manager.check_open(seq)
-    anchor, name = seq.node, object()
-    _lock_path(manager, anchor)
-    manager.kernel.anchors[id(name)] = anchor
-
+    kernel, name = manager.kernel, object()
+    kernel.tree.hold(seq.node, kernel.tree.sparse)
+    kernel.anchors[id(name)] = seq.node
     return partial(_release, manager, name)
 
 
 @mutating
 def _release(manager: CacheManager, name: object) -> None:
     if not manager.interrupted and id(name) in manager.kernel.anchors:
-        _unlock_path(manager, manager.kernel.anchors.pop(id(name)))
-
-
-def _lock_path(manager: CacheManager, anchor: Node) -> None:
-    manager.kernel.tree.lock_path(anchor)
-    manager.kernel.tree.stand(anchor, manager.kernel.tree.sparse)
-
-
-def _unlock_path(manager: CacheManager, anchor: Node) -> None:
-    manager.kernel.tree.leave(anchor, manager.kernel.tree.sparse)
-    manager.kernel.tree.unlock_path(anchor)
+        tree = manager.kernel.tree
+        tree.let_go(manager.kernel.anchors.pop(id(name)), tree.sparse)
 
 
 def _begin(
@@ -164,113 +183,89 @@ def _begin(
     scope: Scope | None,
     wanted: tuple[int, list[int], Brought],
 ) -> Restore:
-    accepted, needed, brought = wanted
-    tree, rows = manager.kernel.tree, manager.kernel.rows
-    root = manager.kernel.tree.root(scope or NO_SCOPE)
+    """Lock what matches, put a sequence at the accepted boundary below it, and give it the blocks."""
+    start, needed, brought = wanted
+    kernel, tree, rows = manager.kernel, manager.kernel.tree, manager.kernel.rows
+    root = tree.root(scope or NO_SCOPE)
     if match.node.parent is None:
         match.node = root
     anchor = tree.node_at(match)
-    _lock_path(manager, anchor)
-    end = len(key) // tree.block_bytes
-    size = manager.block_size
-    seq = Sequence(rows, rows.take(), root, root, scope or NO_SCOPE, Script(end * size))
-    if len(manager.kernel.tree.media):
-        seq.script.media = manager.kernel.tree.media.hold(key)
-    _stand_at(manager, seq, anchor, accepted)
+    tree.hold(anchor, tree.sparse)
+    node = anchor
+    while node.parent is not None and node.start >= start:
+        node = node.parent
+    if node.end > start:
+        node = tree.split(node, start - node.start)
+    end, size = len(key) // tree.block_bytes, manager.block_size
+    seq = Sequence(rows, rows.take(), root, node, scope or NO_SCOPE, Script(end * size))
+    seq.num_cached = seq.script.start = start * size
+    seq.unfilled = start
+    if len(tree.media):
+        seq.script.media = tree.media.hold(key)
     if anchor.mark is not None:  # not above its parent, and its parent's owner's
         seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
+    rows.place(seq.row, start, end)
+    rows.computed[seq.row] = rows.capacity[seq.row] = start * size
+    tree.hold(node, tree.sparse)
     manager.sequences[id(seq)] = seq
     root.locks += 1
-    manager.kernel.anchors[id(seq)] = anchor
+    kernel.anchors[id(seq)] = anchor
     try:
-        make_room(manager.kernel, needed)
+        make_room(kernel, needed)
     except OutOfBlocks:
-        _end_restore(manager, seq, anchor)
+        _end(kernel, seq)
         raise
-    rows.widen(seq.row, end)
-    start = seq.node.end
+    blocks = _give_out(kernel, seq, brought)
+    return Restore(manager, seq, key[start * tree.block_bytes :], blocks)
+
+
+def _give_out(kernel: Kernel, seq: Sequence, brought: Brought) -> dict[int, list[int]]:
+    """Take the blocks that come back, and a state of each recurrent group; the rest of the table is gaps."""
+    rows, start, end = kernel.rows, seq.node.end, seq.prompt_len // kernel.rows.block_size
     blocks: dict[int, list[int]] = {}
     for group in rows.token_groups:
-        places = array("i", brought.get(group, ()))
-        ids = blocks[group] = tree.pools[group].take(len(places)).tolist()
-        row = rows.slots(group, seq.row, start, end)
-        row[:] = memoryview(array("i", [GAP]) * (end - start))
+        places = brought.get(group, ())
+        ids = blocks[group] = kernel.pools[group].take(len(places)).tolist()
+        table = rows.slots(group, seq.row, start, end)
+        table[:] = memoryview(array("i", [GAP]) * (end - start))
         for place, block in zip(places, ids, strict=True):
-            row[place - start] = block
-    if start and rows.states:
-        tree.leave(seq.node, rows.states)
+            table[place - start] = block
+    if rows.states:
+        kernel.tree.leave(seq.node, rows.states)  # it works on states of its own from here
     for state in rows.states:
         (block,) = state.pool.take(1)
         rows.flat[state.index][seq.row] = block
         blocks[state.index] = [block] if brought.get(state.index) else []
-    rows.capacity[seq.row] = end * manager.block_size
+    rows.capacity[seq.row] = seq.prompt_len
     rows.version += 1
-    return Restore(
-        blocks,
-        partial(_commit_restored, manager, seq, anchor, key[start * tree.block_bytes :], blocks),
-        partial(_end_restore, manager, seq, anchor),
-    )
+    return blocks
 
 
-def _stand_at(manager: CacheManager, seq: Sequence, anchor: Node, end: int) -> None:
-    """Put a sequence at a boundary of a locked path, as `open` does, without counting a use."""
-    tree, rows, node = manager.kernel.tree, manager.kernel.rows, anchor
-    while node.parent is not None and node.start >= end:
-        node = node.parent
-    if node.end > end:
-        node = tree.split(node, end - node.start)
-    seq.node = node
-    rows.widen(seq.row, end + 1)
-    for each in node.path():
-        tree.lock(each)
-        for group in rows.token_groups:
-            rows.slots(group, seq.row, each.start, each.end)[:] = memoryview(each.blocks[group])
-    tree.stand(node, tree.sparse)
-    rows.computed[seq.row] = rows.capacity[seq.row] = end * manager.block_size
-    seq.num_cached = seq.script.start = end * manager.block_size
-
-
-@mutating
-def _commit_restored(
-    manager: CacheManager, seq: Sequence, anchor: Node, key: Key, blocks: dict[int, list[int]]
-) -> None:
-    rows, row = manager.kernel.rows, seq.row
-    if seq.rows is not rows:
-        raise SequenceError("this restore was begun before a reset; begin another one")
-    if seq.node.end == seq.prompt_len // manager.block_size:
-        raise SequenceError("this restore was committed already")
-    publish.restore(manager.kernel, seq, key, len(key) // manager.kernel.tree.block_bytes)
+def _publish(kernel: Kernel, seq: Sequence, key: Key) -> None:
+    """Enter what came back into the tree; what the table leaves out of sparse groups becomes a gap."""
+    anchor = kernel.anchors[id(seq)]
+    kernel.rows.computed[seq.row] = seq.script.start = seq.prompt_len
+    num_new = enter(kernel, seq, key, len(key) // kernel.tree.block_bytes)
+    for window in kernel.rows.windows if num_new else ():
+        window.find_gaps(seq.node, num_new)
+    kernel.counters.restored_blocks += num_new
     if seq.node.end < anchor.end:
         raise InvariantError(f"{anchor!r} left the tree while it was locked")
-    for state in rows.states:
-        slot = rows.flat[state.index]
-        if blocks[state.index] and state.snapshot(seq.node, seq.node.end) is None:
-            state.keep(seq.node, slot[row], passing=False)
-            slot[row] = GAP
-    if rows.states and any(rows.flat[s.index][row] == GAP for s in rows.states):
-        manager.kernel.tree.stand(seq.node, rows.states)
-    rows.version += 1
 
 
-@mutating
-def _end_restore(manager: CacheManager, seq: Sequence, anchor: Node) -> None:
-    if manager.interrupted or manager.kernel.anchors.pop(id(seq), None) is None:
-        return  # all was given up
-    tree, rows = manager.kernel.tree, manager.kernel.rows
-    start = seq.node.end
+def _end(kernel: Kernel, seq: Sequence) -> None:
+    """Give back what was not committed, and all that was locked."""
+    rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
-        ids = [b for b in rows.slots(group, seq.row, start, seq.num_blocks) if b != GAP]
-        tree.pools[group].give_back(memoryview(array("i", ids)))
-    rows.capacity[seq.row] = start * manager.block_size
-    let_go(manager.kernel, seq, manager.kernel.now())
-    _unlock_path(manager, anchor)
-    seq.state = "closed"
-    manager.kernel.tree.media.release(seq.script.media)
-    seq.root.locks -= 1
-    del manager.sequences[id(seq)]
+        table = rows.slots(group, seq.row, start, seq.num_blocks)
+        kernel.pools[group].give_back(without_gaps(table))
+    rows.capacity[seq.row] = seq.published
+    let_go(kernel, seq, kernel.now())
+    kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
+    forget(kernel, seq)
 
 
-# -- what is there ---------------------------------------------------------------------
+# -- what may be asked for -------------------------------------------------------------
 
 
 def _as_places(brought: Brought) -> dict[int, list[int]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from quire.core.blocks import GAP
-from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.node import Node
 from quire.core.sparse import sparse_at
 from quire.core.tree import PrefixTree
 from quire.errors import InvariantError
+from quire.interrupts import mutating
 
 
 @mutating

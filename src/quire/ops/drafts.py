@@ -11,12 +11,12 @@ from typing import NamedTuple, SupportsIndex
 
 from quire.core import give, publish, take
 from quire.core.groups import check_count
-from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
 from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
 from quire.errors import DraftError
+from quire.interrupts import mutating
 
 
 class TokenMove(NamedTuple):

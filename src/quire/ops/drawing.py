@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from quire.core.hints import FOREVER
-from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.node import Node
 from quire.core.sequence import Sequence
 from quire.core.sparse import Part
 from quire.core.states import StatePart
 from quire.core.tokens import array_of
+from quire.interrupts import mutating
 
 BAR = 40
 

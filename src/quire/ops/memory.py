@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from quire.core.blocks import GAP
+from quire.core.blocks import GAP, BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_count, check_group
-from quire.core.interrupts import mutating
 from quire.core.manager import CacheManager
 from quire.core.room import make_room
 from quire.core.sparse import sparse_at
 from quire.core.states import StateGroup
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, CopyError
+from quire.interrupts import mutating
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Places = npt.NDArray[np.bool_]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -64,8 +70,8 @@ def usage(manager: CacheManager, group: int = 0) -> Usage:
         active=pool.num_active,
         cached=pool.num_cached,
         allocations=pool.num_allocations,
-        frees=pool.num_frees,
-        span=pool.span,
+        frees=pool.num_allocations - pool.num_active - pool.num_cached,
+        span=int(_held(pool, pool.num_blocks).nonzero()[0].max(initial=-1)) + 1,
         num_sequences=len(running),
         references=int(counts.sum()),
         shared_blocks=int((counts > 1).sum()),
@@ -122,7 +128,6 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     groups = zip(manager.settings.groups, wanted, strict=True)
     resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
     manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
-    manager.kernel.pins.measure()
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:
@@ -145,7 +150,9 @@ def _refuse_open_handles(manager: CacheManager) -> None:
 
 
 def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
-    renamed = manager.pools[group].resize(num_blocks)
+    pool = manager.pools[group]
+    held, renamed = _moved_together(pool, num_blocks)
+    pool.resize(num_blocks, held, renamed)
     moved: list[int] = (renamed != np.arange(len(renamed))).nonzero()[0].tolist()
     if moved:
         _rename(manager, group, renamed)
@@ -153,6 +160,32 @@ def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
     for src in moved:
         manager.kernel.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
     return len(moved)
+
+
+def _moved_together(pool: BlockPool, num_blocks: int) -> tuple[Places, IntArray]:
+    """Plan to have all held blocks below `num_blocks`; with the size that the pool has, at the lowest ids.
+
+    Returns which blocks are held then, and where each old id has gone, to itself where it stays.
+    """
+    held = _held(pool, max(num_blocks, pool.num_blocks))
+    limit = num_blocks
+    if num_blocks == pool.num_blocks:
+        limit -= pool.num_free
+    moved = limit + held[limit:].nonzero()[0]
+    places = (~held[:limit]).nonzero()[0][: len(moved)]
+    renamed = np.arange(pool.num_blocks, dtype=np.int32)
+    renamed[moved] = places
+    held[moved] = False
+    held[places] = True
+    return held[:num_blocks], renamed
+
+
+def _held(pool: BlockPool, num_blocks: int) -> Places:
+    """Return which ids below `num_blocks` are held, bool [num_blocks]."""
+    held = np.zeros(num_blocks, dtype=np.bool_)
+    held[: pool.num_blocks] = True
+    held[pool.free_ids()] = False
+    return held
 
 
 def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:

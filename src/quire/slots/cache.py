@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from quire.core.groups import check_count
-from quire.core.interrupts import Interruptible, bar, mutating, unbar
 from quire.core.media import MediaItem
 from quire.core.scope import Scope, check_scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
@@ -17,6 +16,7 @@ from quire.errors import (
     TokensError,
     TruncateError,
 )
+from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.slots.contents import NO_SCOPE, Overwritten, SlotContents
 from quire.slots.copies import SlotCopy
 from quire.slots.handles import SlotHandle, SlotMatch, SlotPin

@@ -198,7 +198,8 @@ def _same_mask(mask: object, ledger: TokenLedger, stop: int) -> bool:
         return not ledger.pads.any()
     if not isinstance(mask, torch.Tensor) or mask.shape != (ledger.num_rows, stop):
         return False
-    return bool((mask == (positions(ledger, 0, stop, mask.device) >= 0)).all())
+    there = positions(ledger, 0, stop, mask.device) >= 0 if ledger.pads.any() else 1
+    return bool((mask == there).all())
 
 
 def _same_positions(
@@ -210,7 +211,8 @@ def _same_positions(
     if media is not None and media.positions is not None:
         ours = media.positions_of(ledger.origins, start, stop).to(given.device)
         return given.shape == ours.shape and bool((given == ours).all())
-    ours = positions(ledger, start, stop, given.device)
     if given.ndim != 2 or given.shape[0] not in {1, ledger.num_rows}:
         return False
-    return bool(((given == ours) | (ours < 0)).all())
+    ours = positions(ledger, start, stop, given.device)
+    same = given == ours
+    return bool((same | (ours < 0) if ledger.pads.any() else same).all())

@@ -8,6 +8,7 @@ import enum
 import types
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,6 +41,7 @@ _NOTES_OF_CONFIG = frozenset(
 )
 _MAX_DEPTH = 8
 _GONE = torch.empty(0)
+_forward = attrgetter("forward")
 
 
 class Weight(NamedTuple):
@@ -134,9 +136,9 @@ class Sight:
             return (
                 list(map(type, self._modules)) == self._kinds
                 and list(map(len, self._registers)) == self._lengths
-                and all(now == then for now, then in self._contents)
-                and all(kind.forward is forward for kind, forward in self._forwards)
-                and list(map(list, self._holders)) == self._names
+                and self._contents == self._copies
+                and list(map(_forward, self._classes)) == self._forwards
+                and list(chain.from_iterable(self._holders)) == self._names
                 and _surroundings(self._model) == self._surroundings
                 and self._tensors_hold(sampled=sampled)
             )
@@ -177,7 +179,8 @@ class Sight:
     def _seal(self) -> None:
         """Note what `holds` compares, after all modules, containers and loose tensors were found."""
         self._kinds: list[Any] = list(map(type, self._modules))
-        self._forwards = [(kind, kind.forward) for kind in dict.fromkeys(self._kinds)]
+        self._classes: list[Any] = list(dict.fromkeys(self._kinds))
+        self._forwards: list[object] = list(map(_forward, self._classes))
         others: list[dict[str, Any]] = []
         holders: list[dict[str, Any]] = []
         for module in self._modules:
@@ -185,10 +188,10 @@ class Sight:
             holders += (module._parameters, module._buffers)
         self._registers = others + holders
         self._lengths = list(map(len, self._registers))
-        contents = [*map(vars, self._modules), *self._containers, *filter(None, others)]
-        self._contents = [(each, each.copy()) for each in contents]
+        self._contents = [*map(vars, self._modules), *self._containers, *filter(None, others)]
+        self._copies: list[Any] = [each.copy() for each in self._contents]
         self._holders = list(filter(None, holders))
-        self._names: list[list[str]] = list(map(list, self._holders))
+        self._names: list[str] = list(chain.from_iterable(self._holders))
         tensors = self._tensors()
         self._places, self._samples = places_of(tensors), samples_of(tensors)
         self._values = values_of(tensors, self._samples)

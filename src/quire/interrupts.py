@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from quire.errors import Interrupted, InvariantError, QuireError
 
@@ -18,7 +18,12 @@ ALLOWED = frozenset({"reset", "interrupted", "cut_off"})
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
-Subject = TypeVar("Subject", bound="Interruptible")
+Subject = TypeVar("Subject", bound="_Watched")
+
+
+class _Watched(Protocol):
+    @property
+    def cut_off(self) -> Callable[[str, BaseException], None]: ...
 
 
 class Interruptible:
