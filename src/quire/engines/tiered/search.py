@@ -2,15 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
-from quire.core import CacheManager, FullAttention, Recurrent
+from quire.core import CacheManager, FullAttention, MediaItem, Recurrent, Scope
+from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
+
+
+class Prompt(NamedTuple):
+    """The text of a request, whose it is, and the media in it."""
+
+    tokens: IntArray
+    scope: Scope | None
+    media: tuple[MediaItem, ...]
 
 
 class Search:
@@ -21,8 +32,8 @@ class Search:
     other groups                        t  t                        asked for what a hit there needs
 
     Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
-    Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
-    and `here.accepted` where nothing can be gained.
+    Asks the tiers for as little as it can, at least one token being left; nothing is loaded. `end` is
+    the best boundary in blocks, and `here.accepted` where nothing can be gained.
 
     `find`  `TierStack.find`, with what it is to leave out
     """
@@ -30,11 +41,12 @@ class Search:
     def __init__(
         self,
         manager: CacheManager,
-        find: Callable[..., list[int]],
         parts: Sequence[Sequence[BlockPart]],
+        prompt: Prompt,
         here: Residency,
-        limit: int,
+        find: Callable[..., list[int]],
     ) -> None:
+        self.prompt = prompt
         self.here = here
         self._manager = manager
         self._find = find
@@ -45,7 +57,7 @@ class Search:
         self.full = [g for g, kind in enumerate(kinds) if isinstance(kind, FullAttention)]
         self._sparse = [g for g in range(len(kinds)) if g not in self.full]
         self._states = [g for g, kind in enumerate(kinds) if isinstance(kind, Recurrent)]
-        self.end = self._agreed(self._full_end(limit))
+        self.end = self._agreed(self._full_end(most_blocks(manager, prompt)))
 
     @property
     def is_full(self) -> bool:
@@ -125,22 +137,14 @@ class Search:
         if not self.full or limit <= here.matched:
             return limit
         places = range(here.matched, limit)
-        keys = [
-            part.key(here.digests[at])
-            for at in places
-            for group in self.full
-            for part in self._parts[group]
-        ]
-        found = self._find(keys)
-        at = 0
-        for place in places:
+        keys = [key for at in places for group in self.full for key in self.keys(group, [at])]
+        found = iter(self._find(keys))
+        for at in places:
             for group in self.full:
-                width = len(self._parts[group])
-                levels = found[at : at + width]
+                levels = list(islice(found, len(self._parts[group])))
                 if -1 in levels:
-                    return place
-                self._levels[group, place] = levels
-                at += width
+                    return at
+                self._levels[group, at] = levels
         return limit
 
     def _agreed(self, end: int) -> int:
@@ -172,11 +176,13 @@ class Search:
         if (group, at) not in self._levels:
             first = max(at + 1 - self._looks[group], 0)
             self._looks[group] *= 2
-            self._look(group, [p for p in range(first, at + 1) if not self._is_held(group, p)])
+            places = [place for place in range(first, at + 1) if not self._is_held(group, place)]
+            found = iter(self._find(self.keys(group, places), contiguous=False))
+            for place in places:
+                self._levels[group, place] = list(islice(found, len(self._parts[group])))
         return -1 not in self._levels[group, at]
 
-    def _look(self, group: int, places: Sequence[int]) -> None:
-        width = len(self._parts[group])
-        found = self._find(self.keys(group, places), contiguous=False)
-        for index, at in enumerate(places):
-            self._levels[group, at] = found[index * width : (index + 1) * width]
+
+def most_blocks(manager: CacheManager, prompt: Prompt) -> int:
+    """Return the blocks of a prompt that could be found, as at least one token is left to compute."""
+    return (prompt.tokens.size - 1) // manager.block_size

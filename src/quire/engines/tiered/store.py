@@ -16,7 +16,7 @@ from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
-from quire.engines.tiered.search import Search
+from quire.engines.tiered.search import Prompt, Search, most_blocks
 from quire.errors import OutOfBlocks
 from quire.exchange import (
     Spill,
@@ -119,20 +119,18 @@ class TieredStore:
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
-        search = self._search(tokens, scope, media, ASKING_SHARE)
+        search = self._search(Prompt(tokens, scope, tuple(media)), ASKING_SHARE)
         if search is None:
             return NOTHING
         self._count_use(search)
-        end = self._worth(search, tokens.size)
-        if end <= search.here.accepted:
-            return NOTHING
-        return self._load(search, end, (tokens, scope, media))
+        end = self._worth(search)
+        return self._load(search, end) if end > search.here.accepted else NOTHING
 
     def prefetch(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> Prefetch | None:
         """Begin to bring what a waiting prompt will need into the fastest tier; None for nothing."""
-        search = self._search(tokens, scope, media)
+        search = self._search(Prompt(tokens, scope, tuple(media)))
         if search is None or search.end <= search.here.accepted:
             return None
         keys, _, sizes = search.lacking(search.end)
@@ -142,7 +140,7 @@ class TieredStore:
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those on the device, by name."""
-        search = self._search(tokens, scope, media)
+        search = self._search(Prompt(tokens, scope, tuple(media)))
         return {} if search is None else search.by_tier(search.end, self.stack.names)
 
     # -- down ------------------------------------------------------------------------------
@@ -211,35 +209,27 @@ class TieredStore:
             keys += search.keys(group, places)
         self.stack.used(keys)
 
-    def _search(
-        self,
-        tokens: IntArray,
-        scope: Scope | None,
-        media: Sequence[MediaItem],
-        share: float = math.inf,
-    ) -> Search | None:
+    def _search(self, prompt: Prompt, share: float = math.inf) -> Search | None:
         """Look for a prompt; where the gate is on, in tiers that take at most a share of computing to ask."""
-        limit = (tokens.size - 1) // self.manager.block_size
+        limit, size = most_blocks(self.manager, prompt), self.manager.block_size
         if limit < 1:
             return None
-        here = residency(self.manager, tokens, scope, tuple(media))
-        find = self.stack.find
+        here, find = residency(self.manager, *prompt), self.stack.find
         is_patient = not (self.stack.settings.gate and self._asks_others)
-        if is_patient or not self.cost.num_observed or share == math.inf:
-            return Search(self.manager, find, self.parts, here, limit)
-        size = self.manager.block_size
-        computing_s = self.cost.seconds(here.accepted * size, tokens.size)
-        saved_s = self.cost.saved(here.accepted * size, limit * size, tokens.size)
-        num_bytes = 0
-        for group, parts in enumerate(self.parts):
-            lacking = sum(at >= here.matched for at in required_blocks(self.manager, group, limit))
-            num_bytes += lacking * sum(part.record_bytes for part in parts)
-        patience_s = max(LEAST_PATIENCE_S, share * computing_s)
-        gains_s = self.stack.gate.gains(num_bytes, saved_s)
-        find = partial(find, patience_s=patience_s, gains_s=gains_s)
-        return Search(self.manager, find, self.parts, here, limit)
+        if not is_patient and self.cost.num_observed and share < math.inf:
+            start, num_tokens = here.accepted * size, prompt.tokens.size
+            saved_s = self.cost.saved(start, limit * size, num_tokens)
+            num_bytes = 0
+            for group, parts in enumerate(self.parts):
+                needed = required_blocks(self.manager, group, limit)
+                lacking = sum(at >= here.matched for at in needed)
+                num_bytes += lacking * sum(part.record_bytes for part in parts)
+            patience_s = max(LEAST_PATIENCE_S, share * self.cost.seconds(start, num_tokens))
+            gains_s = self.stack.gate.gains(num_bytes, saved_s)
+            find = partial(find, patience_s=patience_s, gains_s=gains_s)
+        return Search(self.manager, self.parts, prompt, here, find)
 
-    def _worth(self, search: Search, num_tokens: int) -> int:
+    def _worth(self, search: Search) -> int:
         """Return up to which boundary loading beats computing."""
         here, size, end = search.here, self.manager.block_size, search.end
         if end <= here.accepted:
@@ -252,19 +242,15 @@ class TieredStore:
             loaded = num_keys // step if search.is_full else end - here.accepted
             loaded = loaded if num_keys else 0
             entering_s = self._entering.seconds(num_keys * record_bytes)
-            return self.cost.seconds((here.accepted + loaded) * size, num_tokens) + entering_s
+            start = (here.accepted + loaded) * size
+            return self.cost.seconds(start, search.prompt.tokens.size) + entering_s
 
         chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
         if search.is_full:
             return here.matched + chosen // step
         return end if chosen else here.accepted
 
-    def _load(
-        self,
-        search: Search,
-        end: int,
-        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
-    ) -> Onboarded:
+    def _load(self, search: Search, end: int) -> Onboarded:
         asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
         buffers = self.stack.buffers(sizes)
@@ -278,7 +264,7 @@ class TieredStore:
         }
         try:
             end = search.whole(end, came) if causes else end
-            tokens = self._enter(search, end, prompt, came)
+            tokens = self._enter(search, end, came)
         except BaseException:
             self.transfers.join()  # blocks that have gone back are nobody's, but only for now
             raise
@@ -286,25 +272,19 @@ class TieredStore:
             self.transfers.then(lambda: self.stack.give_back(buffers))
         if tokens:
             self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
-            size = self.manager.block_size
-            saved_s = self.cost.saved(search.here.accepted * size, end * size, prompt[0].size)
+            size, num_tokens = self.manager.block_size, search.prompt.tokens.size
+            saved_s = self.cost.saved(search.here.accepted * size, end * size, num_tokens)
             self.stack.feeding.earn(saved_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
-    def _enter(
-        self,
-        search: Search,
-        end: int,
-        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
-        buffers: dict[bytes, memoryview],
-    ) -> dict[str, int]:
+    def _enter(self, search: Search, end: int, buffers: dict[bytes, memoryview]) -> dict[str, int]:
         """Put verified records into blocks of the pools, and let requests find them."""
         if end <= search.here.accepted:
             return {}
-        tokens, scope, media = prompt
+        tokens, scope, media = search.prompt
         brought = search.brought(end)
         try:
-            restored = restore(self.manager, tokens, end, brought, scope, media=tuple(media))
+            restored = restore(self.manager, tokens, end, brought, scope, media=media)
         except OutOfBlocks:
             return {}
         with restored:
