@@ -13,7 +13,7 @@ from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
-from quire.engines.hf.media import Media, MediaReader
+from quire.engines.hf.media import Media, MediaReader, moved
 from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
 from quire.engines.hf.verify import FirstCalls
@@ -135,11 +135,9 @@ class Calls:
 
     def feed(self, chunk: int | None) -> Feed:
         """Return a function that computes a prompt of one row, without media, up to a length."""
-
-        def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
-            self.prefill(prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk)
-
-        return feed
+        return lambda prompt, past, num_tokens: self.prefill(
+            prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk
+        )
 
     def prefill(
         self, prompts: Prompts, media: Media, past: WorkingCache, stop: int, chunk: int | None
@@ -157,10 +155,7 @@ class Calls:
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
         if "logits_to_keep" in names:
             fixed["logits_to_keep"] = 1
-        content = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in media.content(past.get_seq_length()).items()
-        }
+        content = moved(media.content(past.get_seq_length()), device)
         # Content is fed whole, in one forward: generate cannot split it either.
         step = max(ids.shape[1], 1) if content or chunk is None else chunk
         with KVRecorder(self.watched, past, media, learn=self._learn()), torch.no_grad():
@@ -199,8 +194,8 @@ class Calls:
             cached_tokens=request.num_reused,
             stored_tokens=stored,
             ttft_s=None if first is None else first - started,
-            tier_tokens=_sum(each.tokens for each in request.onboarded),
-            tier_misses=_sum(each.causes for each in request.onboarded),
+            tier_tokens=summed(each.tokens for each in request.onboarded),
+            tier_misses=summed(each.causes for each in request.onboarded),
             unknown_tokens=ledger.num_unknown,
             unknown_reason=ledger.reason,
         )
@@ -211,8 +206,6 @@ class Calls:
         return store.tiers.cost.observe if store.tiers and store.transfers.is_idle else None
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return dict(total)
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return counts of the same names as one."""
+    return dict(sum(map(Counter, counts), Counter[str]()))

@@ -96,16 +96,11 @@ class WorkingLayer(CacheLayerMixin):
                 self, key_states, value_states
             )  # states have their own
             return self.extend(key_states, value_states)
-        num_rows, _, capacity, _ = self._held[0].shape
-        if key_states.shape[0] != num_rows:
-            raise ConfigError(
-                f"the cache holds {num_rows} rows and the model was fed "
-                f"{key_states.shape[0]}; call past.batch_repeat_interleave(n) before generate "
-                "with num_beams or num_return_sequences"
-            )
+        held = self._held[0]
+        check_rows(held, key_states)
         start, stop = self.length, self.length + key_states.shape[-2]
-        if stop - self.first > capacity:
-            rows = torch.arange(num_rows, device=self._held[0].device)
+        if stop - self.first > held.shape[-2]:
+            rows = torch.arange(held.shape[0], device=held.device)
             self._move(rows, max(stop - self.first + 64, 2 * (start - self.first)))
         self._show(stop)
         return self._columns(start, stop)
@@ -221,3 +216,12 @@ class WorkingLayer(CacheLayerMixin):
     def _empty(self, like: torch.Tensor, num_rows: int, capacity: int) -> torch.Tensor:
         room = like.detach().new_empty(num_rows, like.shape[1], capacity, like.shape[-1])
         return room.fill_(torch.nan) if self.debug_nan else room
+
+
+def check_rows(held: torch.Tensor | None, given: torch.Tensor) -> None:
+    """Raise `ConfigError` unless a model was fed as many rows as its cache holds."""
+    if held is not None and held.shape[0] != given.shape[0]:
+        raise ConfigError(
+            f"the cache holds {held.shape[0]} rows and the model was fed {given.shape[0]}; call "
+            "past.batch_repeat_interleave(n) before generate with num_beams or num_return_sequences"
+        )

@@ -62,8 +62,7 @@ class KVRecorder:
         self._is_same_model = is_same_model
         self._begun_at = 0.0
         self._first_span = (0, 0)
-        self.num_forwards = 0
-        self.num_computed = 0
+        self._num_forwards = 0
         self._watched = watched
         self.cache = cache
         self._media = media
@@ -90,7 +89,7 @@ class KVRecorder:
 
     def mark_first_token(self) -> None:
         """Note the time of the first token: the first call after the first forward does."""
-        if self.first_token_at is None and self.num_forwards:
+        if self.first_token_at is None and self._num_forwards:
             self.first_token_at = self._watched.clock()
             if self._learn is not None and self.cache.ledger.num_rows == 1:
                 self._learn(*self._first_span, self.first_token_at - self._begun_at)
@@ -98,7 +97,7 @@ class KVRecorder:
     def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Note that a forward begins with these arguments, by name; return others where it needs them."""
         self.mark_first_token()
-        if not self.num_forwards and self._learn is not None:
+        if not self._num_forwards and self._learn is not None:
             self._begun_at = self._watched.clock()
         self.cache.forward_starts()
         changed = self._without_head(given) or self._with_positions(given)
@@ -113,21 +112,17 @@ class KVRecorder:
 
     def forward_ends(self, output: Any) -> None:
         """Enter what the forward that began last has computed, and returned as `output`."""
-        start = self.cache.ledger.length
-        self.num_computed += self.cache.forward_ends(self._fed)
-        self._forget_unnamed(self._fed, start)
-        self._fed = ""
-        if not self.num_forwards:
-            self._first_span = (start, self.cache.ledger.length)
-        self.num_forwards += 1
-        if self.num_forwards == 1 and self._check is not None:
-            self._check(self.cache, output)
-
-    def _forget_unnamed(self, fed: torch.Tensor | str, start: int) -> None:
+        ledger, fed, self._fed = self.cache.ledger, self._fed, ""
+        start = ledger.length
+        self.cache.forward_ends(fed)
         if isinstance(fed, torch.Tensor) and self._media is not None:
-            ledger = self.cache.ledger
             known = start + self._media.num_known(fed, start, ledger.origins)
             ledger.forget_from(known, "a placeholder stood for content that has no name")
+        self._num_forwards += 1
+        if self._num_forwards == 1:
+            self._first_span = (start, ledger.length)
+            if self._check is not None:
+                self._check(self.cache, output)
 
     def _without_head(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments without what the cache holds, where they begin with the very same."""

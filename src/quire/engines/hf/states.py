@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from quire.engines.hf.layers import WorkingLayer
+from quire.engines.hf.layers import WorkingLayer, check_rows
 from quire.errors import ConfigError
 
 RowStates = list[list[torch.Tensor]]
@@ -41,7 +41,7 @@ class StateLayer(LinearAttentionLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """As in transformers, with rows that must be the cache's and no gradients kept."""
-        self._check_rows(conv_states, self.conv_states[state_idx])
+        check_rows(self.conv_states[state_idx], conv_states)
         return super().update_conv_state(  # pyright: ignore[reportUnknownMemberType] - untyped **kwargs
             conv_states.detach(), state_idx, conv_kernel_size, **kwargs
         )
@@ -50,7 +50,7 @@ class StateLayer(LinearAttentionLayer):
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
         """As in transformers, with rows that must be the cache's and no gradients kept."""
-        self._check_rows(recurrent_states, self.recurrent_states[state_idx])
+        check_rows(self.recurrent_states[state_idx], recurrent_states)
         return super().update_recurrent_state(  # pyright: ignore[reportUnknownMemberType] - untyped **kwargs
             recurrent_states.detach(), state_idx, **kwargs
         )
@@ -103,14 +103,6 @@ class StateLayer(LinearAttentionLayer):
             for which, held in (("conv", self.conv_states), ("recurrent", self.recurrent_states)):
                 if held[index] is not None:
                     yield f"{which}.{index}", held, index
-
-    def _check_rows(self, given: torch.Tensor, held: torch.Tensor | None) -> None:
-        if held is not None and held.shape[0] != given.shape[0]:
-            raise ConfigError(
-                f"the cache holds {held.shape[0]} rows and the model was fed {given.shape[0]}; "
-                "call past.batch_repeat_interleave(n) before generate with num_beams or "
-                "num_return_sequences"
-            )
 
 
 class HybridLayer(StateLayer, WorkingLayer):  # pyright: ignore[reportIncompatibleMethodOverride] - transformers' bases

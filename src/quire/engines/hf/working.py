@@ -69,8 +69,8 @@ class WorkingCache(Cache):
             )
         self._in_forward = True
 
-    def forward_ends(self, fed: torch.Tensor | str) -> int:
-        """Enter the columns that a finished forward computed; return how many.
+    def forward_ends(self, fed: torch.Tensor | str) -> None:
+        """Enter the columns that a finished forward computed.
 
         `fed`: the token ids `[rows, n]`, or why the columns are not those of tokens.
         """
@@ -85,7 +85,6 @@ class WorkingCache(Cache):
             self.ledger.append_unknown(computed, reason)
         if self.state_layers:
             self._take_snapshots()
-        return computed
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns, in all layers and in the ledger.

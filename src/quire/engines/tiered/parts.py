@@ -93,27 +93,17 @@ class BlockPart:
 
 def make_parts(layout: ModelLayout, origin: Origin) -> list[list[BlockPart]]:
     """Return the parts of each layer group of a model. Raises `ConfigError` for an unknown dtype."""
-    return [
-        list(_parts_of(layout, index, origin, heads))
-        for index, heads in enumerate(_head_groups(layout, origin.splits))
-    ]
+    return [list(_parts_of(layout, index, origin)) for index in range(len(layout.groups))]
 
 
-def _head_groups(layout: ModelLayout, splits: int) -> Iterable[list[tuple[int, int] | None]]:
-    for group in layout.groups:
-        memory = group.memory
-        if not isinstance(memory, KVLayout):
-            yield [None]
-            continue
-        step = memory.kv_heads // splits if memory.kv_heads % splits == 0 else memory.kv_heads
-        yield [(first, first + step) for first in range(0, memory.kv_heads, step)]
-
-
-def _parts_of(
-    layout: ModelLayout, index: int, origin: Origin, heads: list[tuple[int, int] | None]
-) -> Iterable[BlockPart]:
+def _parts_of(layout: ModelLayout, index: int, origin: Origin) -> Iterable[BlockPart]:
     group = layout.groups[index]
-    for span in heads:
+    spans: list[tuple[int, int] | None] = [None]
+    if isinstance(group.memory, KVLayout):
+        heads = group.memory.kv_heads
+        step = heads if heads % origin.splits else heads // origin.splits
+        spans = [(first, first + step) for first in range(0, heads, step)]
+    for span in spans:
         codec = BlockCodec(group.memory, origin.dtype, span)
         namespace = Namespace(
             model=origin.model,

@@ -24,7 +24,7 @@ from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import Piece, first_chunk
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
-from quire.exchange.kept import Prefix, all_blocks, prefixes
+from quire.exchange.kept import all_blocks, prefixes
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
 from quire.tiers.stack.settings import StackSettings
@@ -110,8 +110,10 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
     with TierStack([Files(source / "records")], settings) as stack:
         store = over(stack)
         _check_same(source, manifest, store)
+        own = {public: model for model, public in store.digests.public.items()}
         for prefix in manifest.prefixes:
-            scope = _scope_here(Scope(*prefix.scope), store)
+            salt, lora, model = prefix.scope
+            scope = Scope(salt, lora, own.get(model, model))
             tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
             num_saved += tokens.size
             for end in prefix.ends:
@@ -148,8 +150,8 @@ def _head(
 
 
 def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
-    same_model = manifest.model == _model(store)
-    if same_model and manifest.namespaces == _namespaces(store):
+    same_model = manifest.model == store.namespaces[0].model
+    if same_model and manifest.namespaces == _digests(store):
         return
     raise ConfigError(
         f"{source} holds {'blocks of another layout' if same_model else 'another model'} (blocks of "
@@ -159,25 +161,16 @@ def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
 
 
 def _manifest(store: TieredStore) -> Manifest:
-    return Manifest(
-        model=_model(store),
-        block_size=store.manager.block_size,
-        namespaces=_namespaces(store),
-        prefixes=[
-            _written(prefix, store.digests.named(prefix.scope))
-            for prefix in prefixes(store.manager)
-        ],
-    )
+    saved: list[SavedPrefix] = []
+    for prefix in prefixes(store.manager):
+        scope, tokens = store.digests.named(prefix.scope), prefix.tokens.astype("<i4").tobytes()
+        names = (scope.salt, scope.lora, scope.model)
+        saved.append(SavedPrefix(tokens, names, prefix.media, prefix.ends))
+    return Manifest(store.namespaces[0].model, store.manager.block_size, _digests(store), saved)
 
 
-def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
-    tokens = prefix.tokens.astype("<i4").tobytes()
-    return SavedPrefix(tokens, (scope.salt, scope.lora, scope.model), prefix.media, prefix.ends)
-
-
-def _scope_here(scope: Scope, store: TieredStore) -> Scope:
-    own = {public: model for model, public in store.digests.public.items()}
-    return Scope(scope.salt, scope.lora, own.get(scope.model, scope.model))
+def _digests(store: TieredStore) -> list[str]:
+    return [namespace.digest.hex() for namespace in store.namespaces]
 
 
 def _read(source: Path) -> Manifest:
@@ -203,11 +196,3 @@ def _read(source: Path) -> Manifest:
 
 def _is_saved(path: Path) -> bool:
     return path.is_dir() and ((path / "prefixes").is_file() or not any(path.iterdir()))
-
-
-def _namespaces(store: TieredStore) -> list[str]:
-    return [part.namespace.digest.hex() for parts in store.parts for part in parts]
-
-
-def _model(store: TieredStore) -> str:
-    return store.parts[0][0].namespace.model

@@ -92,9 +92,9 @@ class TieredStore:
         self._spill = manager.kernel.watchers.find(Spill)
         self.stack = stack
         self.parts = make_parts(layout, origin)
-        namespaces = [part.namespace for parts in self.parts for part in parts]
+        self.namespaces = [part.namespace for parts in self.parts for part in parts]
         written = () if stack.settings.read_only else stack.tiers
-        self._naming = Naming(written, namespaces, stack.later)
+        self._naming = Naming(written, self.namespaces, stack.later)
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
