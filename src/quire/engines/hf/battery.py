@@ -94,7 +94,7 @@ def twin_of(model_class: Any, config: Any, seed: int) -> Any:
     """Build a model of a shrunk config whose random weights are large enough for errors to show."""
     small = shrunk(config)
     small._attn_implementation = _attention(config)  # noqa: SLF001 - its public name
-    forked: Any = torch.random.fork_rng(devices=[])  # pyright: ignore[reportUnknownMemberType]
+    forked = cast("Any", torch.random).fork_rng(devices=[])
     with forked, torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # that of the CPU alone
         twin = model_class._from_config(small, dtype=torch.float32).eval()  # noqa: SLF001 - as from_config calls it
