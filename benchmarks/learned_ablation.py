@@ -15,8 +15,10 @@ import argparse
 
 import numpy as np
 
-from quire.core.policies.learned import Learned, Mind
-from quire.core.policies.reentry import NUM_CLASSES, WIDTHS, Reentry
+from quire.foresight import Learned
+from quire.foresight.mind import Mind
+from quire.foresight.queues import Queues
+from quire.foresight.reentry import NUM_CLASSES, WIDTHS, Reentry
 from quire.sim.replay import replay
 from quire.sim.trace import open_trace
 
@@ -149,8 +151,13 @@ class Upside(Reentry):
 class OneQueueForSuperseded(Learned):
     """What a later turn has gone on from stays in its class."""
 
+    def _queues(self, tick, capacity):
+        return _InTheirClasses(tick, capacity, self.mind)
+
+
+class _InTheirClasses(Queues):
     def _queue(self, entry):
-        record = self._record(entry)
+        record = entry.note
         gone_on_from, record.superseded = record.superseded, False
         queue = super()._queue(entry)
         record.superseded = gone_on_from
@@ -161,22 +168,22 @@ def with_cells(*kept):
     """Return the policy with some of its four features: turn, new, turn and new, output."""
 
     class Fewer(Learned):
-        def _cells(self, trail, visit):
-            cells = super()._cells(trail, visit)
+        def _cells(self, walk):
+            cells = super()._cells(walk)
             return tuple(cells[i] for i in kept)
 
     return Fewer
 
 
-def with_mind(mind, policy=Learned):
+def with_mind(mind):
     """Return a maker of policies that think otherwise."""
-    return lambda tick, capacity: policy(tick, capacity, mind())
+    return lambda: Learned(mind)
 
 
 TURN, NEW, PAIR, OUTPUT = range(4)
 
 VARIANTS = {
-    "lru": "lru",
+    "lru": lambda: "lru",
     "shipped": Learned,
     "no ghosts": with_mind(NoGhosts),
     "no trim": with_mind(NoTrim),
@@ -203,14 +210,9 @@ VARIANTS = {
 
 def fitted(trace, capacity):
     """Return the policy as it is after the whole trace: its curves know the future, on average."""
-    minds = []
-
-    def first(tick, capacity):
-        minds.append(Mind())
-        return Learned(tick, capacity, minds[-1])
-
+    first = Learned()
     replay(trace, capacity, first)
-    return with_mind(with_model(lambda: _Fitted(minds[0].model)))
+    return with_mind(with_model(lambda: _Fitted(first.mind.model)))
 
 
 class _Fitted(Reentry):
@@ -242,7 +244,7 @@ def main():
             for share in shares:
                 capacity = int(trace.num_blocks * share / 100)
                 policy = VARIANTS[name] if name != "fitted" else fitted(trace, capacity)
-                result = replay(trace, capacity, policy)
+                result = replay(trace, capacity, policy())
                 print(f" {100 * result.token_hit:.2f} |", end="", flush=True)
             print()
 

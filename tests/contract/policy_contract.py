@@ -132,8 +132,8 @@ class PolicyContract:
 
     def test_to_ask_for_the_victim_again_gives_the_same(self):
         def ask(manager):
-            evictor = manager.kernel.tree.evictor
-            assert evictor.victim() == evictor.victim()
+            order = manager.kernel.tree.order
+            assert order.victim() == order.victim()
 
         self.mixed_history(ask)
 

@@ -11,25 +11,12 @@ ALL = 10**6
 class Spy:
     """Writes down every call that it gets, and what the entry looked like then."""
 
-    watches = True
-    remembers = True
-
     def __init__(self, tick, capacity):
         super().__init__(tick, capacity)
         self.calls = []
 
     def note(self, name, entry, *more):
-        self.calls.append((name, entry, entry.num_blocks if entry is not None else 0, *more))
-
-    def opened(self, visit, entry):
-        self.note("opened", entry, (visit.now, visit.prompt, visit.output), visit)
-
-    def closing(self, visit, entry):
-        self.note("closing", entry, (visit.now, visit.prompt, visit.output), visit)
-
-    def evicting(self, entry, num_blocks):
-        self.note("evicting", entry, num_blocks)
-        super().evicting(entry, num_blocks)
+        self.calls.append((name, entry, entry.num_blocks, *more))
 
     def touched(self, entry):
         self.note("touched", entry)

@@ -115,7 +115,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
     image = MediaItem(b"i" * 32, 1, 6)
 
     def noted():
-        order = [id(node) for node in manager.kernel.tree.evictor.order()]
+        order = [id(node) for node in manager.kernel.tree.order.order()]
         return (
             list(observer.told),
             list(watcher(manager, LiveCurve)._notes),

@@ -9,7 +9,7 @@ from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
 from quire.core import CacheManager, FullAttention, Hint, Recurrent, SlidingWindow
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 from quire.exchange import block_hashes, digests_of, hold
 from watching import take_evicted, watchers
 
@@ -107,7 +107,7 @@ def test_a_join_stops_where_somebody_stands():
     assert conserved(manager)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
     manager = CacheManager(9000, 4, policy=policy, watchers=watchers())
     prompt = run(0, 4 * 128)

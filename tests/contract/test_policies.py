@@ -3,7 +3,7 @@
 from core_help import found, run, serve
 from policy_contract import BLOCK, PolicyContract
 
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 
 
 class TestLru(PolicyContract):
@@ -75,7 +75,7 @@ class TestLearned(PolicyContract):
 
 def test_every_policy_has_its_contract():
     bound = {each.policy for each in _subclasses(PolicyContract)}
-    assert bound - {""} == set(POLICIES)
+    assert bound - {""} == set(policy_names())
 
 
 def _subclasses(contract):

@@ -1,12 +1,17 @@
-"""What a policy is told, and in which order: the interface of `policies.base`."""
+"""What a policy is told, and in which order; what it may ask of an entry, and of its pool; what may be one."""
 
+from importlib.metadata import EntryPoint
+
+import numpy as np
 import pytest
-from core_help import generate, prefill, run, serve
-from policy_spy import ALL, BLOCK, Spied, SpyingLru, SpyingRanked, ends, names_of
+from core_help import found, prefill, run, serve
+from policy_spy import BLOCK, Spied, SpyingLru, SpyingRanked, ends, names_of
 
 from quire import ops
-from quire.core import Hint
-from quire.errors import OutOfBlocks
+from quire.core import CacheManager, FullAttention, Hint, LayerGroup, Watcher, policies
+from quire.core.policies import Lru, policy_names
+from quire.errors import ConfigError
+from quire.foresight import Learned
 
 
 @pytest.fixture(params=[SpyingLru, SpyingRanked])
@@ -15,8 +20,12 @@ def spied(request):
 
 
 class TestOrder:
-    def test_a_request_is_opened_and_then_what_it_found_is_touched_from_the_deepest_up(self, spied):
-        world = spied()
+    def test_what_a_request_finds_is_touched_from_the_deepest_up_and_then_it_is_opened(self, spied):
+        class Listener(Watcher):
+            def opened(self, seq, key, missed):
+                world.calls.append(("opened", seq.node))
+
+        world = spied(watchers=[Listener()])
         manager = world.manager
         for length in (2, 3, 5):
             serve(manager, [*run(0, length * BLOCK), 7])
@@ -24,19 +33,14 @@ class TestOrder:
         world.take()
         manager.open([*run(0, 5 * BLOCK), 7])
         calls = [call for call in world.take() if call[0] in ("opened", "touched")]
-        assert names_of(calls)[0] == "opened"
-        assert calls[0][1].end == 5
+        assert names_of(calls)[-1] == "opened"
+        assert calls[-1][1] is calls[0][1]
         touched = ends(calls, "touched")
         assert touched == sorted(touched, reverse=True)
         assert touched[0] == 5
-        assert sum(call[2] for call in calls[1:]) == 5
+        assert sum(call[2] for call in calls[:-1]) == 5
 
-    def test_a_request_that_finds_nothing_is_opened_without_an_entry(self, spied):
-        world = spied()
-        world.manager.open(run(0, 3 * BLOCK))
-        assert [(name, entry) for name, entry, *_ in world.take()] == [("opened", None)]
-
-    def test_a_request_is_closing_before_what_it_stored_is_released(self, spied):
+    def test_what_a_request_stored_is_released_from_the_deepest_up(self, spied):
         world = spied()
         manager = world.manager
         serve(manager, [*run(0, 2 * BLOCK), 7])
@@ -44,11 +48,8 @@ class TestOrder:
         world.take()
         manager.close(seq)
         calls = world.take()
-        names = names_of(calls, "closing", "released")
-        assert names[0] == "closing"
-        assert names.count("closing") == 1
-        assert calls[0][1].end == 5
         released = ends(calls, "released")
+        assert released[0] == 5
         assert released == sorted(released, reverse=True)
         assert sum(call[2] for call in calls if call[0] == "released") == 5
 
@@ -70,6 +71,17 @@ class TestOrder:
         assert "exposed" not in names_of(world.take())
         manager.reclaim(1)
         assert ends(world.take(), "exposed") == [1]
+
+    @pytest.mark.parametrize("asked", [1, 2, 3, 5, 7, 10**6])
+    def test_an_entry_is_referenced_when_its_last_block_goes(self, spied, asked):
+        world = spied()
+        manager = world.manager
+        for start in (0, 1000):
+            serve(manager, [*run(0, BLOCK), *run(start + 50_000, 3 * BLOCK)])
+        world.take()
+        assert manager.reclaim(asked) == min(asked, 7)
+        gone = names_of(world.take(), "referenced")
+        assert len(gone) == (asked >= 3) + (asked >= 6) + (asked >= 7)
 
     def test_a_lookup_calls_nothing(self, spied):
         world = spied()
@@ -93,151 +105,94 @@ class TestOrder:
         world.check()
 
 
-class TestVisits:
-    def test_it_counts_the_tokens_of_the_prompt_and_at_the_end_those_generated(self, spied):
+class TestEntries:
+    def test_a_cut_entry_hands_down_what_its_policy_wrote_on_it(self, spied):
         world = spied()
         manager = world.manager
-        seq = prefill(manager, run(0, 13))
-        generate(manager, seq, run(2000, 6))
-        manager.close(seq)
-        opened, closing = (call for call in world.take() if call[0] in ("opened", "closing"))
-        assert opened[3][1:] == (13, 0)
-        assert closing[3][1:] == (13, 6)
-        assert opened[4] is closing[4]
-        assert opened[4].block_size == BLOCK
+        serve(manager, run(0, 4 * BLOCK))
+        entry = next(c[1] for c in world.take() if c[0] == "released")
+        entry.note = (7, 8)
+        with manager.pin(run(0, BLOCK)):
+            (split,) = [call for call in world.take() if call[0] == "split"]
+        _, lower, _, upper = split
+        assert lower is entry
+        assert upper.note == (7, 8)
+        assert (upper.num_blocks, lower.num_blocks) == (1, 3)
 
-    def test_a_policy_finds_its_note_again(self, spied):
-        world = spied()
-        seq = world.manager.open(run(0, 5))
-        world.take()[0][4].note = "mine"
-        world.manager.close(seq)
-        assert [call[4].note for call in world.take() if call[0] == "closing"] == ["mine"]
-
-    def test_its_time_is_the_clocks(self, spied):
-        times = iter(range(100, 10**6, 5))
-        world = spied(clock=lambda: next(times))
-        for _ in range(3):
-            serve(world.manager, run(0, 3 * BLOCK))
-        seen = [call[3][0] for call in world.take() if call[0] in ("opened", "closing")]
-        assert len(seen) == 6
-        assert seen == sorted(seen)
-        assert len(set(seen)) == 6
-        assert seen[0] >= 100
-
-    def test_without_a_clock_it_counts_requests(self, spied):
-        world = spied()
-        for _ in range(4):
-            serve(world.manager, run(0, 3 * BLOCK))
-        seen = [call[3][0] for call in world.take() if call[0] == "opened"]
-        assert seen == list(range(seen[0], seen[0] + 4))
-
-    def test_a_fork_is_no_visit(self, spied):
-        world = spied()
-        manager = world.manager
-        seq = prefill(manager, run(0, 2 * BLOCK))
-        twin = manager.fork(seq)
-        generate(manager, twin, run(1000, 3))
-        manager.close(twin)
-        manager.close(seq)
-        assert names_of(world.take(), "opened", "closing") == ["opened", "closing"]
-
-    def test_only_the_policy_object_of_ordinary_entries_is_told(self, spied):
-        world = spied()
-        for priority in (0, 1, -1):
-            serve(world.manager, run(2000 + 1000 * priority, BLOCK), priority=priority)
-        world.take()
-        serve(world.manager, run(1000, BLOCK), priority=1)
-        assert len(world.policies) == 3
-        assert names_of(world.take(), "opened", "closing") == ["opened", "closing"]
-
-    def test_a_resumed_request_visits_again(self, spied):
-        world = spied()
-        manager = world.manager
-        seq = prefill(manager, run(0, 3 * BLOCK))
-        manager.suspend(seq)
-        manager.reclaim(1)
-        manager.resume(seq)
-        calls = [call for call in world.take() if call[0] in ("opened", "closing")]
-        assert names_of(calls) == ["opened", "closing", "opened"]
-        assert calls[2][1].end == 2
-
-    def test_a_policy_that_does_not_watch_is_not_told(self):
-        class Blind(SpyingLru):
-            watches = False
-
-        world = Spied(Blind)
-        serve(world.manager, run(0, 3 * BLOCK))
-        assert not names_of(world.take(), "opened", "closing")
-
-    def test_a_refused_request_is_no_visit(self, spied):
-        world = spied(num_blocks=4)
-        with pytest.raises(OutOfBlocks):
-            world.manager.open(run(0, 5 * BLOCK))
-        assert world.take() == []
-
-
-class TestEvicting:
-    def test_it_names_every_evicted_block_before_it_goes(self, spied):
-        world = spied(num_blocks=10)
-        manager = world.manager
-        for start in (0, 1000, 0, 2000, 3000, 1000, 0, 4000):
-            trunk = run(start - start % 2000, BLOCK)
-            serve(manager, [*trunk, *run(start + 50_000, 3 * BLOCK), 7])
-            world.check()
-        told = [call for call in world.take() if call[0] == "evicting"]
-        assert told
-        assert all(0 < num_blocks <= there for _, _, there, num_blocks in told)
-        assert sum(call[3] for call in told) == manager.stats.evicted_blocks
-
-    @pytest.mark.parametrize("asked", [1, 2, 3, 5, 7, ALL])
-    def test_an_entry_is_referenced_when_its_last_block_goes(self, spied, asked):
-        world = spied()
-        manager = world.manager
-        for start in (0, 1000):
-            serve(manager, [*run(0, BLOCK), *run(start + 50_000, 3 * BLOCK)])
-        world.take()
-        done = manager.reclaim(asked)
-        calls = [call for call in world.take() if call[0] in ("evicting", "referenced")]
-        assert sum(call[3] for call in calls if call[0] == "evicting") == done == min(asked, 7)
-        for call, after in zip(calls, [*calls[1:], (None, None)], strict=True):
-            if call[0] == "evicting":
-                follows = after[0] == "referenced" and after[1] is call[1]
-                assert follows == (call[2] == call[3])
-
-    def test_a_policy_is_told_of_its_own_entries_only(self, spied):
-        world = spied()
-        for start, priority in ((0, 1), (1000, 0)):
-            serve(world.manager, run(start, 2 * BLOCK), priority=priority)
-        kinds = list(world.policies)
-        for policy in kinds:
-            policy.calls = []
-        world.manager.reclaim(3)
-        counts = [[call[3] for call in policy.calls if call[0] == "evicting"] for policy in kinds]
-        assert sorted(counts) == [[1], [2]]
-
-    def test_what_is_invalidated_is_not_evicted(self, spied):
-        world = spied()
-        for start in (0, 1000):
-            serve(world.manager, run(start, 3 * BLOCK))
-        world.take()
-        assert world.manager.evict(run(0, 3 * BLOCK)) == 3
-        assert world.manager.clear() == 3
-        assert "evicting" not in names_of(world.take())
-
-    def test_a_shrinking_pool_evicts_too(self, spied):
+    def test_the_capacity_follows_the_pool(self, spied):
         world = spied(num_blocks=12)
-        for start in (0, 1000):
-            serve(world.manager, run(start, 4 * BLOCK))
-        world.take()
-        ops.resize(world.manager, {"full": 5})
-        told = sum(call[3] for call in world.take() if call[0] == "evicting")
-        assert told == world.manager.stats.evicted_blocks == 3
+        (policy,) = world.policies
+        for size in (20, 5):
+            assert policy.capacity() == world.manager.pools[0].num_blocks
+            ops.resize(world.manager, {"full": size})
+            assert policy.capacity() == size
 
-    def test_a_policy_that_does_not_remember_is_not_told(self):
-        class Forgetful(SpyingLru):
-            remembers = False
+    def test_of_several_full_groups_the_smallest_counts(self, spied):
+        groups = [LayerGroup(str(size), size, FullAttention()) for size in (12, 8, 20)]
+        world = spied(groups=groups)
+        assert world.policies[0].capacity() == 8
+        ops.resize(world.manager, {"8": 30})
+        assert world.policies[0].capacity() == 12
 
-        world = Spied(Forgetful, num_blocks=4)
-        for start in (0, 1000):
-            serve(world.manager, run(start, 3 * BLOCK))
-        assert not names_of(world.take(), "evicting")
+    def test_each_class_has_a_policy_object_and_all_share_the_counter(self, spied):
+        world = spied()
+        for priority in (0, 1, 0, -1):
+            serve(world.manager, run(1000, BLOCK), priority=priority)
+            serve(world.manager, run(2000 + 100 * priority, BLOCK), priority=priority)
+        assert len(world.policies) == 3
+        ticks = [policy.tick() for policy in world.policies]
+        assert ticks == sorted(set(ticks))
+
+
+class TestWhatMayBeAPolicy:
+    @pytest.mark.parametrize(
+        ("policy", "message"),
+        [
+            ("lruu", "unknown policy 'lruu'; there are fifo, learned, lfu, lru"),
+            (np.array([1, 2]), "one of fifo, learned, lfu, lru or makes"),
+            (None, "or makes quire.core.Policy objects, got None"),
+            (lambda: Lru, "policy is called with a counter and a capacity"),
+            (lambda tick, capacity: "lru", "makes quire.core.Policy objects, not 'lru'"),
+            (EntryPoint, "a class that is no Policy and wants arguments"),
+        ],
+    )
+    def test_what_makes_no_policy_is_refused(self, policy, message):
+        with pytest.raises(ConfigError, match=message):
+            CacheManager(8, BLOCK, policy=policy)
+
+    @pytest.mark.parametrize("policy", ["learned", Learned, Learned()])
+    def test_a_watcher_that_makes_policies_is_told_of_requests(self, policy):
+        manager = CacheManager(8, BLOCK, policy=policy)
+        serve(manager, run(0, 3 * BLOCK))
+        assert manager.kernel.watchers.find(Learned).mind.num_requests == 1
+        assert found(manager, run(0, 3 * BLOCK)) == 3 * BLOCK
+
+    def test_it_serves_one_manager(self):
+        learned = Learned()
+        CacheManager(8, BLOCK, policy=learned)
+        with pytest.raises(ConfigError, match="watches a manager already"):
+            CacheManager(8, BLOCK, policy=learned)
+
+    @pytest.mark.parametrize("policy", ["learned", Learned()])
+    def test_a_reset_begins_it_anew(self, policy):
+        manager = CacheManager(8, BLOCK, policy=policy)
+        for _ in range(2):
+            watcher = manager.kernel.watchers.find(Learned)
+            assert (watcher.mind.num_requests, len(watcher.mind.doubts)) == (0, 1)
+            seq = prefill(manager, run(0, 3 * BLOCK))
+            serve(manager, run(1000, 3 * BLOCK), priority=1)
+            assert manager.reclaim(9) == 3
+            assert seq.state == "open"
+            manager.reset()
+        assert manager.kernel.watchers.all == (watcher,)
+
+    def test_another_package_offers_one_by_an_entry_point(self, monkeypatch):
+        offers = {
+            "mine": EntryPoint("mine", "quire.core.policies:Lru", policies.GROUP),
+            "lost": EntryPoint("lost", "quire.core.policies:Gone", policies.GROUP),
+        }
+        monkeypatch.setattr(policies, "_offered", lambda: offers)
+        assert policy_names() == ["fifo", "lfu", "lost", "lru", "mine"]
+        serve(CacheManager(8, BLOCK, policy="mine"), run(0, BLOCK))
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            CacheManager(8, BLOCK, policy="lost")

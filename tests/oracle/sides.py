@@ -396,6 +396,8 @@ class New(Old):
         "events": "quire.exchange.events",
         "livecurve": "quire.foresight.curve",
         "lost": "quire.foresight.trail",
+        "policies.lru_shadow": "quire.foresight.lru_shadow",
+        "policies.mind": "quire.foresight.mind",
         "requests": "quire.foresight.curve",
     }
 

@@ -13,7 +13,7 @@ from running import run_machine
 
 from quire import ops
 from quire.core import CacheManager, Hint, Scope
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 from quire.errors import OutOfBlocks, PinBudgetExceeded
 
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
@@ -64,7 +64,7 @@ class HintsMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        policy=st.sampled_from(sorted(POLICIES)),
+        policy=st.sampled_from(policy_names()),
         num_blocks=st.sampled_from([5, 9, 14]),
         sub_block=st.booleans(),
     )

@@ -35,7 +35,7 @@ from world import World
 
 from quire.core import CacheManager
 from quire.core.decode import NO_BLOCK
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
@@ -55,7 +55,7 @@ class RequestMachine(RuleBasedStateMachine):
     @initialize(
         groups=layer_groups(),
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
-        policy=st.sampled_from(["lru", "lru", *sorted(POLICIES)]),
+        policy=st.sampled_from(["lru", "lru", *policy_names()]),
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
         rows=row_sizes,
     )

@@ -3,19 +3,17 @@
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace, random_chains, trace_of
 
 from quire import ops
 from quire.core import CacheManager
-from quire.core.policies.learned import Learned
-from quire.core.policies.lru_shadow import MIN_SLOTS
-from quire.core.policies.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
-from quire.core.policies.reentry import (
-    NUM_CLASSES,
-    Reentry,
-)
+from quire.foresight import Learned
+from quire.foresight.lru_shadow import MIN_SLOTS
+from quire.foresight.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
+from quire.foresight.reentry import NUM_CLASSES, Reentry
 from quire.sim.replay import replay
 from watching import watchers
 
@@ -42,26 +40,27 @@ class Inverted(Reentry):
         self.rank = [[-rank for rank in ranks] for ranks in self.rank]
 
 
-def thinking(mind, policy=Learned):
-    """Return what a manager takes as its policy: `learned` with this mind."""
-    return lambda tick, capacity: policy(tick, capacity, mind)
-
-
 class World:
     """A manager with the policy, a clock, and prompts of one-token blocks."""
 
     def __init__(self, capacity, policy=None):
         self.now = 0.0
-        self.mind = Mind()
+        self.learned = Learned()
         self.manager = CacheManager(
             capacity + 1,
             1,
             watchers=watchers(),
-            policy=policy or thinking(self.mind),
+            policy=policy or self.learned,
             sub_block=False,
             clock=lambda: self.now,
         )
         self._fresh = 10**6
+        self.has_learned = policy is None
+
+    @property
+    def mind(self):
+        """Return what the policy knows."""
+        return self.learned.mind
 
     def names(self, count):
         """Return so many tokens that nobody has used."""
@@ -76,8 +75,9 @@ class World:
         if rest:
             manager.reserve(seq, len(rest) + 1)
             manager.commit(seq, np.array(rest, np.int32))
-        if seq.visit is not None:
-            seq.visit.prompt, seq.visit.block_size = len(prompt) * TOKENS_PER_BLOCK, 64
+        if self.has_learned:
+            walk = self.learned.walk_of(seq)
+            walk.prompt, walk.block_size = len(prompt) * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
         return seq
 
     def serve(self, prompt, answer=(), **options):
@@ -86,10 +86,10 @@ class World:
         if answer:
             self.manager.reserve(seq, len(answer))
             self.manager.commit(seq, np.array(answer, np.int32))
-        trail = seq.visit.note if seq.visit is not None else None
+        walk = self.learned.walk_of(seq) if self.has_learned else None
         self.manager.close(seq)
         ops.check(self.manager)
-        return trail.record if trail is not None else None
+        return walk.record if walk is not None else None
 
     def found(self, prompt):
         """Return how many blocks of a prompt are cached."""
@@ -279,15 +279,15 @@ def test_of_sixteen_answers_one_is_kept_on_equal_terms():
 def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
     trace = chats_and_documents(2500, document=4)
     lru = 100 * replay(trace, 100, "lru").token_hit
-    loose, guarded = AlwaysLru(), Mind()
-    loose.is_lru = False
-    for mind in (loose, guarded):
-        mind.model = Inverted()
-    without, within = (
-        100 * replay(trace, 100, thinking(mind)).token_hit for mind in (loose, guarded)
-    )
+
+    def inverted(mind):
+        mind.model, mind.is_lru = Inverted(), False
+        return mind
+
+    loose, guarded = Learned(lambda: inverted(AlwaysLru())), Learned(lambda: inverted(Mind()))
+    without, within = (100 * replay(trace, 100, each).token_hit for each in (loose, guarded))
     assert without < lru - 5
-    assert guarded.is_lru
+    assert guarded.mind.is_lru
     assert within > lru - 1
 
 
@@ -295,16 +295,19 @@ def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
 @given(seed=st.integers(0, 10**6), capacity=st.integers(3, 60))
 def test_the_shadow_finds_what_lru_finds(seed, capacity):
     trace = trace_of(random_chains(seed, 80))
-    mind = AlwaysLru()
     hits = [[], []]
 
-    def shadowed(tick, pool):  # one block of the pool is never cached here: the unfinished one
-        return Learned(tick, lambda: pool() - 1, mind)
+    class Shadowed(Learned):  # one block of the pool is never cached here: the unfinished one
+        def __call__(self, tick, pool):
+            return super().__call__(tick, lambda: pool() - 1)
 
+    shadowed = Shadowed(AlwaysLru)
     for policy, seen in zip((shadowed, "lru"), hits, strict=True):
         replay(trace, capacity, policy, observers=[lambda _, hit, seen=seen: seen.append(hit)])
     assert hits[0] == hits[1]
-    assert mind.judged == [(hit // trace.block_size, hit // trace.block_size) for hit in hits[1]]
+    assert shadowed.mind.judged == [
+        (hit // trace.block_size, hit // trace.block_size) for hit in hits[1]
+    ]
 
 
 # -- among others --------------------------------------------------------------------------------
@@ -318,39 +321,30 @@ def test_the_same_calls_lead_to_the_same_order():
         for request in trace:
             world.now = request.time_s
             world.serve(request.blocks.tolist())
-        orders.append(
-            [(node.start, node.end) for node in world.manager.kernel.tree.evictor.order()]
-        )
+        orders.append([(node.start, node.end) for node in world.manager.kernel.tree.order.order()])
     assert orders[0] == orders[1]
 
 
 def test_a_fresh_look_finds_the_victim_that_is_known_already():
     world = World(60)
-    evictor = world.manager.kernel.tree.evictor
+    order = world.manager.kernel.tree.order
     for request in chats_and_documents(300, seed=5):
         world.now = request.time_s
         world.serve(request.blocks.tolist())
-        victim = evictor.victim()
-        assert victim == evictor.victim()
+        victim = order.victim()
+        assert victim == order.victim()
         for kind in range(NUM_CLASSES):
             world.mind.doubt(kind)
-        assert victim == evictor.victim()
+        assert victim == order.victim()
 
 
 def test_priority_classes_share_what_is_learned():
-    minds = []
-
-    def policy(tick, capacity):
-        minds.append(Mind())
-        return Learned(tick, capacity, minds[-1])
-
-    world = World(80, policy)
+    world = World(80)
     for number, request in enumerate(chats_and_documents(200)):
         world.now = request.time_s
         world.serve(request.blocks.tolist(), priority=number % 3)
-    assert len(minds) == 1
-    assert len(minds[0].doubts) == 3
-    assert minds[0].num_requests == 200
+    assert len(world.mind.doubts) == 3
+    assert world.mind.num_requests == 200
 
 
 @settings(max_examples=40, deadline=None)
@@ -380,6 +374,44 @@ def test_requests_may_overlap_fork_and_pause(seed):
         manager.close(seq)
     world.serve(world.names(40))
     assert world.manager.kernel.counters.evicted_blocks > 0
+
+
+def test_a_fork_leaves_no_record_and_what_it_shared_keeps_that_of_the_first():
+    world = World(40)
+    seq = world.open(world.names(6))
+    record, twin, node = world.learned.walk_of(seq).record, world.manager.fork(seq), seq.node
+    world.manager.close(seq)
+    assert (record.closed, node.locks, node.note) == (True, 1, record)
+    world.manager.close(twin)
+    assert (world.mind.num_requests, node.note) == (1, record)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_request_that_pauses_leaves_one_record_at_its_end(resumed):
+    world = World(40)
+    prompt = world.names(6)
+    world.serve(prompt[:3])
+    seq = world.open(prompt)
+    record = world.learned.walk_of(seq).record
+    world.manager.suspend(seq)
+    nodes = list(world.manager.kernel.tree.order.order())
+    assert {node.note.closed for node in nodes} == {False}
+    world.serve(world.names(2))
+    if resumed:
+        world.manager.resume(seq)
+    world.manager.close(seq)
+    assert (record.turn, record.closed, world.mind.num_requests) == (1, True, 3)
+    if resumed:
+        assert {node.note for node in nodes if node.parent is not None} == {record}
+
+
+def test_what_a_request_without_a_walk_leaves_is_not_taken_for_an_evicted_turn():
+    world = World(8)
+    seq = world.open(world.names(4))
+    world.manager.suspend(seq)
+    for _ in range(3):
+        world.serve(world.names(6))
+    assert 0 not in world.mind.ghosts
 
 
 def test_a_trace_without_rows_is_no_trouble():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.policies.lru_shadow import MIN_SLOTS, LruShadow
-from quire.core.policies.mind import TRUST, Mind
-from quire.core.policies.reentry import (
+from quire.foresight.lru_shadow import MIN_SLOTS, LruShadow
+from quire.foresight.mind import TRUST, Mind
+from quire.foresight.reentry import (
     EDGES,
     NUM_BINS,
     NUM_CLASSES,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import quire
 from quire.cli.app import app
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 from quire.sim.report.figures import colour_of
 
 pytest.importorskip("matplotlib")
@@ -147,7 +147,7 @@ def test_a_colour_means_one_thing(text):
         assert meant.setdefault(colour, label) == label
     assert meant["--series-0"] == "lru"
     assert meant["--fate-0"] == "found"
-    for policies in (["fifo", "lru", "lfu"], ["lru"], ["fifo"], ["optimum", "lfu"], [*POLICIES]):
+    for policies in (["fifo", "lru", "lfu"], ["lru"], ["fifo"], ["optimum", "lfu"], policy_names()):
         used = [colour_of(name, policies) for name in dict.fromkeys([*policies, "lru", "optimum"])]
         assert len(used) == len(set(used))
     for figure in ("distances", "reuse-times"):

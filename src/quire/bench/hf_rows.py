@@ -12,9 +12,9 @@ import torch
 from transformers import DynamicCache
 
 from quire.bench.hf_models import quire_tiny, random_llama
+from quire.bench.timing import FirstToken, Row
 from quire.engines.hf import PrefixCache
 
-Row = dict[str, float | str]
 Progress = Callable[[str], None]
 Way = Literal["plain", "cold", "by_hand", "warm"]
 
@@ -36,7 +36,6 @@ SUFFIX_TOKENS = 32
 NEW_TOKENS = 33
 ROUNDS, QUICK_ROUNDS = 7, 3
 CAPACITY = "512MiB"
-
 
 FIGURES = {"ttft": "median_ms", "decode": "tokens_per_s"}
 """What is measured of a call, and the key that it stands under in its row."""
@@ -123,7 +122,7 @@ class Bench:
         kept = DynamicCache(config=self._model.config)
         with torch.inference_mode():
             self._model(prefix, past_key_values=kept, use_cache=True)
-        self._quire(prefix, Stamp())
+        self._quire(prefix, FirstToken())
         samples: Samples = {way: [] for way in WAYS}
         for _ in range(num_rounds + 1):
             prompt = torch.cat([prefix, self._draw(SUFFIX_TOKENS)], dim=1)
@@ -138,48 +137,29 @@ class Bench:
                 samples[way].append(_timed(call))
         return {way: taken[1:] for way, taken in samples.items()}
 
-    def _plain(self, ids: Any, stamp: Stamp) -> Any:
+    def _plain(self, ids: Any, stamp: FirstToken) -> Any:
         return self._model.generate(ids, **_arguments(ids, stamp))
 
-    def _by_hand(self, ids: Any, kept: DynamicCache, stamp: Stamp) -> Any:
+    def _by_hand(self, ids: Any, kept: DynamicCache, stamp: FirstToken) -> Any:
         past = copy.deepcopy(kept)
         return self._model.generate(ids, past_key_values=past, **_arguments(ids, stamp))
 
-    def _quire(self, ids: Any, stamp: Stamp) -> Any:
+    def _quire(self, ids: Any, stamp: FirstToken) -> Any:
         return self._cache.generate(ids, **_arguments(ids, stamp))
 
     def _draw(self, num_tokens: int) -> torch.Tensor:
         return torch.randint(1, 256, (1, num_tokens), generator=self._random)
 
 
-class Stamp:
-    """A streamer that notes when it was made and when the first new token came."""
-
-    def __init__(self) -> None:
-        self.first_at = 0.0
-        self._num_puts = 0
-        self.started = time.perf_counter()
-
-    def put(self, _value: Any) -> None:
-        """Take the prompt first, then each new token."""
-        self._num_puts += 1
-        if self._num_puts == 2:
-            self.first_at = time.perf_counter()
-
-    def end(self) -> None:
-        """Take the end of the text."""
-
-
-def _timed(call: Callable[[Stamp], Any]) -> Sample:
+def _timed(call: Callable[[FirstToken], Any]) -> Sample:
     """Make one call to its return, so that what quire stores at the end is in it."""
-    stamp = Stamp()
+    stamp = FirstToken()
     output = call(stamp)
-    decode_s = time.perf_counter() - stamp.first_at
-    ttft_ms = (stamp.first_at - stamp.started) * 1e3
-    return Sample(ttft_ms, (NEW_TOKENS - 1) / decode_s, output[0].tolist())
+    decode_s = time.perf_counter() - stamp.started - stamp.ttft_s
+    return Sample(stamp.ttft_s * 1e3, (NEW_TOKENS - 1) / decode_s, output[0].tolist())
 
 
-def _arguments(ids: Any, stamp: Stamp) -> dict[str, Any]:
+def _arguments(ids: Any, stamp: FirstToken) -> dict[str, Any]:
     return {
         "attention_mask": torch.ones_like(ids),
         "streamer": stamp,

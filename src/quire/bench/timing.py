@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from time import process_time_ns
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Row = dict[str, float | str]
@@ -75,6 +76,32 @@ class Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self.total_ns += process_time_ns() - self._start
+
+
+class FirstToken:
+    """A streamer that notes when it was made and when the first new token came, and passes all on to another.
+
+    generate puts the prompt first, then each new token. `ttft_s` is 0 until there is one.
+    """
+
+    def __init__(self, then: Any = None) -> None:
+        self.ttft_s = 0.0
+        self._num_puts = 0
+        self._then = then
+        self.started = time.perf_counter()
+
+    def put(self, value: Any) -> None:
+        """Take the prompt, or the new tokens of one step."""
+        self._num_puts += 1
+        if self._num_puts == 2:
+            self.ttft_s = time.perf_counter() - self.started
+        if self._then is not None:
+            self._then.put(value)
+
+    def end(self) -> None:
+        """Take the end of the text."""
+        if self._then is not None:
+            self._then.end()
 
 
 def resident_bytes() -> int:

@@ -9,18 +9,16 @@ from quire.cli import failures
 
 def main() -> None:
     """Run the command line that `sys.argv` holds."""
-    as_json = "--json" in failures.options_of(sys.argv[1:])
+    options = failures.options_of(sys.argv[1:])
     try:
         _open_streams()
         from quire.cli.app import app
 
         app(prog_name="quire")
     except (KeyboardInterrupt, ModuleNotFoundError) as error:
-        if "--debug" in failures.options_of(sys.argv[1:]):
+        if "--debug" in options:
             raise
-        message, code = failures.explained(error)
-        failures.report(type(error).__name__, message, code, as_json=as_json)
-        sys.exit(code)
+        sys.exit(failures.told(error, as_json="--json" in options))
 
 
 def _open_streams() -> None:

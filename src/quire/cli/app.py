@@ -53,28 +53,11 @@ class Commands(TyperGroup):
         except (Exception, KeyboardInterrupt) as error:
             if "--debug" in options:
                 raise
-            code = _told(error, as_json="--json" in options)
+            code = failures.told(error, as_json="--json" in options)
         if code == failures.INTERRUPTED:
-            _told(KeyboardInterrupt(), as_json="--json" in options)
+            failures.told(KeyboardInterrupt(), as_json="--json" in options)
         failures.close_quietly()
         sys.exit(code or 0)
-
-
-def _told(error: BaseException, *, as_json: bool) -> int:
-    """Tell a person, and a program, of an error; return the exit code."""
-    said: Any = error  # typer's own errors: an unknown option, a value that is none
-    if not hasattr(said, "format_message"):
-        kind = type(error).__name__
-        message, code = failures.explained(error)
-        failures.report(kind, message, code, as_json=as_json)
-        return code
-    if as_json:
-        failures.report("UsageError", said.format_message(), said.exit_code, as_json=True)
-        return said.exit_code
-    from typer import rich_utils
-
-    rich_utils.rich_format_error(said)
-    return said.exit_code
 
 
 def _version(wanted: bool) -> None:

@@ -1,12 +1,14 @@
 """`quire bench`: the benchmarks, as tables."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from quire.cli.inputs import names
 from quire.cli.models import check_installed, hush
 from quire.cli.options import AsJson, Quick, Rows
 from quire.cli.output import print_json, progress, stdout
@@ -38,12 +40,7 @@ def bench() -> None:
 
 
 @app.command("core")
-def core(
-    *,
-    rows: Rows = None,
-    quick: Quick = False,
-    as_json: AsJson = False,
-) -> None:
+def core(*, rows: Rows = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Time the control plane: match, insert, allocate, evict, decode, serve.
 
     CPU time, medians, in microseconds. --quick leaves the serve loops out.
@@ -54,15 +51,9 @@ def core(
     """
     from quire.bench import core_rows
 
-    wanted = _names(rows)
-    if quick and wanted is None:
-        wanted = list(QUICK_CORE)
-    with progress("starting") as say:
-        measured = _measured(lambda: core_rows.rows(wanted, say))
-    if as_json:
-        print_json(measured)
-    else:
-        stdout().print(figures("quire's core, CPU time, medians", measured))
+    wanted = names(rows) or (list(QUICK_CORE) if quick else None)
+    title = "quire's core, CPU time, medians"
+    _tell(partial(core_rows.rows, wanted), title, figures, as_json=as_json)
 
 
 @app.command("hf")
@@ -81,10 +72,9 @@ def hf(*, rows: Rows = None, quick: Quick = False, as_json: AsJson = False) -> N
     from quire.bench import hf_rows
 
     hush()
-    wanted = _names(rows)
-    with progress("starting") as say:
-        measured = _measured(lambda: hf_rows.rows(wanted, say, quick=quick))
-    _print("transformers, wall time", measured, as_json=as_json)
+    wanted = names(rows) or None
+    title = "transformers, wall time"
+    _tell(partial(hf_rows.rows, wanted, quick=quick), title, listed, as_json=as_json)
 
 
 @app.command("tiers")
@@ -116,49 +106,43 @@ def tiers(
     """
     from quire.bench import tier_rows
 
-    sizes = [parse_bytes(size.strip()) for size in block_bytes.split(",")]
+    measure = partial(
+        tier_rows.rows,
+        places or (),
+        block_bytes=[parse_bytes(size) for size in names(block_bytes)],
+        round_bytes=parse_bytes(num_bytes),
+        rounds=3 if quick else 9,
+    )
+    _tell(measure, "tiers, MB/s of payload", listed, as_json=as_json)
+
+
+def _tell(
+    measure: Callable[[Callable[[str], None]], list[Row]],
+    title: str,
+    draw: Callable[[str, list[Row]], Table],
+    *,
+    as_json: bool,
+) -> None:
+    """Measure, and print the rows; an unknown name becomes a `ConfigError`."""
     with progress("starting") as say:
-        measured = tier_rows.rows(
-            places or (),
-            say,
-            block_bytes=sizes,
-            round_bytes=parse_bytes(num_bytes),
-            rounds=3 if quick else 9,
-        )
-    _print("tiers, MB/s of payload", measured, as_json=as_json)
-
-
-def _names(listed: str | None) -> list[str] | None:
-    """Read names separated by commas; None without any."""
-    return [name.strip() for name in (listed or "").split(",") if name.strip()] or None
-
-
-def _measured(measure: Callable[[], Any]) -> Any:
-    """Measure; an unknown name becomes a `ConfigError`."""
-    try:
-        return measure()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _print(title: str, rows: list[Row], *, as_json: bool) -> None:
+        try:
+            rows = measure(say)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     if as_json:
         print_json(rows)
     else:
-        stdout().print(listed(title, rows))
+        stdout().print(draw(title, rows))
 
 
 def listed(title: str, rows: list[Row]) -> Table:
     """Return a table of rows: a column for every key that a row has."""
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = sorted(keys, key=lambda key: ("ratio" in key) + 2 * (key == "same_tokens"))
-    table = plain_table(title=Text(title, "bold"), title_justify="left")
-    for key in columns:
-        table.add_column(
-            key.replace("_", " "),
-            justify="left" if key == "name" else "right",
-            no_wrap=key == "name",
-        )
+    heads = (
+        Column(key, no_wrap=True) if key == "name" else key.replace("_", " ") for key in columns
+    )
+    table = plain_table(*heads, title=Text(title, "bold"), title_justify="left")
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for key in columns))
     return table
@@ -166,11 +150,9 @@ def listed(title: str, rows: list[Row]) -> Table:
 
 def figures(title: str, rows: list[Row]) -> Table:
     """Return a table of one figure per row, and whatever else a row says beside it."""
-    table = plain_table(title=Text(title, "bold"), title_justify="left")
-    table.add_column("name", no_wrap=True)
-    table.add_column("figure", justify="right", no_wrap=True)
-    table.add_column("unit", no_wrap=True)
-    table.add_column("beside it")
+    name, unit = (Column(head, no_wrap=True) for head in ("name", "unit"))
+    heads = (name, "figure", unit, Column("beside it"))
+    table = plain_table(*heads, title=Text(title, "bold"), title_justify="left")
     for row in rows:
         unit = next(unit for unit in UNITS if unit in row)
         others = [key for key in row if key not in ("name", unit)]

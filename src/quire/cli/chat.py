@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.bench.timing import FirstToken
 from quire.errors import ConfigError, TokensError
 from quire.extras import lacking
 
@@ -111,35 +112,8 @@ def timed(generate: Callable[..., Any], ids: Any, streamer: Any = None, **argume
     """
     import torch
 
-    stamp = FirstToken(streamer)
     mask = torch.ones_like(ids)
-    started = time.perf_counter()
+    stamp = FirstToken(streamer)
     output = generate(input_ids=ids, attention_mask=mask, streamer=stamp, **arguments)
-    ended = time.perf_counter()
-    first = stamp.first_at if stamp.first_at is not None else ended
-    return Timed(output[:, ids.shape[1] :].tolist(), first - started, ended - started)
-
-
-class FirstToken:
-    """A streamer that notes when the first new token came, and passes all on to another one.
-
-    generate puts the prompt first, then each new token.
-    """
-
-    def __init__(self, then: Any = None) -> None:
-        self.first_at: float | None = None
-        self._num_puts = 0
-        self._then = then
-
-    def put(self, value: Any) -> None:
-        """Take the prompt, or the new tokens of one step."""
-        self._num_puts += 1
-        if self._num_puts == 2:
-            self.first_at = time.perf_counter()
-        if self._then is not None:
-            self._then.put(value)
-
-    def end(self) -> None:
-        """Take the end of the text."""
-        if self._then is not None:
-            self._then.end()
+    total_s = time.perf_counter() - stamp.started
+    return Timed(output[:, ids.shape[1] :].tolist(), stamp.ttft_s or total_s, total_s)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from quire.cli.chat import Messages, Timed, message, prompt_ids, reply_text, timed
@@ -135,7 +136,7 @@ class SideBySide:
         )
         self._talks = {
             label: ([message("system", self.system)], [message("system", self.system)])
-            for label in labels(size.num_conversations)
+            for label in ascii_uppercase[: size.num_conversations]
         }
         pad = model.generation_config.pad_token_id
         self._arguments = {
@@ -153,7 +154,7 @@ class SideBySide:
     def turn(self, label: str, turn: int) -> DemoCall:
         """Ask the next question of a conversation and keep the replies in it."""
         before, after = self._talks[label]
-        question = QUESTIONS[labels(MAX_CONVERSATIONS).index(label)][turn - 1]
+        question = QUESTIONS[ascii_uppercase.index(label)][turn - 1]
         for talk in (before, after):
             talk.append(message("user", question))
         return self._call(label, turn, before, after, do_sample=False)
@@ -219,11 +220,6 @@ def settle_threads(model: Any) -> int:
     return fastest
 
 
-def labels(count: int) -> list[str]:
-    """Return the names of conversations: A, B, C, ..."""
-    return [chr(ord("A") + number) for number in range(count)]
-
-
 def compare(
     pair: SideBySide, size: DemoSize, say: Callable[[str], None], setup_s: float
 ) -> Comparison:
@@ -234,7 +230,7 @@ def compare(
     pair.warm_up()
     turns: list[DemoCall] = []
     for turn in range(1, size.num_turns + 1):
-        for label in labels(size.num_conversations):
+        for label in ascii_uppercase[: size.num_conversations]:
             say(f"conversation {label}, turn {turn}: without quire, then with it")
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
 
 from quire.cli.files import check_writable, csv_text, write_text
+from quire.cli.inputs import amount, names, opened
 from quire.cli.options import AsJson, CsvTo, MaybeBlockSize
 from quire.cli.output import is_utf8, print_json, progress, stdout
 from quire.cli.tables import plain_table
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.sim.curves import Curve, Curves
+    from quire.sim.curves import Curves
     from quire.sim.trace.rows import Trace, TraceRequest
 
 SHARES = (1, 5, 10, 25, 50, 100)
@@ -59,25 +60,20 @@ def curve(
     check_writable(csv_file)
     both = _read(trace, block_size, count_from)
     listed = [both.num_unique * share // 100 for share in SHARES]
-    listed += capacities(at, both.num_unique, "--at")
-    sizes = capacities(hierarchy, both.num_unique, "--hierarchy")
+    listed += [amount(word, both.num_unique, "--at") for word in names(at)]
+    sizes = [amount(word, both.num_unique, "--hierarchy") for word in names(hierarchy)]
     if csv_file is not None:
-        write_text(csv_file, csv_of(both, points, listed))
+        write_text(csv_file, csv_text(_rows(both, points, listed)))
+    tiers = _tiers(both, sizes)
     if as_json:
-        print_json(document(both, points, listed, sizes) | {"trace": str(trace)})
+        print_json(_document(both, points, listed, tiers) | {"trace": str(trace)})
     else:
-        _show(both, sorted(set(listed)), sizes, str(trace))
+        _show(both, sorted(set(listed)), tiers, str(trace))
 
 
-def capacities(text: str, num_unique: int, option: str) -> list[int]:
-    """Read capacities: `819,10%` are 819 blocks, and a tenth of the different blocks.
-
-    Raises `ConfigError`, which names the option.
-    """
-    return [_amount(word.strip(), num_unique, option) for word in text.split(",") if word.strip()]
-
-
-def document(both: "Curves", points: int, listed: list[int], sizes: list[int]) -> dict[str, Any]:
+def _document(
+    both: "Curves", points: int, listed: list[int], tiers: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Return both curves as plain data: pairs of capacity in blocks and token hit, 0 to 1."""
     result: dict[str, Any] = {}
     for name in ("lru", "optimum"):
@@ -86,27 +82,28 @@ def document(both: "Curves", points: int, listed: list[int], sizes: list[int]) -
         result[name] = [list(pair) for pair in pairs]
     facts = ("block_size", "num_requests", "prompt_tokens", "num_unique", "ceiling", "seconds")
     result |= {name: getattr(both, name) for name in facts}
-    if sizes:
-        rows = zip(_tier_names(sizes), sizes, both.lru.tiers(sizes), strict=True)
-        names = ("tier", "capacity_blocks", "token_hit")
-        result["tiers"] = [dict(zip(names, row, strict=True)) for row in rows]
-    return result
+    return result | ({"tiers": tiers} if tiers else {})
 
 
-def csv_of(both: "Curves", points: int, listed: list[int]) -> str:
-    """Return a row per capacity: blocks, token hit of LRU and of the optimum."""
+def _rows(both: "Curves", points: int, listed: list[int]) -> Iterator[dict[str, float]]:
+    """Yield a row per capacity: blocks, token hit of LRU and of the optimum."""
     chosen: set[int] = set()
     for each in (both.lru, both.optimum):
         chosen.update(each.thinned(points, listed).capacities.tolist())
-    names = "capacity_blocks", "lru", "optimum"
-    rows = ((each, both.lru.at(each), both.optimum.at(each)) for each in sorted(chosen))
-    return csv_text(dict(zip(names, row, strict=True)) for row in rows)
+    for blocks in sorted(chosen):
+        hits = {"lru": both.lru.at(blocks), "optimum": both.optimum.at(blocks)}
+        yield {"capacity_blocks": blocks} | hits
+
+
+def _tiers(both: "Curves", sizes: Sequence[int]) -> list[dict[str, Any]]:
+    further = [f"tier {number + 1}" for number in range(len(TIERS), len(sizes))]
+    rows = zip((*TIERS[: len(sizes)], *further), sizes, both.lru.tiers(sizes), strict=True)
+    return [dict(zip(("tier", "capacity_blocks", "token_hit"), row, strict=True)) for row in rows]
 
 
 def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
     import msgspec
 
-    from quire.cli.replay_inputs import opened
     from quire.sim.curves import curves_of
     from quire.sim.reuse import reuses
 
@@ -115,7 +112,7 @@ def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
     with progress(f"reading {path.name}") as say:
         read = reuses(_told(trace, say), trace.block_size)
         say("computing")
-        first = _amount(count_from, read.num_requests, "--count-from")
+        first = amount(count_from, read.num_requests, "--count-from")
         both = curves_of(read, count_from=first)
     return msgspec.structs.replace(both, seconds=time.process_time() - begun)
 
@@ -128,18 +125,7 @@ def _told(trace: "Trace", say: Callable[[str], None]) -> "Iterator[TraceRequest]
         yield request
 
 
-def _amount(word: str, whole: int, option: str) -> int:
-    number, percent = word.removesuffix("%"), word.endswith("%")
-    try:
-        value = float(number) if percent else int(number)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1 << 53:
-        raise ConfigError(f"{option} is a number like 4096 or a share like 10%, got {word!r}")
-    return int(whole * value / 100) if percent else int(value)
-
-
-def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> None:
+def _show(both: "Curves", listed: list[int], tiers: list[dict[str, Any]], name: str) -> None:
     from quire.cli.curve_picture import picture
 
     console = stdout()
@@ -149,32 +135,21 @@ def _show(both: "Curves", listed: list[int], sizes: list[int], name: str) -> Non
     )
     console.print(picture(both, width=min(console.width, 76), utf8=is_utf8(console)))
     table = plain_table("of all blocks", "blocks", "LRU", "optimum")
-    for capacity in listed:
-        hits = (f"{100 * each.at(capacity):.2f} %" for each in (both.lru, both.optimum))
-        table.add_row(_share(capacity, both.num_unique), f"{capacity:,}", *hits)
+    for blocks in listed:
+        share = f"{100 * blocks / both.num_unique:.3g} %" if both.num_unique else ""
+        hits = (f"{100 * each.at(blocks):.2f} %" for each in (both.lru, both.optimum))
+        table.add_row(share, f"{blocks:,}", *hits)
     console.print(table)
-    if sizes:
-        console.print(_tier_table(both.lru, sizes))
+    if tiers:
+        table = plain_table(Column("tier, exclusive, LRU"), "blocks", "found there")
+        for tier in tiers:
+            found = f"{100 * tier['token_hit']:.2f} %"
+            table.add_row(tier["tier"], f"{tier['capacity_blocks']:,}", found)
+        missed = 1 - sum(tier["token_hit"] for tier in tiers)
+        table.add_row("nowhere", "", f"{100 * missed:.2f} %")
+        console.print(table)
     knees = (f"{each.capacity_for(KNEE):,}" for each in (both.lru, both.optimum))
     console.print(
         f"{KNEE:.0%} of the ceiling ({100 * both.ceiling:.2f} %) at [bold]{next(knees)} blocks[/bold] "
         f"with LRU, {next(knees)} at best; {both.seconds:.2f} s of CPU\n"
     )
-
-
-def _tier_table(lru: "Curve", sizes: list[int]) -> Any:
-    title = "tier, exclusive, LRU"
-    table = plain_table(title, "blocks", "found there", left=[title])
-    for name, size, share in zip(_tier_names(sizes), sizes, lru.tiers(sizes), strict=True):
-        table.add_row(name, f"{size:,}", f"{100 * share:.2f} %")
-    table.add_row("nowhere", "", f"{100 * (1 - lru.at(sum(sizes))):.2f} %")
-    return table
-
-
-def _tier_names(sizes: Sequence[int]) -> list[str]:
-    further = (f"tier {number + 1}" for number in range(len(TIERS), len(sizes)))
-    return [*TIERS[: len(sizes)], *further]
-
-
-def _share(capacity: int, num_unique: int) -> str:
-    return f"{100 * capacity / num_unique:.3g} %" if num_unique else ""

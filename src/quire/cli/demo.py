@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
+from quire.cli import options, output
 from quire.cli.comparison import (
     NUM_SAMPLES,
     Comparison,
@@ -19,30 +21,6 @@ from quire.cli.comparison import (
 )
 from quire.cli.files import check_new, check_writable
 from quire.cli.models import TINY, load
-from quire.cli.options import (
-    KV_MEMORY,
-    AsJson,
-    BlockSize,
-    Dtype,
-    MaxNewTokens,
-    Model,
-    RecordTo,
-    SaveTo,
-    Seed,
-)
-from quire.cli.output import (
-    bar,
-    milliseconds,
-    pool_bar,
-    pool_counts,
-    print_json,
-    progress,
-    recording,
-    save_snapshot,
-    stderr,
-    stdout,
-    times,
-)
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.talks import SAMPLED_QUESTION
 from quire.cli.tiers import TierFile, TierLines, opened
@@ -56,19 +34,19 @@ CAPTION = "without, with quire: milliseconds to the first new token"
 
 def demo(
     *,
-    model: Model = TINY,
-    as_json: AsJson = False,
+    model: options.Model = TINY,
+    as_json: options.AsJson = False,
     kv_memory: Annotated[
         str | None,
-        typer.Option(help=KV_MEMORY, show_default="64MiB, or 1GiB with a model of yours"),
+        typer.Option(help=options.KV_MEMORY, show_default="64MiB, or 1GiB with a model of yours"),
     ] = None,
-    block_size: BlockSize = 16,
+    block_size: options.BlockSize = 16,
     tier: TierLines = None,
     tier_file: TierFile = None,
-    seed: Seed = 0,
-    save: SaveTo = None,
-    record: RecordTo = None,
-    dtype: Dtype = "float32",
+    seed: options.Seed = 0,
+    save: options.SaveTo = None,
+    record: options.RecordTo = None,
+    dtype: options.Dtype = "float32",
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads.", show_default="what is fastest without quire"),
@@ -76,7 +54,7 @@ def demo(
     num_conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
     num_turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
-    max_new_tokens: MaxNewTokens = 64,
+    max_new_tokens: options.MaxNewTokens = 64,
 ) -> None:
     """Several conversations under one long system prompt, with quire and without.
 
@@ -102,7 +80,7 @@ def demo(
     check_new(record)
     with (
         opened(tier, tier_file) as stack,
-        progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
+        output.progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
     ):
         started = time.perf_counter()
         loaded, tokenizer = load(model, dtype, threads)
@@ -110,7 +88,7 @@ def demo(
 
         if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
             settle_threads(loaded)
-        recorder = recording(record, block_size)
+        recorder = output.recording(record, block_size)
         cache = PrefixCache(
             loaded, capacity, block_size, watchers=[recorder] if recorder else [], tiers=stack
         )
@@ -119,13 +97,13 @@ def demo(
             found = compare(pair, size, say, time.perf_counter() - started)
         cache.close()
     if save is not None:
-        save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
+        output.save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
     if as_json:
-        print_json(found.figures() | machine(model, loaded))
+        output.print_json(found.figures() | machine(model, loaded))
     else:
-        show(stdout(), found, machine(model, loaded))
+        show(output.stdout(), found, machine(model, loaded))
     if not found.identical:
-        stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
+        output.stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
         raise typer.Exit(1)
 
 
@@ -158,10 +136,9 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
             "Each prompt is the whole conversation; all share one long system prompt.",
         )
     )
-    table = plain_table(caption=CAPTION, caption_justify="left", collapse_padding=True)
-    for name in ("turn", "prompt", "reused", "", "without", "with", "speed-up", "same"):
-        justify = "left" if name in {"turn", "", "same"} else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
+    turn, drawn, same = (Column(name, no_wrap=True) for name in ("turn", "", "same"))
+    heads = (turn, "prompt", "reused", drawn, "without", "with", "speed-up", same)
+    table = plain_table(*heads, caption=CAPTION, caption_justify="left", collapse_padding=True)
     for place, call in enumerate(found.calls):
         if place and call.turn != found.calls[place - 1].turn:
             table.add_section()
@@ -183,7 +160,7 @@ def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
 def _cells(call: DemoCall) -> list[Text | str]:
     share = call.cached_tokens / call.prompt_tokens
     filled = round(8 * share)
-    drawn = bar((filled, 8 - filled), "█░", ("cyan", "bright_black"))
+    drawn = output.bar((filled, 8 - filled), "█░", ("cyan", "bright_black"))
     gain = "bold green" if call.speedup >= 10 else "green" if call.speedup >= 1.5 else "dim"
     label = f"{call.conversation}{call.turn}"
     return [
@@ -191,9 +168,9 @@ def _cells(call: DemoCall) -> list[Text | str]:
         f"{call.prompt_tokens:,}",
         f"{call.cached_tokens:,}",
         drawn.append(f" {share:4.0%}"),
-        milliseconds(call.ttft_before_ms / 1e3),
-        milliseconds(call.ttft_after_ms / 1e3),
-        Text(times(call.speedup), gain),
+        output.milliseconds(call.ttft_before_ms / 1e3),
+        output.milliseconds(call.ttft_after_ms / 1e3),
+        Text(output.times(call.speedup), gain),
         Text("yes", "green") if call.identical else Text("NO", "bold red"),
     ]
 
@@ -210,19 +187,23 @@ def _facts(found: Comparison) -> list[tuple[str, Any]]:
     num_warm = sum(call.cached_tokens >= found.warm_tokens for call in found.turns)
     if num_warm:
         cold, warm = (
-            milliseconds(figures[f"ttft_ms_{each}_median"] / 1e3) for each in ("cold", "warm")
+            output.milliseconds(figures[f"ttft_ms_{each}_median"] / 1e3)
+            for each in ("cold", "warm")
         )
-        gain = times(figures["ttft_speedup_median"]), "bold green"
+        gain = output.times(figures["ttft_speedup_median"]), "bold green"
         first = Text.assemble(f"{cold} ms without, {warm} ms with quire: ", gain)
         at_least = f"{found.warm_tokens:,}+" if found.warm_tokens > 1 else "any"
         medians = f"medians over {num_warm} turns with {at_least} tokens cached"
         facts += [("first token", first), ("", medians)]
     before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
     pool = figures["pool"]
-    drawn = Text.assemble(pool_bar(pool), f" {format_bytes(found.pool_bytes)}")
+    drawn = Text.assemble(output.pool_bar(pool), f" {format_bytes(found.pool_bytes)}")
     facts += [
-        ("all calls", f"{before:.1f} s without, {after:.1f} s with quire: {times(before / after)}"),
+        (
+            "all calls",
+            f"{before:.1f} s without, {after:.1f} s with quire: {output.times(before / after)}",
+        ),
         ("block pool", drawn),
-        ("", pool_counts(pool)),
+        ("", output.pool_counts(pool)),
     ]
     return facts

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from rich.table import Column
 from rich.text import Text
 
 from quire._version import __version__
@@ -46,7 +47,7 @@ def doctor(
     console.print()
     console.print(facts_table(_facts(found)))
     console.print()
-    table = plain_table("extra", "gives", "", left=("extra", "gives", ""))
+    table = plain_table(Column("extra"), Column("gives"), Column())
     for name, extra in found["extras"].items():
         missing = ", ".join(extra["missing"])
         state = Text(f"missing: {missing}", "yellow") if missing else Text("there", "green")

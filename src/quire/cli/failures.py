@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from quire.errors import QuireError
 
@@ -36,7 +36,23 @@ def explained(error: BaseException) -> tuple[str, int]:
     return f"{said} (not foreseen: a defect of quire, or of a library; --debug shows where)", DEFECT
 
 
-def report(kind: str, message: str, code: int, *, as_json: bool) -> None:
+def told(error: BaseException, *, as_json: bool) -> int:
+    """Tell a person, and with `as_json` a program, of an error; return the exit code."""
+    said: Any = error  # typer's own errors: an unknown option, a value that is none
+    if not hasattr(said, "format_message"):
+        message, code = explained(error)
+        _report(type(error).__name__, message, code, as_json=as_json)
+        return code
+    if as_json:
+        _report("UsageError", said.format_message(), said.exit_code, as_json=True)
+    else:
+        from typer import rich_utils
+
+        rich_utils.rich_format_error(said)
+    return said.exit_code
+
+
+def _report(kind: str, message: str, code: int, *, as_json: bool) -> None:
     """Report an error as a red line and, with `as_json`, as one document on standard output."""
     if as_json:
         document = {"error": {"kind": kind, "message": message, "exit_code": code}}

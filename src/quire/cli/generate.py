@@ -9,38 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from quire.cli.chat import (
-    Messages,
-    message,
-    message_with_images,
-    prompt_ids,
-    prompt_inputs,
-    read_image,
-    reply_text,
-    timed,
-)
+from quire.cli import chat, options, output
 from quire.cli.files import check_new, check_writable, read_text
 from quire.cli.models import TINY, load
-from quire.cli.options import (
-    AsJson,
-    BlockSize,
-    Dtype,
-    KvMemory,
-    MaxNewTokens,
-    Model,
-    RecordTo,
-    SaveTo,
-    Seed,
-)
-from quire.cli.output import (
-    milliseconds,
-    print_json,
-    progress,
-    recording,
-    save_snapshot,
-    stderr,
-    stdout,
-)
 from quire.cli.tiers import TierFile, TierLines, in_words, opened
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TokensError
@@ -57,10 +28,10 @@ def generate(
         Path | None, typer.Option(help="A conversation: a question per line, or a JSON list.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System text, or @FILE.")] = None,
-    model: Model = TINY,
-    max_new_tokens: MaxNewTokens = 128,
+    model: options.Model = TINY,
+    max_new_tokens: options.MaxNewTokens = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     salt: Annotated[
         str | None, typer.Option(help="Share the cache only with calls of the same salt.")
     ] = None,
@@ -73,8 +44,8 @@ def generate(
             help="An image for the first question; may be given again.", show_default=False
         ),
     ] = None,
-    save: SaveTo = None,
-    record: RecordTo = None,
+    save: options.SaveTo = None,
+    record: options.RecordTo = None,
     hint: Annotated[
         str | None,
         typer.Option(
@@ -83,12 +54,12 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    kv_memory: KvMemory = "256MiB",
+    kv_memory: options.KvMemory = "256MiB",
     tier: TierLines = None,
     tier_file: TierFile = None,
-    block_size: BlockSize = 16,
-    dtype: Dtype = "float32",
-    as_json: AsJson = False,
+    block_size: options.BlockSize = 16,
+    dtype: options.Dtype = "float32",
+    as_json: options.AsJson = False,
 ) -> None:
     """Generate text, and say what was reused.
 
@@ -110,19 +81,21 @@ def generate(
       quire generate --tier host:2GiB --tier "disk:./kv?capacity=20GiB" "Hello"
     """
     questions = _questions(prompt, file, turns)
-    talk: Messages = [message("system", _system(system))] if system is not None else []
+    talk: chat.Messages = []
+    if system is not None:
+        talk.append(chat.message("system", _system(system)))
     parse_bytes(kv_memory)
     check_writable(save)
     check_new(record)
     foreseen = _hint(hint)
-    images = [read_image(path) for path in image or ()]
-    with ExitStack() as opening, progress(f"loading {model}"):
+    images = [chat.read_image(path) for path in image or ()]
+    with ExitStack() as opening, output.progress(f"loading {model}"):
         stack = opening.enter_context(opened(tier, tier_file))
         loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
-        recorder = recording(record, block_size)
+        recorder = output.recording(record, block_size)
         cache = PrefixCache(
             loaded,
             kv_memory,
@@ -142,30 +115,30 @@ def generate(
     with until_the_end, recorder or nullcontext():
         for question in questions:
             talk.append(
-                message("user", question)
+                chat.message("user", question)
                 if made or not images
-                else message_with_images("user", question, images)
+                else chat.message_with_images("user", question, images)
             )
             if len(questions) > 1 and not as_json:
-                stdout().print(Text(f"> {question}", "bold"))
+                output.stdout().print(Text(f"> {question}", "bold"))
             turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
             made.append({"prompt": question, **turn})
-            talk.append(message("assistant", made[-1]["text"]))
+            talk.append(chat.message("assistant", made[-1]["text"]))
         if foreseen.session_id is not None:
             cache.end_session(foreseen.session_id, Scope(salt=salt))
     if save is not None:
-        save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
+        output.save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
     if as_json:
         stats = cache.stats
         totals = {"hit_rate": stats.hit_rate, "missed": stats.missed}
         scope = {"salt": salt, "lora": str(lora) if lora else None}
-        print_json({"model": model, "scope": scope, "turns": made, "stats": totals})
+        output.print_json({"model": model, "scope": scope, "turns": made, "stats": totals})
 
 
 def _turn(
     cache: Any,
     reader: Any,
-    talk: Messages,
+    talk: chat.Messages,
     seed: int,
     arguments: dict[str, Any],
     *,
@@ -178,25 +151,27 @@ def _turn(
     tokenizer = getattr(reader, "tokenizer", reader)
     device = cache.model.device
     if any(isinstance(said["content"], list) for said in talk):
-        content = {name: value.to(device) for name, value in prompt_inputs(reader, talk).items()}
+        content = {
+            name: value.to(device) for name, value in chat.prompt_inputs(reader, talk).items()
+        }
         ids = content.pop("input_ids")
         content.pop("attention_mask", None)  # of one row, without padding
         arguments = arguments | content
     else:
-        ids = prompt_ids(tokenizer, talk).to(device)
+        ids = chat.prompt_ids(tokenizer, talk).to(device)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    made = timed(cache.generate, ids, streamer if streams else None, **arguments)
+    made = chat.timed(cache.generate, ids, streamer if streams else None, **arguments)
     report = cache.last
     if streams:
-        stderr().print(
+        output.stderr().print(
             f"[{report.cached_tokens:,} cached{in_words(report.tier_tokens)} + {report.computed_tokens:,} computed prompt "
-            f"tokens, first token after {milliseconds(made.ttft_s)} ms]",
+            f"tokens, first token after {output.milliseconds(made.ttft_s)} ms]",
             style="dim cyan",
             markup=False,
             highlight=False,
         )
     return {
-        "text": reply_text(tokenizer, made.new_ids[0]),
+        "text": chat.reply_text(tokenizer, made.new_ids[0]),
         "prompt_tokens": report.prompt_tokens,
         "cached_tokens": report.cached_tokens,
         "tier_tokens": report.tier_tokens,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
 
@@ -228,11 +229,8 @@ def _head(tokens: list[int], room: int, *, text: bool) -> str:
 
 
 def _sequences(state: dict[str, Any]) -> Any:
-    table = plain_table()
-    table.add_column("sequence")
-    for name in ("published", "computed", "capacity", "cached at open"):
-        table.add_column(name, justify="right")
-    table.add_column("scope", overflow="fold")
+    lengths = ("published", "computed", "capacity", "cached at open")
+    table = plain_table(Column("sequence"), *lengths, Column("scope", overflow="fold"))
     for seq in state["sequences"]:
         lengths = (f"{seq[name]:,}" for name in ("published", "computed", "capacity", "num_cached"))
         table.add_row(f"{seq['number']} {seq['state']}", *lengths, _scope_name(seq["scope"]))

@@ -6,31 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
+from rich.table import Column
 from rich.text import Text
 
+from quire.cli import options, output
 from quire.cli.files import check_writable, write_text
-from quire.cli.options import (
-    AsJson,
-    Below,
-    BlockSize,
-    Gpu,
-    MaybeDtype,
-    Mfu,
-    Model,
-    NumGpus,
-    ReportTo,
-)
-from quire.cli.output import (
-    ACTIVE,
-    BAR_WIDTH,
-    CACHED,
-    FREE,
-    bar,
-    milliseconds,
-    print_json,
-    progress,
-    stdout,
-)
 from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
@@ -45,19 +25,19 @@ HIT_WIDTH = 20
 
 def plan(
     *,
-    model: Model,
-    gpu: Gpu,
-    num_gpus: NumGpus = 1,
+    model: options.Model,
+    gpu: options.Gpu,
+    num_gpus: options.NumGpus = 1,
     context: Annotated[str, typer.Option(help="Tokens of a user's sequence.")] = "8k",
-    tiers: Below = "",
+    tiers: options.Below = "",
     trace: Annotated[Path | None, typer.Option(help="A trace file.", show_default=False)] = None,
-    dtype: MaybeDtype = None,
+    dtype: options.MaybeDtype = None,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Format of K and V: fp8, ...", show_default=False)
     ] = None,
-    block_size: BlockSize = 16,
+    block_size: options.BlockSize = 16,
     new_tokens: Annotated[str, typer.Option(help="Tokens a turn adds to a cached prefix.")] = "256",
-    mfu: Mfu = 0.5,
+    mfu: options.Mfu = 0.5,
     measured: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +52,8 @@ def plan(
         str | None,
         typer.Option(help="Room for activations, all devices; else estimated.", show_default=False),
     ] = None,
-    report: ReportTo = None,
-    as_json: AsJson = False,
+    report: options.ReportTo = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """What fits, for how many users, and what more memory would buy.
 
@@ -111,7 +91,7 @@ def plan(
     roofline = Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu)
     if measured is not None:
         roofline = calibrate(roofline, parse_points(measured))
-    with progress("reading the trace" if trace else "planning"):
+    with output.progress("reading the trace" if trace else "planning"):
         made = make_plan(
             placement,
             parse_tokens(context),
@@ -123,9 +103,9 @@ def plan(
     if report is not None:
         write_text(report, report_of(made, report.suffix))
     if as_json:
-        print_json(msgspec.to_builtins(made))
+        output.print_json(msgspec.to_builtins(made))
     else:
-        stdout().print(picture(made))
+        output.stdout().print(picture(made))
 
 
 def parse_tokens(text: str) -> int:
@@ -179,16 +159,18 @@ def _memory(memory: "Budget") -> Any:
     parts = (
         ("weights", memory.weight_bytes, WEIGHTS),
         ("activations", memory.reserve_bytes, RESERVE),
-        ("K and V", memory.kv_bytes, CACHED),
+        ("K and V", memory.kv_bytes, output.CACHED),
     )
-    *before, _ = (max(1, round(BAR_WIDTH * size / memory.usable_bytes)) for _, size, _ in parts)
+    *before, _ = (
+        max(1, round(output.BAR_WIDTH * size / memory.usable_bytes)) for _, size, _ in parts
+    )
     said = Text(" + ").join(
         Text(f"{format_bytes(size)} {name}", style) for name, size, style in parts
     )
     said.append(f" = {format_bytes(memory.usable_bytes)} usable")
     styles = [style for _, _, style in parts]
     facts: list[tuple[str, Any]] = [
-        ("memory", bar((*before, BAR_WIDTH - sum(before)), "█▒▓", styles)),
+        ("memory", output.bar((*before, output.BAR_WIDTH - sum(before)), "█▒▓", styles)),
         ("", said),
     ]
     if memory.block_bytes:
@@ -215,8 +197,8 @@ def _tier_table(made: "DeploymentPlan") -> Any:
 
     speed, context = made.speed, short_tokens(made.memory.context)
     new = made.tiers[0].crossover.new_tokens
-    heads = ("tier", "size", "GB/s", "users", f"{context} from it, ms", "fetching wins")
-    table = plain_table(*heads, left=(heads[0], heads[-1]))
+    heads = ("size", "GB/s", "users", f"{context} from it, ms")
+    table = plain_table(Column("tier"), *heads, Column("fetching wins"))
     for tier in made.tiers:
         verdict = tier.crossover.verdict
         if verdict[-1].isdigit():
@@ -226,15 +208,15 @@ def _tier_table(made: "DeploymentPlan") -> Any:
             format_bytes(tier.capacity_bytes),
             f"{tier.bandwidth / 1e9:g}",
             f"{tier.sequences:,}",
-            milliseconds(tier.fetched_s),
+            output.milliseconds(tier.fetched_s),
             verdict,
         )
     users = "all users" if made.memory.users <= MAX_BATCH else f"{MAX_BATCH:,} users"
     line = Text(
-        f"{context} and {new:,} new tokens take {milliseconds(speed.prefill_s)} ms from nothing and "
-        f"{milliseconds(speed.turn_s)} ms from the device; for {context}, a tier of less than "
+        f"{context} and {new:,} new tokens take {output.milliseconds(speed.prefill_s)} ms from nothing and "
+        f"{output.milliseconds(speed.turn_s)} ms from the device; for {context}, a tier of less than "
         f"{speed.break_even_bandwidth / 1e9:.2g} GB/s loses to recomputing. Decoding for {users}: "
-        f"{milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s."
+        f"{output.milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s."
     )
     assumed = Text(
         f"By a roofline at {speed.mfu:.0%} of the peak FLOP/s and {speed.bandwidth_efficiency:.0%} "
@@ -265,16 +247,14 @@ def _trace_line(made: "DeploymentPlan") -> Text:
 
 
 def _worth_table(made: "DeploymentPlan") -> Any:
-    table = plain_table()
-    table.add_column("memory below", justify="right", no_wrap=True)
-    table.add_column("token hit", no_wrap=True)
-    for name in ("hit %", "saved GPU s", "saved %", "TTFT ms"):
-        table.add_column(name, justify="right")
+    below = Column("memory below", justify="right", no_wrap=True)
+    hits = Column("token hit", no_wrap=True)
+    table = plain_table(below, hits, "hit %", "saved GPU s", "saved %", "TTFT ms")
     for row in made.worth:
         saved = row.saved_gpu_s, 100 * row.saved_gpu_s / made.worth[0].prefill_gpu_s
         cells = (f"{number:,.0f}" if row.below else "" for number in saved)
         hit = f"{row.token_hit * 100:.1f}"
-        table.add_row(_below(row), _hit_bar(row), hit, *cells, milliseconds(row.ttft_s))
+        table.add_row(_below(row), _hit_bar(row), hit, *cells, output.milliseconds(row.ttft_s))
     return Group(Text("What memory below the device buys on this trace", "bold"), table)
 
 
@@ -288,7 +268,7 @@ def _hit_bar(row: "Worth") -> Text:
     device = round(HIT_WIDTH * row.device_hit)
     below = max(0, round(HIT_WIDTH * row.token_hit) - device)
     widths = device, below, HIT_WIDTH - device - below
-    return bar(widths, "█▓░", (ACTIVE, CACHED, FREE))
+    return output.bar(widths, "█▓░", (output.ACTIVE, output.CACHED, output.FREE))
 
 
 def _block_table(made: "DeploymentPlan") -> Any:

@@ -6,19 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from quire.cli import inputs
 from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.options import AsJson, CsvTo, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
 from quire.cli.output import print_json, progress, stderr, stdout
-from quire.cli.replay_inputs import (
-    DEFAULT_CAPACITIES,
-    Asked,
-    capacities_in_blocks,
-    default_capacities,
-    load_model,
-    opened,
-    policies_of,
-    service_of,
-)
 from quire.cli.replay_table import show
 from quire.extras import require
 
@@ -26,13 +17,14 @@ DEFAULT_GPU = "h100"
 
 
 def replay(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="A trace file.", show_default=False)],
     *,
     capacity: Annotated[
         list[str] | None,
         typer.Option(
             help="10% of the different blocks, 64GiB (with --model), or blocks; more than once.",
-            show_default=" ".join(DEFAULT_CAPACITIES),
+            show_default=" ".join(inputs.DEFAULT_CAPACITIES),
         ),
     ] = None,
     policies: Annotated[
@@ -93,35 +85,18 @@ def replay(
     if report is not None:
         require("report", "a report")
     check_kind(hints)
-    chosen = policies_of(policies)
+    chosen = inputs.policies_of(policies)
     where = executor_named(executor, jobs or os.cpu_count() or 1)
-    roofline = load_model(model, gpu, DEFAULT_GPU)
-    service = service_of((prefill_rate, decode_rate), roofline, concurrent=concurrent)
-    source = opened(trace, block_size)
-    asked = Asked(
-        trace,
-        {
-            "--capacity": capacity,
-            "--policies": policies,
-            "--block-size": block_size,
-            "--foreseen": hints if hints != "none" else None,
-            "--model": model,
-            "--gpu": gpu,
-            "--concurrent": concurrent,
-            "--prefill-rate": prefill_rate,
-            "--decode-rate": decode_rate,
-            "--report": None if report is None else str(report),
-        },
-    )
+    roofline = inputs.load_model(model, gpu, DEFAULT_GPU)
+    service = inputs.service_of((prefill_rate, decode_rate), roofline, concurrent=concurrent)
+    source = inputs.opened(trace, block_size)
+    asked = inputs.Asked.of(trace, context)
     with progress(f"reading {trace.name}") as say:
         say(f"reading {trace.name}")
         replays = Replays(Experiment(source, hints, service=service), roofline, where)
     num_unique = replays.curves.num_unique
-    blocks = capacities_in_blocks(
-        default_capacities(num_unique) if capacity is None else capacity,
-        num_unique,
-        source.block_size,
-        roofline.model if roofline else None,
+    blocks = inputs.capacities_in_blocks(
+        capacity, num_unique, source.block_size, roofline.model if roofline else None
     )
     document = replays.document(blocks, chosen)
     if csv_file is not None:

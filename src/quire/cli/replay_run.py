@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.cli.inputs import Asked
 from quire.cli.output import progress
-from quire.cli.replay_inputs import Asked
 from quire.sim.curves import curves
 from quire.sim.observers import HitsOverTime, ReuseTimes, SharedPrefixes
 from quire.sim.savings import Savings

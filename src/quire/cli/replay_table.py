@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
 from quire.cli.tables import plain_table
 from quire.config import format_bytes
 
 Row: TypeAlias = dict[str, Any]
-
 
 Cell: TypeAlias = Callable[[Row], str]
 """The text of a row in a column."""
@@ -35,13 +35,7 @@ def show(console: Console, document: dict[str, Any], command: str) -> None:
 
 
 def _table(rows: list[Row], columns: dict[str, Cell]) -> Any:
-    table = plain_table(num_keys=3)
-    for head in columns:
-        left = head == "policy"
-        justify = "left" if left else "right"
-        table.add_column(
-            head, justify=justify, style="bright_black" * (head in QUIET), no_wrap=left
-        )
+    table = plain_table(*map(_head, columns), num_keys=3)
     last = None
     for row in rows:
         capacity = row["capacity_blocks"]
@@ -55,18 +49,29 @@ def _table(rows: list[Row], columns: dict[str, Cell]) -> Any:
     return table
 
 
+def _head(name: str) -> Column:
+    if name == "policy":
+        return Column(name, no_wrap=True)
+    return Column(name, justify="right", style="bright_black" * (name in QUIET))
+
+
 def _columns(rows: list[Row]) -> dict[str, Cell]:
     """Return the columns that rows fill."""
     columns = dict(COLUMNS)
     if "saved_prefill_s" in rows[0]:
         columns["saved prefill"] = lambda row: f"{row['saved_prefill_s']:,.0f} s"
     if any("mean_wait_s" in row for row in rows):
-        columns["mean wait"] = _wait
+        columns["mean wait"] = _known("mean_wait_s", "{:,.2f} s")
     columns["CPU s"] = lambda row: f"{row['seconds']:.2f}"
     return columns
 
 
-def _missed(*reasons: str) -> Callable[[Row], str]:
+def _known(name: str, form: str) -> Cell:
+    """Return a cell that is empty where a row has no such figure."""
+    return lambda row: "" if row.get(name) is None else form.format(row[name])
+
+
+def _missed(*reasons: str) -> Cell:
     def cell(row: Row) -> str:
         tokens = sum(row["missed"][reason] for reason in reasons)
         return f"{tokens / max(row['prompt_tokens'], 1):.1%}"
@@ -79,22 +84,13 @@ def _of_best(row: Row) -> str:
     return f"{row['token_hit'] / best:.1%}" if best else ""
 
 
-def _evicted(row: Row) -> str:
-    return "" if row["evictions"] is None else f"{row['evictions']:,}"
-
-
-def _wait(row: Row) -> str:
-    wait = row.get("mean_wait_s")
-    return f"{wait:,.2f} s" if wait is not None else ""
-
-
 COLUMNS: dict[str, Cell] = {
     "blocks": lambda row: f"{row['capacity_blocks']:,}",
     "of all": lambda row: f"{100 * row['share']:.3g} %" if row["share"] else "",
     "policy": lambda row: row["policy"],
     "token hit": lambda row: f"{100 * row['token_hit']:.2f} %",
     "of best": _of_best,
-    "evicted": _evicted,
+    "evicted": _known("evictions", "{:,}"),
     "gone": _missed("evicted"),
     "block hit": lambda row: f"{100 * row['block_hit']:.2f} %",
     "cold": _missed("cold"),

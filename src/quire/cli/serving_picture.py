@@ -3,6 +3,7 @@
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Column
 from rich.text import Text
 
 from quire.cli.output import BAR_WIDTH, HEIGHTS, milliseconds
@@ -19,10 +20,8 @@ FIRST, RUNNING, WAITING = "cyan", "green", "yellow"
 
 def durations(result: "ServingResult") -> Any:
     """Return the table of what users waited for."""
-    table = plain_table()
-    table.add_column("seen by users", no_wrap=True)
-    for head in ("mean", "p50", "p90", "p99", "max"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("mean", "p50", "p90", "p99", "max")
+    table = plain_table(Column("seen by users", no_wrap=True), *heads)
     for name, spread in (
         ("first token, TTFT", result.ttft_s),
         ("of it in the queue", result.waited_s),
@@ -30,8 +29,7 @@ def durations(result: "ServingResult") -> Any:
         ("whole request, E2E", result.e2e_s),
     ):
         if spread is not None:
-            values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
-            table.add_row(name, *map(duration, values))
+            table.add_row(name, *(duration(getattr(spread, head)) for head in heads))
     return table
 
 
@@ -41,26 +39,22 @@ def facts(result: "ServingResult") -> Any:
         f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
         f"tokens/s, {result.total_tokens_per_s:,.0f} tokens/s with prompts"
     )
-    found: list[tuple[str, Any]] = [("throughput", rate)]
+    found = {"throughput": rate}
     if result.goodput is not None:
-        good = (
+        found["goodput"] = (
             f"{result.goodput.requests_per_s:.3g} requests/s: {result.goodput.share:.1%} of "
             f"{result.num_requests:,} were fast enough"
         )
-        found.append(("goodput", good))
-    found.append(("hit rate", f"{result.hit_rate:.1%} of {result.prompt_tokens:,} prompt tokens"))
-    found += [
-        (f"from {tier.name}", f"{tier.fetched_blocks:,} blocks; {tier.demoted_blocks:,} went down")
-        for tier in result.tiers
-    ]
+    found["hit rate"] = f"{result.hit_rate:.1%} of {result.prompt_tokens:,} prompt tokens"
+    for tier in result.tiers:
+        moved = f"{tier.fetched_blocks:,} blocks; {tier.demoted_blocks:,} went down"
+        found[f"from {tier.name}"] = moved
     busy = ", ".join(f"{share:.0%}" for share in result.utilisation[:MAX_SHARES])
+    found["busy"] = busy + ", ..." * (len(result.utilisation) > MAX_SHARES)
     again = f"{result.preemptions:,}, {result.recomputed_tokens:,} tokens computed again"
-    found += [
-        ("busy", busy + ", ..." * (len(result.utilisation) > MAX_SHARES)),
-        ("preemptions", again),
-        ("took", f"{result.makespan_s:,.1f} s of virtual time, {result.num_steps:,} steps"),
-    ]
-    return facts_table(found)
+    found["preemptions"] = again
+    found["took"] = f"{result.makespan_s:,.1f} s of virtual time, {result.num_steps:,} steps"
+    return facts_table(found.items())
 
 
 def histogram(result: "ServingResult", width: int) -> Text:
@@ -86,23 +80,16 @@ def queues(result: "ServingResult", width: int) -> Text:
         ("waiting", line.waiting, WAITING),
         ("running", line.running, RUNNING),
     ):
+        each = -(-len(counts) // room) or 1
+        highest = [max(counts[start : start + each]) for start in range(0, len(counts), each)]
+        most = max(counts, default=0.0)
         text.append(f"{name:>9} ", "bright_black")
-        text.append(_sparks(_fewer(counts, room)), style)
-        text.append(f" {max(counts, default=0):,.3g}\n")
+        for count in highest:
+            text.append(HEIGHTS[ceil(count / (most or 1) * (len(HEIGHTS) - 1))], style)
+        text.append(f" {most:,.3g}\n")
     return text
 
 
 def duration(seconds: float) -> str:
     """Return a duration in ms, or from one second on in s."""
     return f"{milliseconds(seconds)} ms" if seconds < 1 else f"{seconds:,.4g} s"
-
-
-def _fewer(counts: list[float], room: int) -> list[float]:
-    """Return the most of each of `room` stretches at most."""
-    each = -(-len(counts) // room)
-    return [max(counts[start : start + each]) for start in range(0, len(counts), each or 1)]
-
-
-def _sparks(counts: list[float]) -> str:
-    most = max(counts, default=0.0) or 1.0
-    return "".join(HEIGHTS[ceil(count / most * (len(HEIGHTS) - 1))] for count in counts)

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from quire.cli.options import (
-    AsJson,
-    Below,
-    Gpu,
-    MaybeBlockSize,
-    MaybeKvMemory,
-    Mfu,
-    Model,
-    NumGpus,
-    Seed,
-)
+from quire.cli import options
+from quire.cli.inputs import blocks_that_hold, opened
 from quire.cli.output import print_json, progress, stderr, stdout
-from quire.cli.replay_inputs import opened
-from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,9 +23,9 @@ SHOWN_STEPS = 100
 def simulate(
     *,
     trace: Annotated[Path, typer.Option(help="A trace file.", show_default=False)],
-    model: Model = "llama-3.1-8b",
-    gpu: Gpu = "h100",
-    num_gpus: NumGpus = 1,
+    model: options.Model = "llama-3.1-8b",
+    gpu: options.Gpu = "h100",
+    num_gpus: options.NumGpus = 1,
     replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
     router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix.")] = "prefix",
     load_limit: Annotated[
@@ -47,26 +36,26 @@ def simulate(
         str, typer.Option(help="trace, poisson:RATE, closed:USERS or closed:USERS:THINK_SECONDS.")
     ] = "trace",
     speed: Annotated[float, typer.Option(help="Play the trace's times so much faster.")] = 1.0,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     duration: Annotated[
         float | None, typer.Option(help="Nothing arrives after so many seconds.")
     ] = None,
     num_requests: Annotated[
         int | None, typer.Option(min=0, help="How many requests.", show_default="all of the trace")
     ] = None,
-    block_size: MaybeBlockSize = None,
-    kv_memory: MaybeKvMemory = None,
-    tiers: Below = "",
+    block_size: options.MaybeBlockSize = None,
+    kv_memory: options.MaybeKvMemory = None,
+    tiers: options.Below = "",
     max_step_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
     max_sequences: Annotated[int, typer.Option(help="Requests that a replica runs at once.")] = 256,
-    mfu: Mfu = 0.5,
+    mfu: options.Mfu = 0.5,
     slo_ttft: Annotated[
         float | None, typer.Option(help="Seconds to the first token that are still good.")
     ] = None,
     slo_tpot: Annotated[
         float | None, typer.Option(help="Seconds per further token that are still good.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Times to tokens, throughput and hit rate of a service under a trace.
 
@@ -109,12 +98,7 @@ def simulate(
     if kv_memory is None:
         num_blocks = blocks_that_fit(roofline, size, max_sequences=max_sequences)
     else:
-        num_blocks = parse_bytes(kv_memory) // block_bytes
-        if not num_blocks:
-            raise ConfigError(
-                f"--kv-memory {kv_memory} holds not one block of {size} tokens of {facts.name}, "
-                f"which are {format_bytes(block_bytes)}"
-            )
+        num_blocks = blocks_that_hold(kv_memory, size, facts, "--kv-memory")
     limits = Limits(num_blocks, size, policy, max_step_tokens, max_sequences)
     cluster = Cluster(limits, RooflineTiming(roofline), replicas, below, block_bytes)
     with progress("reading", SHOWN_STEPS) as say:
@@ -162,12 +146,10 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
     from quire.cli import serving_picture
 
     console = stdout()
-    kv = settings["num_blocks"] * settings["block_size"]
-    devices = f"{result.num_replicas} x " + (
-        f"{settings['num_gpus']} x " * (settings["num_gpus"] > 1)
-    )
+    kv, gpus = settings["num_blocks"] * settings["block_size"], settings["num_gpus"]
+    devices = f"{result.num_replicas} x {f'{gpus} x ' * (gpus > 1)}{settings['gpu']}"
     console.print(
-        f"\n[bold]{settings['model']}[/bold] on {devices}{settings['gpu']}, KV for {kv:,} tokens "
+        f"\n[bold]{settings['model']}[/bold] on {devices}, KV for {kv:,} tokens "
         f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}; "
         f"assumed: {roofline.mfu:.0%} of the peak FLOPs, "
         f"{roofline.bandwidth_efficiency:.0%} of the bandwidth\n"

@@ -1,10 +1,11 @@
 """Tables that keep their numbers in narrow terminals."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 
@@ -19,20 +20,22 @@ class FittedTable(Table):
     Text wraps between words; numbers (what is right-justified) and `no_wrap` do not.
     """
 
-    num_keys = 1
+    def __init__(self, *columns: Column, num_keys: int, **options: Any) -> None:
+        super().__init__(*columns, **options)
+        self._num_keys, self._options = num_keys, options
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [[column._cells[n] for column in self.columns] for n in range(self.row_count)]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - Column.cells adds the head where rows are sections
         unbounded = options.update(width=UNBOUNDED)
-        heads, chunk = list(range(self.num_keys)), list[int]()
+        columns = [replace(each, min_width=_needed(each)) for each in self.columns]
+        heads, chunk = columns[: self._num_keys], list[Column]()
         parts: list[Table] = []
-        for number in range(self.num_keys, len(self.columns)):
-            wider = self._part([*heads, *chunk, number], rows)
+        for column in columns[self._num_keys :]:
+            wider = self._part([*heads, *chunk, column])
             if chunk and console.measure(wider, options=unbounded).minimum > options.max_width:
-                parts.append(self._part([*heads, *chunk], rows))
+                parts.append(self._part([*heads, *chunk]))
                 chunk = []
-            chunk.append(number)
-        parts.append(self._part([*heads, *chunk], rows))
+            chunk.append(column)
+        parts.append(self._part([*heads, *chunk]))
         for part in parts:
             if console.measure(part, options=unbounded).maximum > options.max_width:
                 for column in part.columns:
@@ -42,50 +45,29 @@ class FittedTable(Table):
             part.caption = self.caption if part is parts[-1] else None
             yield part
 
-    def _part(self, numbers: Sequence[int], rows: list[list[RenderableType]]) -> Table:
-        part = Table(
-            box=self.box, pad_edge=False, header_style=self.header_style,
-            title_justify=self.title_justify, caption_justify=self.caption_justify,
-            show_header=self.show_header, padding=self.padding, collapse_padding=self.collapse_padding,
-        )  # fmt: skip
-        for number in numbers:
-            column = self.columns[number]
-            part.add_column(
-                column.header, justify=column.justify, style=column.style, no_wrap=column.no_wrap,
-                overflow=column.overflow, min_width=self._needed(column),
-            )  # fmt: skip
-        for cells, row in zip(rows, self.rows, strict=True):
-            part.add_row(
-                *(cells[number] for number in numbers),
-                style=row.style,
-                end_section=row.end_section,
-            )
+    def _part(self, columns: list[Column]) -> Table:
+        part = Table(*(replace(each) for each in columns), **self._options)
+        part.rows = self.rows
         return part
 
-    def _needed(self, column: Column) -> int:
-        console = Console(width=UNBOUNDED)
-        sizes = [console.measure(cell) for cell in column._cells]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        cells = [size.maximum if _is_whole(column) else size.minimum for size in sizes]
-        head = console.measure(column.header)
-        return max(head.maximum if column.no_wrap else head.minimum, column.min_width or 0, *cells)
+
+def _needed(column: Column) -> int:
+    console = Console(width=UNBOUNDED)
+    sizes = [console.measure(cell) for cell in column._cells]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - Column.cells adds the head where rows are sections
+    cells = [size.maximum if _is_whole(column) else size.minimum for size in sizes]
+    head = console.measure(column.header)
+    return max(head.maximum if column.no_wrap else head.minimum, column.min_width or 0, *cells)
 
 
 def _is_whole(column: Column) -> bool:
     return column.no_wrap or column.justify == "right"
 
 
-def plain_table(
-    *heads: str, left: Collection[str] = (), num_keys: int = 1, **options: Any
-) -> Table:
-    """Return a table with one line under its head and no frame, its columns headed `heads`.
-
-    Columns are of numbers, right-justified, but those in `left`.
-    """
-    table = FittedTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", **options)
-    table.num_keys = num_keys
-    for head in heads:
-        table.add_column(head, justify="left" if head in left else "right")
-    return table
+def plain_table(*heads: str | Column, num_keys: int = 1, **options: Any) -> Table:
+    """Return a table with one line under its head and no frame; columns headed by text are of numbers."""
+    columns = (Column(head, justify="right") if isinstance(head, str) else head for head in heads)
+    options |= {"box": box.SIMPLE_HEAD, "pad_edge": False, "header_style": "bold"}
+    return FittedTable(*columns, num_keys=num_keys, **options)
 
 
 class FactsTable(Table):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Column
 from rich.text import Text
 
 from quire.cli.output import progress, stdout
@@ -88,10 +89,7 @@ def show_verified(found: dict[str, Any]) -> None:
     ]
     console.print(facts_table(facts))
     if damaged:
-        table = plain_table()
-        table.add_column("damaged record", no_wrap=True)
-        table.add_column("size", justify="right", no_wrap=True)
-        table.add_column("why")
+        table = plain_table(Column("damaged record", no_wrap=True), "size", Column("why"))
         for each in damaged[:SHOWN]:
             table.add_row(each["key"][:16] + "...", format_bytes(each["bytes"]), each["reason"])
         console.print(table)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from quire.cli.output import is_utf8, progress
+from quire.cli.output import HEIGHTS, is_utf8, progress
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import check_installed, kind_of, reading, shown
 from quire.config import format_bytes
 
 if TYPE_CHECKING:
-    from quire.tiers.contents.survey import NamespaceRow, RecordTally, Survey
+    from quire.tiers.contents.survey import RecordTally, Survey
     from quire.tiers.format import Namespace
 
 HASH_DIGITS = 10
@@ -25,7 +25,6 @@ MAX_INDENT = 8
 STRIP = 20
 """Characters of a strip: two buckets each, what was used last on the left."""
 
-LEVELS = " ▁▂▃▄▅▆▇█"
 ASCII_LEVELS = " .:-=+*#@"
 STYLES = ("red", "red", "yellow", "yellow", "yellow", "cyan", "cyan", "blue", "blue", "blue")
 
@@ -145,32 +144,20 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
 
 
 def _namespaces(found: "Survey", *, utf8: bool) -> Table:
-    table = plain_table()
-    table.add_column("namespace", overflow="fold")
-    for name in ("tokens", "records", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("used", no_wrap=True, min_width=STRIP)
+    table = _table("namespace")
     for row in found.namespaces:
+        words = namespace_words(row.namespace, row.fingerprint)
+        tokens = row.tally.records * row.tokens_per_block
         table.add_row(
-            _namespace(row),
-            f"{row.tally.records * row.tokens_per_block:,}" if row.tokens_per_block else "",
+            Text(words if row.namespace or not row.dtype else f"{words}, {row.dtype}"),
+            f"{tokens:,}" if row.tokens_per_block else "",
             *_counts(row.tally, found.total, utf8=utf8),
         )
     return table
 
 
-def _namespace(row: "NamespaceRow") -> Text:
-    words = namespace_words(row.namespace, row.fingerprint)
-    return Text(words if row.namespace or not row.dtype else f"{words}, {row.dtype}")
-
-
 def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
-    table = plain_table()
-    table.add_column("scope and prefix", overflow="fold")
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("records", justify="right", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("used", no_wrap=True, min_width=STRIP)
+    table = _table("scope and prefix")
     for scope in found.scopes:
         name = _printable(scope.label) or f"scope {scope.root[:12]}"
         table.add_row(Text(name, "bold"), "", *_counts(scope.tally, found.total, utf8=utf8))
@@ -189,6 +176,11 @@ def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
     return table
 
 
+def _table(what: str) -> Table:
+    used = Column("used", no_wrap=True, min_width=STRIP)
+    return plain_table(Column(what, overflow="fold"), "tokens", "records", "size", used)
+
+
 def _counts(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> tuple[str, str, Text]:
     strip = _strip(tally, total, utf8=utf8)
     return f"{tally.records:,}", format_bytes(tally.num_bytes), strip
@@ -196,7 +188,7 @@ def _counts(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> tuple[
 
 def _strip(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> Text:
     """Draw what share of the records of each age is counted here."""
-    levels = LEVELS if utf8 else ASCII_LEVELS
+    levels = HEIGHTS if utf8 else ASCII_LEVELS
     text = Text()
     if not tally.recency:
         return text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
 from quire.cli.files import check_writable
@@ -168,10 +169,10 @@ def show(console: Console, facts: TraceFacts) -> None:
     """Draw the facts of a trace."""
     console.print()
     console.print(facts_table(_facts(facts)))
-    lengths = plain_table("tokens", "mean", *_names(facts.prompt_length), left=["tokens"])
+    heads = ("mean", *(name for name in facts.prompt_length if name != "mean"))
+    lengths = plain_table(Column("tokens"), *heads)
     for name, found in (("prompt", facts.prompt_length), ("output", facts.output_length)):
-        numbers = [f"{found[key]:,.0f}" for key in ("mean", *_names(found))]
-        lengths.add_row(name, *numbers)
+        lengths.add_row(name, *(f"{found[head]:,.0f}" for head in heads))
     console.print()
     console.print(lengths)
     if not facts.reuse_blocks.percentiles:
@@ -205,7 +206,7 @@ def _facts(facts: TraceFacts) -> list[tuple[str, Any]]:
 
 def _draw(console: Console, title: str, found: Distances, name: Callable[[float], str]) -> None:
     largest = max(share for _, share in found.histogram)
-    table = plain_table(title, "reuses", "", left=[""])
+    table = plain_table(title, "reuses", Column())
     room = min(BAR_WIDTH, max(console.width - len(title) - BESIDE_BAR, 4))
     for end, share in found.histogram:
         width = round(room * share / largest)
@@ -214,10 +215,6 @@ def _draw(console: Console, title: str, found: Distances, name: Callable[[float]
     console.print(table)
     values = (f"{key} {name(value)}" for key, value in found.percentiles.items())
     console.print(f"  {', '.join(values)}")
-
-
-def _names(percentiles: dict[str, float]) -> list[str]:
-    return [name for name in percentiles if name != "mean"]
 
 
 def _count(value: float) -> str:

@@ -15,7 +15,7 @@ from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.pins import Pin
-from quire.core.policies import Entry, Policy, RankedPolicy, Visit
+from quire.core.policy import Entry, Policy, RankedPolicy
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
@@ -40,6 +40,5 @@ __all__ = [
     "Sequence",
     "SlidingWindow",
     "Stats",
-    "Visit",
     "Watcher",
 ]

@@ -23,7 +23,7 @@ from quire.core.tokens import (
     check_sign,
     key_of,
 )
-from quire.errors import CommitError, SequenceError, TokensError
+from quire.errors import CommitError, ConfigError, SequenceError, TokensError
 
 BLOCKS_AHEAD = 32
 """So many more blocks fit into the extent of every sequence of a batch when one was full."""
@@ -69,38 +69,22 @@ class DecodeBatch:
     `blocks_left` blocks that fit into the extent of every one of them beside those it has
     """
 
-    __slots__ = (
-        "all_rows",
-        "at_edge",
-        "blocks_left",
-        "epoch",
-        "next_slot",
-        "next_token",
-        "owner",
-        "room",
-        "row_ids",
-        "seqs",
-        "shares",
-        "tail_end",
-        "version",
-    )
+    next_token: IndexArray
+    next_slot: IndexArray
+    at_edge: IndexArray
+    version = epoch = -1
+    room = MIXED
+    shares = False
+    blocks_left = 0
 
     def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, owner: Rows) -> None:
-        block_size = owner.block_size
         self.owner = owner
         self.seqs = sequences
         self.row_ids = row_ids
-        self.tail_end: IndexArray = (row_ids.astype(np.intp) + 1) * block_size
+        self.tail_end: IndexArray = (row_ids.astype(np.intp) + 1) * owner.block_size
         first, n = int(row_ids[0]) if len(row_ids) else 0, len(row_ids)
         in_order = bool((row_ids == np.arange(first, first + n)).all())
         self.all_rows: slice | IntArray = slice(first, first + n) if in_order else row_ids
-        self.version = self.epoch = -1
-        self.room = MIXED
-        self.shares = False
-        self.next_token: IndexArray = self.tail_end
-        self.next_slot: IndexArray = self.tail_end
-        self.at_edge: IndexArray = self.tail_end
-        self.blocks_left = 0
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -127,9 +111,11 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
     return DecodeBatch(sequences, row_ids, rows)
 
 
-def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
+def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
     """Room for one more token in each, all or nothing."""
     rows = kernel.rows
+    if not isinstance(batch, DecodeBatch):
+        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     if batch.room > 0:
@@ -157,9 +143,11 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
     batch.version = rows.version
 
 
-def commit_step(kernel: Kernel, batch: DecodeBatch, token_ids: TokenIds) -> None:
+def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
     """One token of KV in each; blocks that filled up are published."""
     rows = kernel.rows
+    if not isinstance(batch, DecodeBatch):
+        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     key = key_of(token_ids)
@@ -270,7 +258,9 @@ def _commit_one_by_one(kernel: Kernel, batch: DecodeBatch, key: Key) -> None:
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:
     """Copy the block tables of open sequences out of the rows of one layer group."""
-    size = rows.block_size
+    if type(pad) is not int or not -(2**31) <= pad < 2**31:
+        raise ConfigError(f"pad must be an int32, got {pad!r}")
+    size, window = rows.block_size, rows.window_at(group)
     for seq in seqs:
         seq.fill()
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))
@@ -278,15 +268,14 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     num_blocks = -(-lengths // size)
     if group not in rows.token_groups:
         num_blocks = (rows.flat_tables[group][row_ids] >= 0).astype(INT32)
-    padded = rows.gather(group, row_ids, num_blocks)
-    held = np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]
-    for window in rows.windows:
-        if window.index == group:
-            for row, seq in enumerate(seqs):
-                padded[row, window.num_sinks : window.first_of(seq.computed)] = pad
-    indices = padded[held]
-    padded[~held] = pad
-    indptr = np.zeros(len(row_ids) + 1, dtype=INT32)
+    padded = np.full((len(seqs), int(num_blocks.max(initial=0))), pad, INT32)
+    counts: list[int] = num_blocks.tolist()
+    for into, seq, count in zip(padded, seqs, counts, strict=True):
+        into[:count] = rows.table(group, seq.row, count)
+        if window is not None:
+            into[window.num_sinks : window.first_of(seq.computed)] = pad
+    indices = padded[np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]]
+    indptr = np.zeros(len(seqs) + 1, dtype=INT32)
     np.cumsum(num_blocks, out=indptr[1:])
     last_block_len = lengths - np.maximum(num_blocks - 1, 0) * size
     return BlockTables(padded, num_blocks, lengths, indptr, indices, last_block_len)

@@ -16,7 +16,7 @@ from quire.errors import TruncateError
 def close(kernel: Kernel, seq: Sequence) -> None:
     """End a sequence that is open or suspended; see `CacheManager.close`."""
     if seq.state == "open":
-        let_go(kernel, seq, kernel.now())
+        let_go(kernel, seq)
     kernel.owners.close(seq.terms)
     forget(kernel, seq)
 
@@ -36,24 +36,20 @@ def suspend(kernel: Kernel, seq: Sequence) -> None:
     script.key = seq.token_bytes() + script.key[(seq.computed - script.start) * TOKEN_BYTES :]
     script.start = 0
     seq.num_cached = seq.computed  # until resumed: the tokens that had KV
-    let_go(kernel, seq, kernel.now())
+    let_go(kernel, seq)
     seq.state = "suspended"
 
 
-def let_go(kernel: Kernel, seq: Sequence, now: float) -> None:
+def let_go(kernel: Kernel, seq: Sequence) -> None:
     """Release all that an open sequence holds, and its row."""
     tree, rows = kernel.tree, kernel.rows
-    if seq.visit is not None:
-        seq.visit.now = now
-        seq.visit.output = seq.visit.output or max(rows.computed[seq.row] - seq.prompt_len, 0)
-        tree.evictor.closing(seq.visit, seq.node)
     _free(kernel, seq, seq.node.end, seq.num_blocks)
     tree.leave(seq.node, rows.standing(seq.row))
     _free_states(kernel, seq)
     node = seq.node
     while node.parent is not None:
         if seq.terms.retain_s:
-            tree.evictor.retain(node, seq.terms.retain_s)
+            tree.order.retain(node, seq.terms.retain_s)
             for group in tree.sparse:
                 group.touched(node)
         tree.unlock(node)

@@ -29,7 +29,7 @@ def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
         len(upper.children) == 1
         and upper.locks == lower.locks
         and len(lower.key) <= MAX_JOINED_BYTES
-        and tree.evictor.joinable(upper, lower)
+        and tree.order.joinable(upper, lower)
         and all(group.joinable(upper) for group in tree.sparse)
     )
 
@@ -47,7 +47,7 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     lower.parent = parent
     parent.children[upper.first] = lower
     if upper.mark is not None:
-        tree.evictor.gone(upper)
+        tree.order.gone(upper)
     for group in tree.sparse:
         group.joined(lower, upper.parts[group.place])
     first = len(tree.sparse)
@@ -55,4 +55,4 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
         part.join(above, upper.end)
     upper.parent = upper.note = None
     upper.children = NO_CHILDREN
-    tree.unindex(upper)
+    tree.wide.pop(id(upper), None)

@@ -13,10 +13,10 @@ from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
 from quire.core.pins import Pins
-from quire.core.policies import Capacity
+from quire.core.policy import Capacity
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
-from quire.core.settings import ManagerSettings, factory_of
+from quire.core.settings import ManagerSettings
 from quire.core.sparse import Site, SparseGroup
 from quire.core.states import StateGroup
 from quire.core.stats import Counters, Missed
@@ -111,16 +111,16 @@ class Kernel:
             for group in settings.groups
         )
         capacity = _capacity(settings, self.pools)
-        evictor = Order(factory_of(settings.policy), capacity, settings.clock)
-        sparse = _sparse_groups(settings, self.pools, evictor)
+        order = Order(settings.policy, capacity, settings.clock)
+        sparse = _sparse_groups(settings, self.pools, order)
         self.watchers = Audience(watchers)
-        self.tree = PrefixTree(size, self.pools, evictor, sparse, self.watchers.parts)
+        self.tree = PrefixTree(size, self.pools, order, sparse, self.watchers.parts)
         self.rows = Rows(self.tree, cut_off)
         self.lookup = Lookup(self.tree, size, sub_block=settings.sub_block)
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
         self.pins = Pins(self.tree, settings.pin_budget, cut_off)
-        self.owners = Owners(evictor)
+        self.owners = Owners(order)
         # Ends of the paths that restores and holds have locked, by handle.
         self.anchors: dict[int, Node] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -128,11 +128,6 @@ class Kernel:
         self.drafts: dict[int, Drafted] = {}
         self.capacity = capacity
         self.watchers.begin(self)
-
-    def now(self) -> float:
-        """Return the seconds of the clock; without one, the requests opened so far."""
-        evictor = self.tree.evictor
-        return evictor.now() if evictor.has_clock else self.counters.num_requests
 
 
 def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:
@@ -160,11 +155,11 @@ def _has(watcher: Watcher, hook: str) -> bool:
 
 
 def _sparse_groups(
-    settings: ManagerSettings, pools: tuple[BlockPool, ...], evictor: Order
+    settings: ManagerSettings, pools: tuple[BlockPool, ...], order: Order
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
-        site = Site(index, len(sparse), pool, evictor)
+        site = Site(index, len(sparse), pool, order)
         match group.kind:
             case SlidingWindow() | ChunkedAttention():
                 sparse.append(WindowGroup(site, group.kind, settings.block_size))

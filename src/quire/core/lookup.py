@@ -36,20 +36,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class Found(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A lookup's raw result: whole blocks, and maybe the head of one more block to copy.
-
-    That block is number `index` of `edge`; its first `partial_tokens` tokens match. Where a
-    sparse group refuses to go as far as tokens match, `refused` blocks follow the match.
-    """
-
-    match: Match
-    partial_tokens: int = 0
-    edge: Node | None = None
-    index: int = 0
-    refused: int = 0
-
-
 class Lookup:
     """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy.
 
@@ -64,92 +50,81 @@ class Lookup:
         self.evicted: Evicted | None = None
         self._sub_block = sub_block and block_size > 1 and not states
 
-    def find(self, root: Node, key: Key, limit: int) -> Found:
+    def find(self, root: Node, key: Key, limit: int) -> Match:
         """Find what is cached of the first `limit` tokens of a key."""
         block_bytes = self._block_bytes
         num_bytes = limit * TOKEN_BYTES
         match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
-        end = match.num_bytes
-        if self._tree.sparse and end:
+        if self._tree.sparse and match.num_blocks:
             match = self.accepted(match)
-            if match.num_bytes < end:
-                return Found(match, refused=(end - match.num_bytes) // block_bytes)
-        if self._sub_block and end < num_bytes and (match.into or match.node.children):
+        end = match.num_blocks * block_bytes
+        if not self._sub_block or end == num_bytes or match.refused:
+            return match
+        if match.into or match.node.children:
             rest = key[end : min(end + block_bytes, num_bytes)]
             partial = self._tree.match_partial(match, rest)
-            if partial is not None and self._can_copy(match, partial[0], partial[1]):
-                edge, index, num_tokens = partial
-                return Found(match, num_tokens, edge, index)
-        return Found(match)
+            if partial is not None and self._can_copy(match, partial[0]):
+                match.source, match.partial_tokens = partial
+        return match
 
     def accepted(self, match: Match) -> Match:
         """Shorten a match of tokens to the largest boundary that every group accepts."""
-        block_bytes = self._block_bytes
-        node = match.edge if match.edge is not None and match.into else match.node
-        tried, end = -1, match.num_bytes // block_bytes
+        node, end, tried = match.last, match.num_blocks, -1
         while tried != end:
             tried = end
             for group in self._tree.sparse:
                 end = group.accepted(node, end)
-        if end * block_bytes == match.num_bytes:
+        refused = match.num_blocks - end
+        if not refused:
             return match
         while end <= node.start and node.parent is not None:
             node = node.parent
         if end == node.end:
-            return Match(node, end * block_bytes, None, 0)
+            return Match(node, end, refused=refused)
         assert node.parent is not None
-        return Match(node.parent, end * block_bytes, node, (end - node.start) * block_bytes)
+        return Match(node.parent, end, node, end - node.start, refused)
 
     def hit(self, root: Node, key: Key) -> Hit:
         """Return what a request for this prompt would find."""
         num_tokens = len(key) // TOKEN_BYTES
         found = self.find(root, key, num_tokens - 1)
-        num_blocks = found.match.num_bytes // self._block_bytes
-        cached = num_blocks * self._block_size + found.partial_tokens
-        if cached == num_tokens - 1:
-            return Hit(cached, num_blocks, found.partial_tokens, "last_token")
-        return Hit(cached, num_blocks, found.partial_tokens, self.why(key, found).reason)
+        cached = found.num_blocks * self._block_size + found.partial_tokens
+        reason = "last_token" if cached == num_tokens - 1 else self.why(key, found).reason
+        return Hit(cached, found.num_blocks, found.partial_tokens, reason)
 
-    def why(self, key: Key, found: Found) -> Missed:
+    def why(self, key: Key, found: Match) -> Missed:
         """Return the reason why a hit ends where it does, and how many tokens it explains.
 
         No other scope is looked at: the time that this takes would tell what somebody else has cached.
         """
-        num_tokens = len(key) // TOKEN_BYTES
-        match = found.match
-        cached = match.num_bytes // TOKEN_BYTES + found.partial_tokens
-        missed = num_tokens - 1 - cached
-        if not missed:
+        limit = len(key) // TOKEN_BYTES - 1
+        whole = found.num_blocks * self._block_size
+        cached = whole + found.partial_tokens
+        if cached == limit:
             return LAST_TOKEN
         if found.refused:
-            return Missed("window", min(missed, found.refused * self._block_size))
-        if num_tokens - 1 - match.num_bytes // TOKEN_BYTES < self._block_size:
-            return Missed("partial_block", missed)
+            return Missed("window", min(limit - cached, found.refused * self._block_size))
+        if limit - whole < self._block_size:
+            return Missed("partial_block", limit - cached)
         if self.evicted is not None:
-            holder = match.edge if match.edge is not None and match.into else match.node
-            end, user = self.evicted(holder, match.num_bytes, key)
-            if end > match.num_bytes:
-                explained = min(missed, max(end // TOKEN_BYTES - cached, 1))
+            end, user = self.evicted(found.last, whole * TOKEN_BYTES, key)
+            if end > whole * TOKEN_BYTES:
+                explained = min(limit - cached, max(end // TOKEN_BYTES - cached, 1))
                 return Missed("evicted", explained, user)
         return COLD
 
-    def _can_copy(self, match: Match, edge: Node, index: int) -> bool:
-        """Whether this block is there in every group, and one more can be had for its copy.
+    def _can_copy(self, match: Match, source: Node) -> bool:
+        """Whether the block to copy is there in every group, and one more can be had for its copy.
 
         No group is recurrent here: a state cannot be cut inside a block. The matched path will be
         referenced before the copy takes its block, so the cached blocks of the path are no room for it.
         """
         tree = self._tree
-        if any(edge.blocks[group.index][index] == GAP for group in tree.sparse):
+        if any(source.blocks[group.index][match.into] == GAP for group in tree.sparse):
             return False
         if all(pool.num_free for pool in tree.pools):
             return True
-        found_blocks = match.num_bytes // self._block_bytes
-        path_cached = match.into // self._block_bytes if match.edge and not match.edge.locks else 0
-        node = match.node
-        while node.parent is not None and not node.locks:
-            path_cached += node.num_blocks
-            node = node.parent
-        return all(pool.num_available > path_cached for _, pool in tree.full) and all(
-            group.pool.num_available > group.reach(found_blocks) for group in tree.sparse
+        cached = sum(count for node, count in match.nodes() if not node.locks)
+        return all(pool.num_available > cached for _, pool in tree.full) and all(
+            group.pool.num_available > group.reach(match.num_blocks) for group in tree.sparse
         )

@@ -16,6 +16,7 @@ from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
 from quire.core.pins import Pin
+from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
@@ -33,7 +34,7 @@ class CacheManager(Interruptible):
 
     `num_blocks`  blocks of a single full-attention layer group; or give `groups`
     `block_size`  tokens per block, from 1
-    `policy`      a name in `quire.core.policies.POLICIES`, or a factory of `Policy` objects
+    `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
     `debug`       check every allocation and free, block by block
@@ -51,6 +52,7 @@ class CacheManager(Interruptible):
         block_size: int = 16,
         *,
         groups: Items[LayerGroup] | None = None,
+        policy: str | PolicyFactory = "lru",
         watchers: Items[Watcher] = (),
         **options: Unpack[Options],
     ) -> None:
@@ -60,8 +62,11 @@ class CacheManager(Interruptible):
             groups = [LayerGroup("full", check_count("num_blocks", num_blocks))]
         if not isinstance(groups, tuple | list):
             raise ConfigError(f"groups is a list of LayerGroup objects, got {groups!r}")
+        settings = settings_of(groups, block_size, policy, options)
+        told = [settings.policy] if isinstance(settings.policy, Watcher) else []
         check_watchers(watchers)
-        self._begin(settings_of(groups, block_size, options), watchers)
+        check_watchers(told)
+        self._begin(settings, [*watchers, *told])
 
     def _begin(self, settings: ManagerSettings, watchers: Items[Watcher]) -> None:
         self.settings = settings
@@ -134,8 +139,8 @@ class CacheManager(Interruptible):
         found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
         found = kernel.lookup.accepted(found)
         if deadline:
-            deadline += tree.evictor.now()
-        return kernel.pins.add(found, found.num_bytes // TOKEN_BYTES, deadline)
+            deadline += tree.order.now()
+        return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
 
     @mutating
     def evict(
@@ -211,23 +216,17 @@ class CacheManager(Interruptible):
         """
         kernel = self.kernel
         wanted = wanted_terms(self.settings, terms) if terms else USUAL
-        key = raw = key_of(tokens)
+        key = given = key_of(tokens)
         root = self.default_root
         if scope is not None or media is not NO_MEDIA or len(kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         check_fits(kernel, len(key) // TOKEN_BYTES)
         found = kernel.lookup.find(root, key, len(key) // TOKEN_BYTES - 1)
         try:
-            if media:
-                key = kernel.tree.media.encode(raw, media)
-            else:
-                check_sign(key[found.match.num_bytes :])
-            prompt = (key, raw.tobytes() if media else b"")
-            seq = take.open_sequence(kernel, scope or NO_SCOPE, prompt, found, wanted)
+            return take.open_sequence(kernel, scope or NO_SCOPE, (given, media), found, wanted)
         except BaseException as error:
             self.cut_off("open", error)
             raise
-        return seq
 
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Make room for the KV of `num_tokens` more tokens than computed, in every group.
@@ -270,6 +269,7 @@ class CacheManager(Interruptible):
         self.check_open(seq)
         give.truncate(self.kernel, seq, num_tokens)
 
+    @mutating
     def fork(self, seq: Sequence) -> Sequence:
         """Start another sequence at the same tokens, sharing all blocks.
 
@@ -280,12 +280,7 @@ class CacheManager(Interruptible):
         self.check_open(seq)
         if self.kernel.drafts:
             snapshots.check_settled(self.kernel, seq, "fork")
-        try:
-            twin = take.fork(self.kernel, seq)
-        except BaseException as error:
-            self.cut_off("fork", error)
-            raise
-        return twin
+        return take.fork(self.kernel, seq)
 
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
@@ -337,7 +332,6 @@ class CacheManager(Interruptible):
         Raises `OutOfBlocks`, `SequenceError`.
         """
         try:
-            batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
             decode.reserve_step(self.kernel, batch)
         except BaseException as error:
             self.cut_off("reserve_step", error)
@@ -349,7 +343,6 @@ class CacheManager(Interruptible):
         Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
         """
         try:
-            batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
             decode.commit_step(self.kernel, batch, token_ids)
         except BaseException as error:
             self.cut_off("commit_step", error)
@@ -367,22 +360,17 @@ class CacheManager(Interruptible):
         for seq in seqs:
             self.check_open(seq)
         check_group(group, len(self.pools))
-        if type(pad) is not int or not -(2**31) <= pad < 2**31:
-            raise ConfigError(f"pad must be an int32, got {pad!r}")
         return block_tables(self.kernel.rows, seqs, group, pad)
 
+    @mutating
     def take_copies(self) -> list[BlockCopy]:
         """Return the block copies to do before the next forward, and forget them.
 
         They are one simultaneous assignment: every source is read before any destination is
         written. Nothing else may write to the pool between planning and doing them.
         """
-        try:
-            plan = self.kernel.copies.take()
-            self.kernel.counters.copied_blocks += len(plan)
-        except BaseException as error:
-            self.cut_off("take_copies", error)
-            raise
+        plan = self.kernel.copies.take()
+        self.kernel.counters.copied_blocks += len(plan)
         return plan
 
     # -- states of recurrent groups --------------------------------------------------------
@@ -410,6 +398,7 @@ class CacheManager(Interruptible):
 
     # -- after an interrupt ----------------------------------------------------------------
 
+    @mutating
     def reset(self) -> None:
         """Start anew, empty, with the sizes that the groups have: the only call after `Interrupted`.
 
@@ -417,15 +406,11 @@ class CacheManager(Interruptible):
         letting go of them does nothing. What the pools hold is found no more. Counters start again; of events
         the first one says that all was cleared.
         """
-        try:
-            unbar(self)
-            kernel = self.kernel
-            kernel.pins.held.clear()
-            bar(kernel.rows, "the manager was reset")
-            self._begin(self.settings, kernel.watchers.all)
-        except BaseException as error:
-            self.cut_off("reset", error)
-            raise
+        unbar(self)
+        kernel = self.kernel
+        kernel.pins.held.clear()
+        bar(kernel.rows, "the manager was reset")
+        self._begin(self.settings, kernel.watchers.all)
 
     def give_up(self, why: str) -> None:
         kernel = self.kernel

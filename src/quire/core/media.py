@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -58,95 +58,35 @@ class MediaTable:
     Every distinct pair of (digest, placeholder tokens) gets a negative number, which stands
     in the key at each position of the span. Token ids are never negative, and the numbers are
     given out in order of first use, so two contents never meet, whatever their placeholders.
-    """
-
-    def __init__(self) -> None:
-        self._number: dict[tuple[bytes, bytes], int] = {}
-        self._content: dict[int, tuple[bytes, bytes]] = {}
-        self._next = -1
-
-    def __len__(self) -> int:
-        return len(self._number)
-
-    def encode(self, key: Key, media: Sequence[MediaItem]) -> Key:
-        """Return a copy of a prompt's key with each media span replaced by its number."""
-        check_sign(key)
-        tokens: IntArray = np.frombuffer(key, INT32).copy()
-        for item in media:
-            span = tokens[item.start : item.start + item.length]
-            span[:] = self._numbered(item.digest, span.tobytes())
-        return tokens.data.cast("B")
-
-    def peek(self, key: Key, media: Sequence[MediaItem]) -> Key:
-        """Return what `encode` would, without giving out numbers (unknown content gets 2**31's)."""
-        check_sign(key)
-        tokens: IntArray = np.frombuffer(key, INT32).copy()
-        for item in media:
-            span = tokens[item.start : item.start + item.length]
-            span[:] = self._number.get((item.digest, span.tobytes()), UNKNOWN_MEDIA)
-        return tokens.data.cast("B")
-
-    def content(self, number: int) -> tuple[bytes, bytes]:
-        """Return (digest, placeholder token bytes) of a number that stands in a key."""
-        return self._content[number]
-
-    def keep(self, live: set[int]) -> None:
-        """Forget every content whose number stands in no key any more."""
-        self._content = {n: c for n, c in self._content.items() if n in live}
-        self._number = {c: n for n, c in self._content.items()}
-
-    def _numbered(self, digest: bytes, placeholders: bytes) -> int:
-        content = (digest, placeholders)
-        number = self._number.get(content)
-        if number is None:
-            number = self._next
-            self._next -= 1
-            self._number[content] = number
-            self._content[number] = content
-        return number
-
-
-class UsedMedia(MediaTable):
-    """Media contents with their uses, so that what is in use is never forgotten and nothing is searched.
 
     A content is used once for every token of the tree that its number stands for, and once for
-    every open request or restore in whose prompt it is:
+    every open request or restore in whose prompt it is; what is in use is never forgotten:
 
         uses[number] == tokens in the tree + holders, in no entry 0
         idle == the numbers without uses, the one used longest ago first
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.numbers: dict[tuple[bytes, bytes], int] = {}
+        self.contents: dict[int, tuple[bytes, bytes]] = {}
         self.uses: dict[int, int] = {}
         self.idle: dict[int, None] = {}
+        self._next = -1
 
-    def hold(self, key: Key) -> tuple[int, ...]:
-        """Use what stands in an encoded prompt until `release`; return the numbers."""
-        numbers = tuple(self.counts(key))
-        self.hold_again(numbers)
-        self._forget()
-        return numbers
+    def __len__(self) -> int:
+        return len(self.numbers)
 
-    def hold_again(self, numbers: Iterable[int]) -> None:
-        """Use these numbers once more."""
-        for number in numbers:
-            self._change(number, 1)
+    def encode(self, key: Key, media: Sequence[MediaItem]) -> Key:
+        """Return a copy of a prompt's key with each media span replaced by its number."""
+        return _replace(key, media, self._numbered)
 
-    def release(self, numbers: Iterable[int]) -> None:
-        """Use these numbers once less."""
-        for number in numbers:
-            self._change(number, -1)
+    def peek(self, key: Key, media: Sequence[MediaItem]) -> Key:
+        """Return what `encode` would, without giving out numbers (unknown content gets 2**31's)."""
+        return _replace(key, media, lambda content: self.numbers.get(content, UNKNOWN_MEDIA))
 
-    def stored(self, key: Key | bytearray) -> None:
-        """Use what stands in a key that enters the tree."""
-        for number, count in self.counts(key).items():
-            self._change(number, count)
-
-    def removed(self, key: bytearray) -> None:
-        """A key, or a part of one, left the tree."""
-        for number, count in self.counts(key).items():
-            self._change(number, -count)
+    def content(self, number: int) -> tuple[bytes, bytes]:
+        """Return (digest, placeholder token bytes) of a number that stands in a key."""
+        return self.contents[number]
 
     def counts(self, key: Key | bytearray) -> dict[int, int]:
         """Return how many tokens of a key stand for which media number."""
@@ -154,39 +94,47 @@ class UsedMedia(MediaTable):
         numbers, counts = np.unique(tokens[tokens < 0], return_counts=True)
         return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
-    def check(self, uses: dict[int, int]) -> str:
-        """Return what is wrong with the uses, of which these were recounted, or nothing."""
-        if self.uses != uses:
-            return f"media are used {uses}, counted {self.uses}"
-        if self.idle.keys() | uses.keys() != self._content.keys() or self.idle.keys() & uses.keys():
-            return "media contents are not either used or idle"
-        if {number: content for content, number in self._number.items()} != self._content:
-            return "media numbers and contents differ"
-        if self.idle and len(self._content) > MAX_MEDIA:
-            return f"{len(self.idle)} idle contents among {len(self._content)} are remembered"
-        return ""
-
-    def _change(self, number: int, change: int) -> None:
-        uses = self.uses.get(number, 0) + change
-        if uses:
-            self.uses[number] = uses
+    def use(self, counts: Mapping[int, int]) -> None:
+        """Count so many more uses of these numbers."""
+        for number, count in counts.items():
+            self.uses[number] = self.uses.get(number, 0) + count
             self.idle.pop(number, None)
-            return
-        del self.uses[number]
-        self.idle[number] = None
         self._forget()
 
-    def _numbered(self, digest: bytes, placeholders: bytes) -> int:
-        number = super()._numbered(digest, placeholders)
-        if number not in self.uses:
+    def release(self, counts: Mapping[int, int]) -> None:
+        """Count so many uses of these numbers less."""
+        for number, count in counts.items():
+            self.uses[number] -= count
+            if not self.uses[number]:
+                del self.uses[number]
+                self.idle[number] = None
+        self._forget()
+
+    def _numbered(self, content: tuple[bytes, bytes]) -> int:
+        number = self.numbers.get(content)
+        if number is None:
+            number = self.numbers[content] = self._next
+            self._next -= 1
+            self.contents[number] = content
             self.idle[number] = None
         return number
 
     def _forget(self) -> None:
-        while len(self._content) > MAX_MEDIA and self.idle:
+        while len(self.contents) > MAX_MEDIA and self.idle:
             oldest = next(iter(self.idle))
             del self.idle[oldest]
-            del self._number[self._content.pop(oldest)]
+            del self.numbers[self.contents.pop(oldest)]
+
+
+def _replace(
+    key: Key, media: Sequence[MediaItem], number_of: Callable[[tuple[bytes, bytes]], int]
+) -> Key:
+    check_sign(key)
+    tokens: IntArray = np.frombuffer(key, INT32).copy()
+    for item in media:
+        span = tokens[item.start : item.start + item.length]
+        span[:] = number_of((item.digest, span.tobytes()))
+    return tokens.data.cast("B")
 
 
 def check_media(media: Sequence[MediaItem], num_tokens: int) -> None:

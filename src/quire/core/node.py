@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.hints import FOREVER, NO_HINT, Hint
-from quire.core.policies import Entry, Policy
+from quire.core.policy import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
 
@@ -153,14 +153,6 @@ class Node(Entry, gc=False, eq=False):
         parent = self.parent
         return parent if parent is not None and parent.parent is not None else None
 
-    @property
-    def num_below(self) -> int:
-        return len(self.children)
-
-    @property
-    def below(self) -> Node | None:
-        return self.children[next(reversed(self.children))] if self.children else None
-
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
 
@@ -176,12 +168,27 @@ class Node(Entry, gc=False, eq=False):
 
 
 class Match(msgspec.Struct, gc=False, eq=False):
-    """Where a lookup ended: `node` is the last whole edge, `edge` the one that was cut short.
+    """What a lookup found: `num_blocks` whole blocks, and maybe the head of one more.
 
-    `into` bytes of `edge` match after `node`; `num_bytes` is the length of the whole match.
+    `node`            the last whole edge; `into` blocks of `edge`, which was cut short, match after it
+    `refused`         blocks after these that match too, but that a sparse group does not accept
+    `partial_tokens`  of the next block of a prompt stand at the head of block `into` of `source`, to be copied
     """
 
     node: Node
-    num_bytes: int
-    edge: Node | None
-    into: int
+    num_blocks: int
+    edge: Node | None = None
+    into: int = 0
+    refused: int = 0
+    partial_tokens: int = 0
+    source: Node | None = None
+
+    @property
+    def last(self) -> Node:
+        """The last node of which something matches; the root where nothing does."""
+        return self.edge if self.edge is not None and self.into else self.node
+
+    def nodes(self) -> list[tuple[Node, int]]:
+        """Return the nodes that match, from the root down, and how many blocks of each."""
+        found = [(node, node.num_blocks) for node in self.node.path()]
+        return [*found, (self.last, self.into)] if self.into else found

@@ -8,7 +8,7 @@ from itertools import count
 
 from quire.core.hints import FOREVER
 from quire.core.node import Mark, Node, Owner, Terms
-from quire.core.policies import Capacity, Policy, PolicyFactory, Visit
+from quire.core.policy import Capacity, Policy, PolicyFactory
 from quire.errors import ConfigError
 
 Clock = Callable[[], float]
@@ -38,22 +38,14 @@ class Order:
         self._policies: list[Policy] = []
         self._due: list[tuple[float, int, Node | Owner]] = []
         self._max_due = 64
-        self._plain = self._policy_of((PLAIN, 0))
+        try:
+            self._plain = self._policy_of((PLAIN, 0))
+        except TypeError as error:
+            raise ConfigError(f"policy is called with a counter and a capacity: {error}") from error
+        if not isinstance(self._plain, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            msg = f"policy is a name or makes quire.core.Policy objects, not {self._plain!r}"
+            raise ConfigError(msg)
         self.has_clock = clock is not None
-        self.watches = self._plain.watches
-        self.remembers = self._plain.remembers
-
-    def opened(self, visit: Visit, node: Node) -> None:
-        """A request found this node, the deepest; asked for only where a policy watches."""
-        self._plain.opened(visit, node if node.parent is not None else None)
-
-    def closing(self, visit: Visit, node: Node) -> None:
-        """A request ends at this node; asked for only where a policy watches."""
-        self._plain.closing(visit, node if node.parent is not None else None)
-
-    def evicting(self, node: Node, num_blocks: int) -> None:
-        """The last blocks of a victim are about to go; asked for only where a policy remembers."""
-        self._holder(node).evicting(node, num_blocks)
 
     # -- nodes ---------------------------------------------------------------------------
 
@@ -128,7 +120,7 @@ class Order:
                 self._own(upper, mark.owner)
         if not lower.locks:
             self._holder(lower).split(upper, lower)
-            if upper.mark is not None and upper.mark.keep_until > self._latest:
+            if upper.mark is not None and lower.mark is not None and lower.mark.is_due:
                 self._remind(upper, upper.mark)
 
     def gone(self, node: Node) -> None:
@@ -189,13 +181,7 @@ class Order:
     def _policy_of(self, key: tuple[int, int]) -> Policy:
         policy = self._classes.get(key)
         if policy is None:
-            twin = self._plain.sibling() if self._classes else None
-            policy = twin or self._factory(self._tick, self._capacity)
-            if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigError(
-                    f"policy is a name or makes quire.core.Policy objects, not {policy!r}"
-                )
-            self._classes[key] = policy
+            policy = self._classes[key] = self._factory(self._tick, self._capacity)
             self._policies = [self._classes[each] for each in sorted(self._classes)]
         return policy
 

@@ -96,10 +96,10 @@ class Pins:
         """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
         tree = self._tree
         self.release_expired()
-        wanted = self.num_blocks + self._not_pinned_yet(found)
-        end = found.num_bytes // tree.block_bytes
+        pinned = self.pinned()
+        wanted = self.num_blocks + sum(n for node, n in found.nodes() if node not in pinned)
         for group in tree.sparse:
-            self._check_reach(group, end, group.pool.num_blocks)
+            self._check_reach(group, found.num_blocks, group.pool.num_blocks)
         if tree.full and wanted > self.budget:
             what = (
                 f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
@@ -121,7 +121,7 @@ class Pins:
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
         timed = sorted((pin for pin in self.held.values() if pin.deadline), key=_deadline)
-        now = self._tree.evictor.now() if timed else 0.0
+        now = self._tree.order.now() if timed else 0.0
         return [pin for pin in timed if pin.deadline <= now]
 
     def release_expired(self) -> None:
@@ -154,12 +154,6 @@ class Pins:
                 f", the budget is {budget}"
             )
             raise group.pool.shortage(what, wanted, MEND, PinBudgetExceeded)
-
-    def _not_pinned_yet(self, found: Match) -> int:
-        edge, pinned = found.edge, self.pinned()
-        new = edge is not None and edge not in pinned
-        count = found.into // self._tree.block_bytes if new else 0
-        return count + sum(node.num_blocks for node in found.node.path() if node not in pinned)
 
 
 def _deadline(pin: Pin) -> float:

@@ -105,7 +105,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         node.locks == 1
         and not node.children
         and node.parent is not None
-        and tree.evictor.alike(node, seq.terms)
+        and tree.order.alike(node, seq.terms)
     ):
         tree.extend(node, key, ids)
     else:
@@ -116,7 +116,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         tree.leave(node, rows.windows)
         node = new
     if seq.script.media:
-        tree.media.stored(key)
+        tree.media.use(tree.media.counts(key))
     node.writer = row if seq.store_until == ENDLESS and not seq.script.media else None
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)
@@ -134,9 +134,9 @@ def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[b
         if first not in seq.node.children:
             break
         found = tree.match(seq.node, key, len(key))
-        key = key[found.num_bytes :]
+        key = key[found.num_blocks * tree.block_bytes :]
+        num_blocks -= found.num_blocks
         _rebase(kernel, seq, tree.node_at(found))
-        num_blocks -= found.num_bytes // tree.block_bytes
     return first, key, num_blocks
 
 
@@ -147,7 +147,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
     while each is not seq.node:
         assert each.parent is not None
         tree.lock(each)
-        tree.evictor.used(each, seq.terms)
+        tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
             pool.give_back(without_gaps(slots))

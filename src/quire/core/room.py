@@ -56,9 +56,9 @@ def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving =
 def evict(kernel: Kernel, num_blocks: int) -> int:
     """Evict up to `num_blocks` blocks in every full group, from the ends of the policy's victims; return how many."""
     done = 0
-    evictor, sparse = kernel.tree.evictor, kernel.tree.sparse
+    order, sparse = kernel.tree.order, kernel.tree.sparse
     while done < num_blocks:
-        found = evictor.victim()
+        found = order.victim()
         if found is None:
             break
         node, most = found
@@ -66,8 +66,6 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
         if parent is None or not node.evictable:
             raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
         take = min(node.end - parent.end, num_blocks - done, most)
-        if evictor.remembers:
-            evictor.evicting(node, take)
         _drop(kernel, node, take, "evicted")
         done += take
         if sparse:
@@ -96,12 +94,12 @@ def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
         return invalidate_below(kernel, root)
     whole = len(key) - len(key) % tree.block_bytes
     found = tree.match(root, key, whole)
-    covered = found.num_bytes == whole
+    covered, last = found.num_blocks * tree.block_bytes == whole, found.last
     rest = key[whole:]
-    if found.edge is not None and found.into:
-        if not covered or not found.edge.key.startswith(rest, found.into):
+    if found.into:
+        if not covered or not last.key.startswith(rest, found.into * tree.block_bytes):
             return 0
-        return invalidate_below(kernel, found.edge) + invalidate_path(kernel, found.edge)
+        return invalidate_below(kernel, last) + invalidate_path(kernel, last)
     dropped = 0
     for child in list(found.node.children.values()) if covered else ():
         if child.key.startswith(rest):
@@ -178,8 +176,6 @@ def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
         parent = node.parent
         assert parent is not None
         kernel.counters.evicted_blocks += node.num_blocks
-        if kernel.tree.evictor.remembers:
-            kernel.tree.evictor.evicting(node, node.num_blocks)
         _drop(kernel, node, node.num_blocks, why)
         node = parent
 

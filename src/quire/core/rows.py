@@ -114,6 +114,10 @@ class Rows:
         waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
+    def window_at(self, group: int) -> WindowGroup | None:
+        """Return the windowed group of this index, if it is one."""
+        return next((window for window in self.windows if window.index == group), None)
+
     def widen(self, row: int, num_blocks: int) -> None:
         """Make a row long enough for so many blocks."""
         if num_blocks > self.ends[row]:
@@ -146,24 +150,10 @@ class Rows:
         base = self.offset[row] if group in self.token_groups else row
         return self.flat_tables[group][base : base + num_blocks]
 
-    def gather(self, group: int, rows: IntArray, num_blocks: IntArray) -> IntArray:
-        """Copy the first entries of rows, int32 [rows, most blocks]; what is beyond a row's is undefined."""
-        gathered = np.zeros((len(rows), int(num_blocks.max(initial=0))), INT32)
-        lengths: list[int] = num_blocks.tolist()
-        for into, row, length in zip(gathered, rows.tolist(), lengths, strict=True):
-            into[:length] = self.table(group, row, length)
-        return gathered
-
     def tail(self, row: int, num_tokens: int) -> bytes:
         """Return the first unpublished tokens of a row as key bytes."""
         base = row * self.block_size * TOKEN_BYTES
         return self.tail_bytes[base : base + num_tokens * TOKEN_BYTES].tobytes()
-
-    def copy_tail(self, row: int, to: int, num_tokens: int) -> None:
-        """Copy the first unpublished tokens of a row to another one."""
-        size = self.block_size * TOKEN_BYTES
-        length, tails = num_tokens * TOKEN_BYTES, self.tail_bytes
-        tails[to * size : to * size + length] = tails[row * size : row * size + length]
 
     def write_tail(self, row: int, at: int, key: memoryview[int] | bytes) -> None:
         """Write unpublished tokens of a row from index `at` on."""

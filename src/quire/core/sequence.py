@@ -8,7 +8,6 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
 from quire.core.node import ORDINARY, Node, Terms
-from quire.core.policies import Visit
 from quire.core.rows import Rows
 from quire.core.scope import Scope
 from quire.core.terms import ENDLESS
@@ -23,7 +22,7 @@ class Script(msgspec.Struct, gc=False, eq=False):
     `key`         key bytes of the known tokens from `start` on: the part of the prompt that was not cached and,
                   after `resume`, what was computed before; empty once computed. While suspended: all tokens
     `raw`         the prompt's key bytes with the placeholders of its media, if it has any
-    `media`       numbers of these media, which the sequence holds
+    `media`       the numbers of these media, of each of which the sequence is a user
     `branch`      the length up to which other prompts share its tokens, as known at open
     """
 
@@ -31,7 +30,7 @@ class Script(msgspec.Struct, gc=False, eq=False):
     start: int = 0
     key: bytes = b""
     raw: bytes = b""
-    media: tuple[int, ...] = ()
+    media: dict[int, int] = msgspec.field(default_factory=dict[int, int])
     branch: int = 0
 
 
@@ -51,7 +50,6 @@ class Sequence(msgspec.Struct, eq=False):
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `visit`        what a policy that watches requests was told of it
     `state`        "open", "suspended" or "closed"
     """
 
@@ -67,7 +65,6 @@ class Sequence(msgspec.Struct, eq=False):
     store_until: int = ENDLESS
     private_key: bytes = b""
     unfilled: int = 0
-    visit: Visit | None = None
     state: str = "open"
 
     @property
@@ -134,9 +131,9 @@ class Sequence(msgspec.Struct, eq=False):
             state = rows.table(group, self.row, int(self.state == "open"))
             return state[state != GAP]
         table = rows.table(group, self.row, self.num_blocks).copy()
-        for window in rows.windows:
-            if window.index == group:
-                table[window.num_sinks : window.first_of(self.computed)] = GAP
+        window = rows.window_at(group)
+        if window is not None:
+            table[window.num_sinks : window.first_of(self.computed)] = GAP
         return table
 
     def fill(self) -> None:

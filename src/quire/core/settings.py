@@ -10,7 +10,8 @@ import msgspec
 from quire.config import nearest
 from quire.core.groups import LayerGroup, check_count, check_groups
 from quire.core.order import Clock
-from quire.core.policies import POLICIES, PolicyFactory
+from quire.core.policies import factory_of
+from quire.core.policy import PolicyFactory
 from quire.errors import ConfigError
 
 MAX_SECONDS = 1e9
@@ -20,7 +21,6 @@ MAX_SECONDS = 1e9
 class Options(TypedDict, total=False):
     """Options of `CacheManager`, explained there."""
 
-    policy: str | PolicyFactory
     sub_block: bool
     pin_budget: float
     debug: bool
@@ -28,11 +28,12 @@ class Options(TypedDict, total=False):
 
 
 class ManagerSettings(msgspec.Struct, frozen=True):
-    """The arguments of `CacheManager`, checked. Raises `ConfigError`."""
+    """The arguments of `CacheManager`, checked; the policy as what makes it. Raises `ConfigError`."""
 
     groups: tuple[LayerGroup, ...]
     block_size: int
-    policy: str | PolicyFactory = "lru"
+    policy: PolicyFactory
+    policy_name: str
     sub_block: bool = True
     pin_budget: float = 0.5
     debug: bool = False
@@ -41,7 +42,6 @@ class ManagerSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_groups(self.groups)
         check_count("block_size", self.block_size, limit=2**20)
-        factory_of(self.policy)
         for name, value in (("sub_block", self.sub_block), ("debug", self.debug)):
             if type(value) is not bool:
                 raise ConfigError(f"{name} is True or False, got {value!r}")
@@ -49,13 +49,6 @@ class ManagerSettings(msgspec.Struct, frozen=True):
             raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
         if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
             raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
-
-    @property
-    def policy_name(self) -> str:
-        """The policy's name, for people."""
-        if isinstance(self.policy, str):
-            return self.policy
-        return getattr(self.policy, "__name__", type(self.policy).__name__)
 
     def check_duration(self, name: str, seconds: float | None) -> float:
         """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
@@ -70,20 +63,13 @@ class ManagerSettings(msgspec.Struct, frozen=True):
         return seconds
 
 
-def factory_of(policy: str | PolicyFactory) -> PolicyFactory:
-    """Return the factory of a policy that is given by name or as one; raise `ConfigError`."""
-    if callable(policy):
-        return policy
-    if not isinstance(policy, str) or policy not in POLICIES:  # pyright: ignore[reportUnnecessaryIsInstance]
-        msg = f"unknown policy {policy!r}; there are {', '.join(sorted(POLICIES))}"
-        raise ConfigError(msg)
-    return POLICIES[policy]
-
-
-def settings_of(groups: Items[LayerGroup], block_size: int, options: Options) -> ManagerSettings:
+def settings_of(
+    groups: Items[LayerGroup], block_size: int, policy: str | PolicyFactory, options: Options
+) -> ManagerSettings:
     """Return the settings of a manager; raise `ConfigError`, also for an option that there is not."""
     for name in options:
         if name not in Options.__annotations__:
-            known = {"num_blocks", "block_size", "groups", "watchers", *Options.__annotations__}
+            known = {*ManagerSettings.__struct_fields__, "num_blocks", "watchers"} - {"policy_name"}
             raise ConfigError(f"CacheManager has no option {name!r}{nearest(name, known)}")
-    return ManagerSettings(tuple(groups), block_size, **options)
+    name = policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)
+    return ManagerSettings(tuple(groups), block_size, factory_of(policy), name, **options)

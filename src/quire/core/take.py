@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
-from quire.core.lookup import Found
-from quire.core.node import ORDINARY, Terms
-from quire.core.policies import Visit
+from quire.core.media import MediaItem
+from quire.core.node import ORDINARY, Match, Terms
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import ENDLESS, USUAL, Wanted
-from quire.core.tokens import TOKEN_BYTES, Key
+from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.errors import InvariantError
 
 
 def open_sequence(
-    kernel: Kernel, scope: Scope, prompt: tuple[Key, bytes], found: Found, wanted: Wanted
+    kernel: Kernel,
+    scope: Scope,
+    prompt: tuple[Key, Items[MediaItem]],
+    found: Match,
+    wanted: Wanted,
 ) -> Sequence:
-    """Start a request whose prompt was looked up; see `CacheManager.open`.
-
-    `prompt` is its key, with numbers for media, and its bytes without these, if there are any.
-    """
+    """Start a request whose prompt, a key and its media, was looked up; see `CacheManager.open`."""
     tree, counters = kernel.tree, kernel.counters
-    key, raw = prompt
+    key, items = prompt
     num_tokens = len(key) // TOKEN_BYTES
+    script = Script(num_tokens)
+    if items:
+        script.raw, key = key.tobytes(), tree.media.encode(key, items)
+        script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(script.media)
+    else:
+        check_sign(key[found.num_blocks * tree.block_bytes :])
     missed = kernel.lookup.why(key, found)
     root = tree.root(scope)
-    if found.match.node.parent is None:
-        found.match.node = root
+    if found.node.parent is None:
+        found.node = root
     number = counters.num_requests + 1
     terms, store_until = ORDINARY, ENDLESS
     if wanted is not USUAL:
@@ -40,15 +49,9 @@ def open_sequence(
         terms = Terms(wanted.priority, wanted.retain_s, owner, wanted.hint)
         if wanted.store_until != ENDLESS:
             store_until = wanted.store_until // kernel.rows.block_size
-    media = tree.media.hold(key) if raw else ()
-    script = Script(num_tokens, raw=raw, media=media)
     rows = kernel.rows
     seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
     seq.store_until = store_until
-    if tree.evictor.watches:
-        lost = -(-missed.num_tokens // rows.block_size) if missed.last_user else 0
-        last = missed.last_user
-        seq.visit = Visit(number, kernel.now(), num_tokens, rows.block_size, lost, last)
     attach(kernel, seq, key, found)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
@@ -58,25 +61,22 @@ def open_sequence(
     return seq
 
 
-def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
+def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
-    match, num_tokens = found.match, found.partial_tokens
     tree, rows, row = kernel.tree, kernel.rows, seq.row
-    groups = rows.token_groups
-    sources = [found.edge.blocks[g][found.index] for g in groups] if found.edge else []
-    num_cached = match.num_bytes // TOKEN_BYTES
+    groups, source, num_tokens = rows.token_groups, found.source, found.partial_tokens
+    sources = [source.blocks[g][found.into] for g in groups] if source is not None else []
+    num_cached = found.num_blocks * rows.block_size
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
-    node = seq.node = tree.node_at(match)
-    if seq.visit is not None:
-        tree.evictor.opened(seq.visit, node)
+    node = seq.node = tree.node_at(found)
     divided, terms = False, seq.terms
     raises = terms.priority > 0
     while node.parent is not None:
         tree.lock(node)
-        tree.evictor.touched(node)
+        tree.order.touched(node)
         if node.mark is not None or raises:
-            tree.evictor.used(node, terms)
+            tree.order.used(node, terms)
         start, end = node.parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
@@ -95,7 +95,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Found) -> None:
             block = tree.pools[group].take(1)[0]
             rows.slots(group, row, tail, tail + 1)[0] = block
             kernel.copies.plan(BlockCopy(group, source, block, num_tokens))
-        start = match.num_bytes
+        start = num_cached * TOKEN_BYTES
         rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
         num_cached += num_tokens
     rows.computed[row] = rows.capacity[row] = num_cached
@@ -113,8 +113,6 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     found = kernel.lookup.find(seq.root, key, limit)
     seq.state = "open"
     seq.row = kernel.rows.take()
-    if seq.visit is not None:
-        seq.visit = Visit(seq.number, kernel.now(), seq.prompt_len, kernel.rows.block_size)
     attach(kernel, seq, key, found)
     to_compute = max(had - seq.num_cached, 0)
     kernel.counters.recomputed_tokens += to_compute
@@ -182,7 +180,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
         make_room(kernel, needed)
     row, first = rows.take(), seq.node.end
     script = msgspec.structs.replace(seq.script)
-    twin = msgspec.structs.replace(seq, row=row, script=script, visit=None, unfilled=first)
+    twin = msgspec.structs.replace(seq, row=row, script=script, unfilled=first)
     rows.computed[row] = rows.capacity[row] = computed
     num_shared = tail + (in_tail > 0)
     rows.place(row, first, num_shared)
@@ -203,12 +201,12 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             if writing:
                 _renew(kernel, twin, state.index, 0)
     if in_tail:
-        rows.copy_tail(seq.row, row, in_tail)
+        rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
     tree.hold(twin.node, rows.standing(row))
     twin.root.locks += 1
     kernel.sequences[id(twin)] = twin
     if twin.script.media:
-        tree.media.hold_again(twin.script.media)
+        tree.media.use(twin.script.media)
     if twin.terms.owner is not None:
         twin.terms.owner.num_open += 1
     rows.version += 1

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
-from quire.core.media import UsedMedia
+from quire.core.media import MediaTable
 from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
 from quire.core.order import Order
 from quire.core.scope import Scope
@@ -24,7 +24,7 @@ from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 from quire.core.windows import WindowGroup
 
 SCAN_CHILDREN = 8
-"""Up to so many children are compared one by one; more are indexed: by first token, sorted."""
+"""Up to so many children are compared one by one; the names of more are kept sorted."""
 
 MAX_ROOTS = 4096
 """Beyond so many scopes, those without cached blocks and sequences are forgotten."""
@@ -42,21 +42,21 @@ class PrefixTree:
         self,
         block_size: int,
         pools: tuple[BlockPool, ...],
-        evictor: Order,
+        order: Order,
         sparse: tuple[SparseGroup, ...] = (),
         part_kinds: tuple[type[NodePart], ...] = (),
     ) -> None:
         self.block_bytes = block_size * TOKEN_BYTES
         self.pools = pools
-        self.evictor = evictor
-        self.media = UsedMedia()
+        self.order = order
+        self.media = MediaTable()
         self.sparse = sparse
         self.part_kinds = part_kinds
         self._num_sparse = len(sparse)
         self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
-        self._wide: dict[int, dict[bytes, list[bytes]]] = {}  # by the id of a node
+        self.wide: dict[int, list[bytes]] = {}  # by the id of a node
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
 
@@ -81,30 +81,27 @@ class PrefixTree:
             first = key[start : start + block_bytes].tobytes()
             edge = node.children.get(first)
             if edge is None:
-                return Match(node, start, None, 0)
+                return Match(node, start // block_bytes)
             edge_key = edge.key
             end = start + len(edge_key)
-            if end > num_bytes:
-                into = self._whole_blocks(edge_key, key[start:num_bytes])
-                return Match(node, start + into, edge, into)
-            if not edge_key.startswith(key[start:end]):
-                into = self._whole_blocks(edge_key, key[start:end])
-                return Match(node, start + into, edge, into)
+            if end > num_bytes or not edge_key.startswith(key[start:end]):
+                into = self._whole_blocks(edge_key, key[start : min(end, num_bytes)])
+                return Match(node, start // block_bytes + into, edge, into)
             node = edge
             start = end
 
-    def match_partial(self, found: Match, rest: Key) -> tuple[Node, int, int] | None:
-        """Find a cached block that starts as `rest` does: (its edge, its index there, tokens)."""
-        if found.edge is not None and found.into:
-            at = found.into
-            shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
-            return (found.edge, at // self.block_bytes, shared) if shared else None
-        best: tuple[Node, int, int] | None = None
+    def match_partial(self, found: Match, rest: Key) -> tuple[Node, int] | None:
+        """Find a node whose block `found.into` is cached and starts as `rest` does, and how many tokens do."""
+        if found.into:
+            at = found.into * self.block_bytes
+            shared = common_prefix(found.last.key[at : at + self.block_bytes], rest)
+            return (found.last, shared) if shared else None
+        best, most = b"", 0
         for first in self._similar_children(found.node, rest):
             shared = common_prefix(first, rest)
-            if shared > (best[2] if best else 0):
-                best = (found.node.children[first], 0, shared)
-        return best
+            if shared > most:
+                best, most = first, shared
+        return (found.node.children[best], most) if most else None
 
     def split(self, edge: Node, num_blocks: int) -> Node:
         """Cut an edge after `num_blocks` and return the new upper half; `edge` is the lower."""
@@ -127,7 +124,7 @@ class PrefixTree:
         edge.first = bytes(edge.key[: self.block_bytes])
         parent.children[first] = upper
         upper.children = {edge.first: edge}
-        self.evictor.split(upper, edge)
+        self.order.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
         if self.part_kinds:
@@ -137,15 +134,12 @@ class PrefixTree:
 
     def node_at(self, found: Match) -> Node:
         """Return the node that ends where a match does; an edge that was cut short is split there."""
-        if not found.into:
-            return found.node
-        assert found.edge is not None
-        return self.split(found.edge, found.into // self.block_bytes)
+        return self.split(found.last, found.into) if found.into else found.node
 
     def lock(self, node: Node) -> None:
         """Reference one node: cached blocks become active."""
         if not node.locks:
-            self.evictor.referenced(node)
+            self.order.referenced(node)
             num_blocks = node.num_blocks
             for _, pool in self.full:
                 pool.use(num_blocks)
@@ -165,7 +159,7 @@ class PrefixTree:
             num_blocks = node.num_blocks
             for _, pool in self.full:
                 pool.cache(num_blocks)
-            self.evictor.released(node)
+            self.order.released(node)
         for group in self._sinking:
             group.recount(node)
 
@@ -197,16 +191,16 @@ class PrefixTree:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
         if terms is not ORDINARY:
-            self.evictor.stored(node, terms)
+            self.order.stored(node, terms)
         node.end = parent.end + len(key) // self.block_bytes
         parent.writer = None
         if parent.children is NO_CHILDREN:
             parent.children = {first: node}
         else:
             parent.children[first] = node
-            wide = self._wide.get(id(parent)) if self._wide else None
+            wide = self.wide.get(id(parent)) if self.wide else None
             if wide is not None:
-                insort(wide.setdefault(first[:TOKEN_BYTES], []), first)
+                insort(wide, first)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -239,7 +233,7 @@ class PrefixTree:
         at = len(node.key) - num_blocks * self.block_bytes
         left = at // self.block_bytes
         if len(self.media):
-            self.media.removed(node.key[at:])
+            self.media.release(self.media.counts(node.key[at:]))
         if left:
             del node.key[at:]
             for ids in node.blocks:
@@ -252,18 +246,20 @@ class PrefixTree:
         parent, first = node.parent, node.first
         assert parent is not None
         if not node.locks:
-            self.evictor.referenced(node)
+            self.order.referenced(node)
         for group in self.sparse:
             group.forget(node)
         del parent.children[first]
-        if self._wide:
-            self._unlist(parent, first)
-            self.unindex(node)
+        if self.wide:
+            self.wide.pop(id(node), None)
+            names = self.wide.get(id(parent))
+            if names is not None:
+                del names[bisect_left(names, first)]
         if node.mark is not None:
-            self.evictor.gone(node)
+            self.order.gone(node)
         node.parent = node.note = None
         if not parent.children and parent.parent is not None and not parent.locks:
-            self.evictor.exposed(parent)
+            self.order.exposed(parent)
 
     def __del__(self) -> None:
         """Break the links between nodes, which the garbage collector does not see."""
@@ -288,35 +284,15 @@ class PrefixTree:
             yield node
             stack.extend(reversed(node.children.values()))
 
-    def wide(self, node: Node) -> dict[bytes, list[bytes]] | None:
-        """Return the index of a node's children, where there was need of one: by first token, sorted."""
-        return self._wide.get(id(node))
-
-    def unindex(self, node: Node) -> None:
-        """Forget the index of a node's children: the node has gone from the tree."""
-        self._wide.pop(id(node), None)
-
-    def _unlist(self, parent: Node, first: bytes) -> None:
-        """A child has gone: its name leaves the index of its parent."""
-        wide = self._wide.get(id(parent))
-        if wide is None:
-            return
-        bucket = wide[first[:TOKEN_BYTES]]
-        del bucket[bisect_left(bucket, first)]
-        if not bucket:
-            del wide[first[:TOKEN_BYTES]]
-        if not wide:
-            del self._wide[id(parent)]
-
     def _forget_roots(self) -> None:
         for scope, root in list(self.roots.items())[1:]:
             if not root.children and not root.locks:
                 del self.roots[scope]
-                self.unindex(root)
+                self.wide.pop(id(root), None)
         self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
 
     def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
-        """Count the bytes of whole blocks that an edge and a key share, by bisection."""
+        """Count the whole blocks that an edge and a key share, by bisection."""
         size = self.block_bytes
         same, limit = 0, min(len(edge_key), len(key)) // size
         while same < limit:
@@ -325,20 +301,14 @@ class PrefixTree:
                 same = middle
             else:
                 limit = middle - 1
-        return same * size
+        return same
 
     def _similar_children(self, node: Node, rest: Key) -> list[bytes]:
         """Return the first blocks of the children among which the most similar one is."""
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
-        wide = self._wide.get(id(node))
-        if wide is None:
-            wide = dict[bytes, list[bytes]]()
-            for first in sorted(node.children):
-                wide.setdefault(first[:TOKEN_BYTES], []).append(first)
-            self._wide[id(node)] = wide  # whole, whatever interrupts: lookups change nothing else
-        bucket = wide.get(rest[:TOKEN_BYTES].tobytes())
-        if bucket is None:
-            return []
-        at = bisect_left(bucket, rest.tobytes())
-        return bucket[max(at - 1, 0) : at + 1]
+        names = self.wide.get(id(node))
+        if names is None:  # whole, whatever interrupts: lookups change nothing else
+            names = self.wide[id(node)] = sorted(node.children)
+        at = bisect_left(names, rest.tobytes())
+        return names[max(at - 1, 0) : at + 1]

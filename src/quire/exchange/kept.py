@@ -55,7 +55,7 @@ def prefixes(manager: CacheManager) -> list[Prefix]:
     """Return all cached texts, that of the leaf which would be evicted first at the front."""
     tree = manager.kernel.tree
     scopes = {id(root): scope for scope, root in tree.roots.items()}
-    order = [node for node in tree.evictor.order() if not node.children]
+    order = [node for node in tree.order.order() if not node.children]
     known = {id(node) for node in order}
     order += [node for node in tree.nodes() if not node.children and id(node) not in known]
     found: list[Prefix] = []

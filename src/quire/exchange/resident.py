@@ -12,7 +12,7 @@ from quire.core.blocks import GAP
 from quire.core.groups import check_count, check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match, Node
+from quire.core.node import Match
 from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
@@ -58,8 +58,8 @@ def residency(
     size = manager.block_size
     limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
     match = manager.kernel.tree.match(root, key, limit)
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
-    accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
+    matched = match.num_blocks
+    accepted = manager.kernel.lookup.accepted(match).num_blocks
     held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     known = manager.kernel.watchers.find(Digests)
     if media or known is None:
@@ -92,20 +92,11 @@ def required(group: SparseGroup, end: int) -> list[int]:
     return [end - 1]
 
 
-def _nodes(manager: CacheManager, match: Match) -> list[tuple[Node, int]]:
-    """Return the nodes of a match and how many blocks of each belong to it."""
-    nodes = [(node, node.num_blocks) for node in match.node.path()]
-    if match.edge is not None and match.into:
-        nodes.append((match.edge, match.into // manager.kernel.tree.block_bytes))
-    return nodes
-
-
 def held_places(manager: CacheManager, match: Match, group: int) -> Places:
     """Return which of a match's blocks (or states after them) a group holds, bool [matched]."""
-    matched = match.num_bytes // manager.kernel.tree.block_bytes
     sparse = next((each for each in manager.kernel.tree.sparse if each.index == group), None)
-    held = np.full(matched, sparse is None)
-    for node, num_blocks in _nodes(manager, match) if sparse is not None else ():
+    held = np.full(match.num_blocks, sparse is None)
+    for node, num_blocks in match.nodes() if sparse is not None else ():
         start = node.start
         if isinstance(sparse, WindowGroup):
             ids = np.array(node.blocks[group][:num_blocks], dtype=np.int32)
@@ -121,7 +112,7 @@ def room_beside(
 ) -> tuple[int, ...]:
     """Return what each group can give once the match is referenced."""
     room = [pool.num_available for pool in manager.pools]
-    taken = sum(num_blocks for node, num_blocks in _nodes(manager, match) if not node.locks)
+    taken = sum(num_blocks for node, num_blocks in match.nodes() if not node.locks)
     for group, _ in manager.kernel.tree.full:
         room[group] -= taken
     for sparse in manager.kernel.tree.sparse:
@@ -134,7 +125,7 @@ def _digests(
     manager: CacheManager, known: Digests, match: Match, key: Key, scope: Scope | None
 ) -> list[bytes]:
     digests: list[bytes] = []
-    for node, num_blocks in _nodes(manager, match):
+    for node, num_blocks in match.nodes():
         digests += known.of(node)[:num_blocks]
     parent = digests[-1] if digests else known.root(scope or NO_SCOPE)
-    return digests + known.beyond(parent, key[match.num_bytes :])
+    return digests + known.beyond(parent, key[match.num_blocks * manager.kernel.tree.block_bytes :])

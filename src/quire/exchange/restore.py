@@ -133,7 +133,7 @@ def restore(
         )
     key = key[:num_bytes]
     match = manager.kernel.tree.match(root, key, len(key))
-    accepted = manager.kernel.lookup.accepted(match).num_bytes // manager.kernel.tree.block_bytes
+    accepted = manager.kernel.lookup.accepted(match).num_blocks
     _check_brought(manager, match, (accepted, end), brought)
     if manager.kernel.copies:
         raise CopyError("planned copies wait; call take_copies() and do them before a restore")
@@ -150,7 +150,7 @@ def restore(
     if media:
         key = manager.kernel.tree.media.encode(key_of(tokens), media)[:num_bytes]
     else:
-        check_sign(key[match.num_bytes :])
+        check_sign(key[match.num_blocks * manager.kernel.tree.block_bytes :])
     return _begin(manager, match, key, scope, (accepted, needed, brought))
 
 
@@ -201,7 +201,8 @@ def _begin(
     seq.num_cached = seq.script.start = start * size
     seq.unfilled = start
     if len(tree.media):
-        seq.script.media = tree.media.hold(key)
+        seq.script.media = dict.fromkeys(tree.media.counts(key), 1)
+        tree.media.use(seq.script.media)
     if anchor.mark is not None:  # not above its parent, and its parent's owner's
         seq.terms = Terms(min(anchor.mark.priority, 0), owner=anchor.mark.owner)
     rows.place(seq.row, start, end)
@@ -260,7 +261,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
         table = rows.slots(group, seq.row, start, seq.num_blocks)
         kernel.pools[group].give_back(without_gaps(table))
     rows.capacity[seq.row] = seq.published
-    let_go(kernel, seq, kernel.now())
+    let_go(kernel, seq)
     kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
     forget(kernel, seq)
 

@@ -1,7 +1,8 @@
-"""What would more memory give, and what was evicted: watchers that look ahead from what was."""
+"""What would more memory give, what was evicted, what comes back: watchers that look ahead from what was."""
 
 from quire.foresight.curve import LiveCurve
+from quire.foresight.learned import Learned
 from quire.foresight.trail import Trail
 from quire.foresight.whatif import WhatIf
 
-__all__ = ["LiveCurve", "Trail", "WhatIf"]
+__all__ = ["Learned", "LiveCurve", "Trail", "WhatIf"]

@@ -6,6 +6,7 @@ from collections import Counter
 
 from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
+from quire.core.media import MAX_MEDIA
 from quire.core.node import Node
 from quire.core.sparse import sparse_at
 from quire.core.tree import PrefixTree
@@ -64,10 +65,8 @@ def _check_children(tree: PrefixTree, node: Node) -> None:
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
         )
-    wide = tree.wide(node)
-    if wide is not None:
-        indexed = [first for token in sorted(wide) for first in wide[token]]
-        _require(indexed == sorted(node.children), "the index of children is out of date")
+    names = tree.wide.get(id(node))
+    _require(names in (None, sorted(node.children)), "the index of children is out of date")
 
 
 def _check_locks(manager: CacheManager) -> None:
@@ -105,7 +104,7 @@ def _check_locks(manager: CacheManager) -> None:
 
 
 def _check_policies(manager: CacheManager) -> None:
-    order = list(manager.kernel.tree.evictor.order())
+    order = list(manager.kernel.tree.order.order())
     held = Counter(id(node) for node in order)
     _require(max(held.values(), default=0) <= 1, "a node stands twice in the policies")
     place = {id(node): index for index, node in enumerate(order)}
@@ -167,8 +166,13 @@ def _check_media(manager: CacheManager) -> None:
         uses.update(counts)
     for seq in manager.sequences.values():
         uses.update(seq.script.media)
-    wrong = manager.kernel.tree.media.check(dict(uses))
-    _require(not wrong, wrong)
+    media = manager.kernel.tree.media
+    _require(media.uses == uses, f"media are used {dict(uses)}, counted {media.uses}")
+    _require(media.idle.keys() == media.contents.keys() - uses.keys(), "unused media are not idle")
+    named = {number: content for content, number in media.numbers.items()}
+    _require(named == media.contents, "media numbers and contents differ")
+    many = len(media.contents) > MAX_MEDIA and media.idle
+    _require(not many, "idle media contents are remembered beyond the limit")
 
 
 def _check_owners(manager: CacheManager, group: int) -> None:

@@ -22,7 +22,7 @@ BAR = 40
 @mutating
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
-    order = {id(node): place for place, node in enumerate(manager.kernel.tree.evictor.order())}
+    order = {id(node): place for place, node in enumerate(manager.kernel.tree.order.order())}
     sparse = [group.index for group in manager.kernel.tree.sparse]
     children = _tree(
         list(manager.kernel.tree.roots.values()), order, sparse, manager.kernel.pins.pinned()

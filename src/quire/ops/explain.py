@@ -89,6 +89,6 @@ def _elsewhere(tree: PrefixTree, root: Node, key: Key) -> list[tuple[Scope, int]
     for scope, other in tree.roots.items():
         if other is not root and first in other.children:
             match = tree.match(other, key, len(key) - len(key) % tree.block_bytes)
-            found.append((scope, match.num_bytes // TOKEN_BYTES))
+            found.append((scope, match.num_blocks * tree.block_bytes // TOKEN_BYTES))
     found.sort(key=lambda pair: -pair[1])
     return found

@@ -96,20 +96,18 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
     rows, size = kernel.rows, kernel.rows.block_size
     key, limit = prompt
     found = kernel.lookup.find(root, key, limit)
-    end = found.match.num_bytes // TOKEN_BYTES
-    room = _room(kernel, found.match, {})
+    end = found.num_blocks * size
+    room = _room(kernel, found, {})
     if all(room[group] > 0 for group in rows.token_groups):
         end += found.partial_tokens
     if num_new is None:
         num_new = len(key) // TOKEN_BYTES - end
     needed = [0] * len(room)
     for group in rows.token_groups:
-        needed[group] = (
-            -(-(end + num_new) // size) - found.match.num_bytes // kernel.tree.block_bytes
-        )
+        needed[group] = -(-(end + num_new) // size) - found.num_blocks
     for state in rows.states:
         needed[state.index] = int(num_new > 0)
-    return _fit(kernel, end, needed, found.match)
+    return _fit(kernel, end, needed, found)
 
 
 def _fit(kernel: Kernel, num_cached: int, needed: list[int], match: Match | None) -> Fit:
@@ -125,11 +123,7 @@ def _room(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list
     """Return what each group can give once a match is referenced, and pins at some nodes are gone."""
     tree = kernel.tree
     room = [pool.num_available for pool in kernel.pools]
-    found: dict[Node, int] = {}
-    if match is not None:
-        found = {node: node.num_blocks for node in match.node.path()}
-        if match.edge is not None and match.into:
-            found[match.edge] = match.into // tree.block_bytes
+    found = dict(match.nodes()) if match is not None else {}
     unlocked: Counter[Node] = Counter()
     for node, count in gone.items():
         unlocked.update(dict.fromkeys(node.path(), count))
@@ -141,7 +135,7 @@ def _room(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list
         room[group] -= taken
     standing = Standing(gone, unlocked)
     if match is not None and found:
-        standing = Standing(gone, unlocked, list(found)[-1], match.num_bytes // tree.block_bytes)
+        standing = Standing(gone, unlocked, match.last, match.num_blocks)
     for sparse in tree.sparse:
         room[sparse.index] -= sparse.would_guard(standing)
     return room

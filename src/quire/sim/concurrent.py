@@ -24,10 +24,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
-from quire.foresight import Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.replay import (
     UNFINISHED,
@@ -36,6 +34,7 @@ from quire.sim.replay import (
     ReplayResult,
     Sizes,
     check_capacity,
+    manager_of,
     open_request,
 )
 from quire.sim.service import Service
@@ -112,14 +111,7 @@ class _ConcurrentReplay:
         self._waits = array("d")
         self._peak_active = self._peak_flying = 0
         self.tally = HitTally(trace.block_size, capacity)
-        self.manager = CacheManager(
-            capacity + 1,
-            1,
-            policy=policy,
-            sub_block=False,
-            clock=lambda: self._now,
-            watchers=[Trail()],
-        )
+        self.manager = manager_of(capacity + 1, policy, lambda: self._now)
 
     def serve(self) -> Iterator[tuple[TraceRequest, int]]:
         """Yield each request when it starts, with the tokens of it that were found."""
@@ -173,7 +165,9 @@ class _ConcurrentReplay:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
         seq = open_request(self.manager, tokens, advice)
-        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(seq)
+        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(
+            self.manager, seq
+        )
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit
@@ -203,7 +197,7 @@ class _ConcurrentReplay:
             manager.default_root, key_of(tokens), (len(tokens) - 1) * TOKEN_BYTES
         )
         if match.edge is not None and match.into and match.edge.locks:
-            return match.num_bytes // TOKEN_BYTES
+            return match.num_blocks
         node = match.node
         while node.parent is not None and not node.locks:
             node = node.parent

@@ -16,11 +16,10 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.manager import CacheManager
-from quire.core.sequence import Sequence
+from quire.core import CacheManager, Sequence, Watcher
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
-from quire.foresight import Trail
+from quire.foresight import Learned, Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
@@ -106,14 +105,7 @@ def replay(
     capacity_blocks = check_capacity(capacity_blocks)
     foresight = foresee(trace, hints)
     now = 0.0
-    manager = CacheManager(
-        capacity_blocks + 1,
-        1,
-        policy=policy,
-        sub_block=False,
-        clock=lambda: now,
-        watchers=[Trail()],
-    )
+    manager = manager_of(capacity_blocks + 1, policy, lambda: now)
     tally = HitTally(trace.block_size, capacity_blocks)
     evicted_before = 0
     watching = tuple(observers)
@@ -132,6 +124,14 @@ def replay(
     return tally.result(policy, evicted, time.process_time() - started)
 
 
+def manager_of(
+    num_blocks: int, policy: str, clock: Callable[[], float], watchers: Iterable[Watcher] = ()
+) -> CacheManager:
+    """Return the manager of a simulation: a block of a trace is a token of it."""
+    told = [Trail(), *watchers]
+    return CacheManager(num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=told)
+
+
 class Sizes(msgspec.Struct, frozen=True, gc=False):
     """The sizes of a request in tokens, where a token of the replay stands for a block."""
 
@@ -139,11 +139,12 @@ class Sizes(msgspec.Struct, frozen=True, gc=False):
     output: int
     block_size: int
 
-    def tell(self, seq: Sequence) -> None:
+    def tell(self, manager: CacheManager, seq: Sequence) -> None:
         """Give a policy that watches requests their true sizes."""
-        visit = seq.visit
-        if visit is not None:
-            visit.prompt, visit.output, visit.block_size = self.prompt, self.output, self.block_size
+        learned = manager.kernel.watchers.find(Learned)
+        if learned is not None:
+            walk = learned.walk_of(seq)
+            walk.prompt, walk.output, walk.block_size = self.prompt, self.output, self.block_size
 
 
 def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice) -> int:
@@ -151,7 +152,7 @@ def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice)
     tokens = np.concatenate((blocks, UNFINISHED))
     num_blocks = len(tokens) - 1
     seq = open_request(manager, tokens, advice)
-    sizes.tell(seq)
+    sizes.tell(manager, seq)
     num_hit = seq.num_cached
     if num_hit < num_blocks:
         manager.reserve(seq, num_blocks - num_hit + 1)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from quire.core.policies import POLICIES
+from quire.core.policies import policy_names
 from quire.errors import ConfigError
 from quire.sim.concurrent import replay_concurrent
 from quire.sim.executors import Executor, Serial
@@ -25,7 +25,7 @@ from quire.sim.trace.rows import Trace, TraceRequest
 
 
 class SweepPoint(msgspec.Struct, frozen=True):
-    """A replay to be done: a policy of `POLICIES` or the optimum, and a capacity in blocks."""
+    """A replay to be done: a policy by name or the optimum, and a capacity in blocks."""
 
     capacity_blocks: int
     policy: str
@@ -99,7 +99,7 @@ def sweep(
 
 def check_policy(policy: str) -> None:
     """Raise `ConfigError` for a name that is neither a policy's nor the optimum's."""
-    known = [*sorted(POLICIES), OPTIMUM]
+    known = [*policy_names(), OPTIMUM]
     if policy not in known:
         near = get_close_matches(policy, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""

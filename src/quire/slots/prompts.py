@@ -43,5 +43,7 @@ class SlotMedia(MediaTable):
         """Where there are many, forget those that stand in none of these keys."""
         if len(self) >= self._limit:
             held = {number for key in keys for number in set(array_of(key).tolist())}
-            self.keep({number for number in held if number < 0})
+            self.contents = {n: each for n, each in self.contents.items() if n in held}
+            self.numbers = {each: n for n, each in self.contents.items()}
+            self.idle = dict.fromkeys(self.contents)
             self._limit = max(MAX_SLOT_MEDIA, 2 * len(self))

@@ -51,7 +51,7 @@ class PrefixCache(ModelFace):
                 group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
     and, by name:
-    policy      what to evict: a name of `quire.core.policies.POLICIES`, or a factory of policies
+    policy      what to evict: as `CacheManager` takes it: a name, or what makes policies
     dtype       what the pool stores; None stores K and V as computed. A smaller one saves
                 memory and gives up equality
     expected_tokens    length of a cached sequence, by which layer groups share the capacity

@@ -8,14 +8,13 @@ from pathlib import Path
 import msgspec
 
 from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.hardware.names import plain, unknown
 
 GB, TB = 10**9, 10**12
 
-Links = tuple[float, float]
 
-
-class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+class Accelerator(msgspec.Struct, frozen=True):
     """A device that computes, and its memory.
 
     `peak_flops`        dense bf16 FLOPs per second, without sparsity
@@ -43,41 +42,27 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
             "link_bandwidth",
             "peer_bandwidth",
         ):
-            value = getattr(self, field)
-            if not value > 0:
-                raise ConfigError(f"{field} of {self.name!r} is {value}; it is above 0")
-
-
-def _gpu(name: str, tflops: float, tb_per_s: float, gib: int, links: Links) -> Accelerator:
-    return Accelerator(
-        name=name,
-        peak_flops=tflops * TB,
-        bandwidth=tb_per_s * TB,
-        memory_bytes=gib << 30,
-        link_bandwidth=links[0] * GB,
-        peer_bandwidth=links[1] * GB,
-    )
+            check_positive(f"{field} of {self.name!r}", getattr(self, field))
 
 
 # bf16 TFLOP/s without sparsity, TB/s, memory (marketed as GB; devices report about as many GiB), and
-# GB/s per direction of the host link (PCIe x16) and
-# of the link between peers (NVLink, Infinity Fabric). Data sheets: NVIDIA H100 (SXM5), H200, DGX
-# B200, A100 (SXM4 80 GB and 40 GB), L4, L40S, A10; AMD Instinct MI300X; Google TPU v5e.
-_TABLE = (
-    _gpu("h100", 989.5, 3.35, 80, (64, 450)),
-    _gpu("h100-pcie", 756, 2.0, 80, (64, 64)),
-    _gpu("h200", 989.5, 4.8, 141, (64, 450)),
-    _gpu("b200", 2250, 8.0, 180, (64, 900)),
-    _gpu("gb200", 2500, 8.0, 186, (450, 900)),
-    _gpu("a100", 312, 2.039, 80, (32, 300)),
-    _gpu("a100-40gb", 312, 1.555, 40, (32, 300)),
-    _gpu("l4", 121, 0.3, 24, (32, 32)),
-    _gpu("l40s", 362, 0.864, 48, (32, 32)),
-    _gpu("a10g", 70, 0.6, 24, (32, 32)),
-    _gpu("mi300x", 1307.4, 5.3, 192, (64, 448)),
-    _gpu("mi325x", 1307.4, 6.0, 256, (64, 448)),
-)
-_BY_NAME = {each.name: each for each in _TABLE}
+# GB/s per direction of the host link (PCIe x16) and of the link between peers (NVLink, Infinity
+# Fabric). Data sheets: NVIDIA H100 (SXM5), H200, DGX B200, A100 (SXM4 80 GB and 40 GB), L4, L40S,
+# A10; AMD Instinct MI300X.
+_TABLE: dict[str, tuple[float, float, int, int, int]] = {
+    "h100": (989.5, 3.35, 80, 64, 450),
+    "h100-pcie": (756, 2.0, 80, 64, 64),
+    "h200": (989.5, 4.8, 141, 64, 450),
+    "b200": (2250, 8.0, 180, 64, 900),
+    "gb200": (2500, 8.0, 186, 450, 900),
+    "a100": (312, 2.039, 80, 32, 300),
+    "a100-40gb": (312, 1.555, 40, 32, 300),
+    "l4": (121, 0.3, 24, 32, 32),
+    "l40s": (362, 0.864, 48, 32, 32),
+    "a10g": (70, 0.6, 24, 32, 32),
+    "mi300x": (1307.4, 5.3, 192, 64, 448),
+    "mi325x": (1307.4, 6.0, 256, 64, 448),
+}
 _OTHER_NAMES = {"h100-sxm": "h100", "h100-80gb": "h100", "a100-80gb": "a100", "a100-sxm": "a100"}
 
 
@@ -89,14 +74,7 @@ def cpu(num_cores: int | None = None, memory_bytes: int | None = None) -> Accele
     cores = num_cores or os.cpu_count() or 1
     if memory_bytes is None:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Accelerator(
-        name="cpu",
-        peak_flops=cores * 20 * GB,
-        bandwidth=10 * GB,
-        memory_bytes=memory_bytes,
-        link_bandwidth=10 * GB,
-        peer_bandwidth=10 * GB,
-    )
+    return Accelerator("cpu", cores * 20 * GB, 10 * GB, memory_bytes, 10 * GB, 10 * GB)
 
 
 def accelerator_named(name: str) -> Accelerator:
@@ -112,15 +90,16 @@ def accelerator_named(name: str) -> Accelerator:
     wanted = _OTHER_NAMES.get(wanted, wanted)
     if wanted == "cpu":
         return cpu()
-    if wanted not in _BY_NAME:
+    if wanted not in _TABLE:
         instead = "describe yours in a .json file with the fields of Accelerator"
         raise unknown("accelerator", name, accelerator_names(), instead)
-    return _BY_NAME[wanted]
+    tflops, tb_per_s, gib, link, peer = _TABLE[wanted]
+    return Accelerator(wanted, tflops * TB, tb_per_s * TB, gib << 30, link * GB, peer * GB)
 
 
 def accelerator_names() -> list[str]:
     """Return the names of all known accelerators."""
-    return [*_BY_NAME, "cpu"]
+    return [*_TABLE, "cpu"]
 
 
 def _read(path: Path) -> Accelerator:

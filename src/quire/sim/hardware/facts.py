@@ -31,11 +31,10 @@ class KVBytes(msgspec.Struct, frozen=True):
     state_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("per_token", "window_bytes", "window_tokens", "state_bytes"):
+        for name in self.__struct_fields__:
             if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; bytes and tokens are 0 or more"
-                )
+                said = f"{name} is {getattr(self, name)}"
+                raise ConfigError(f"{said}; bytes and tokens are 0 or more")
         if bool(self.window_bytes) != bool(self.window_tokens):
             raise ConfigError(
                 f"a window has bytes and tokens, got window_bytes {self.window_bytes} and "
@@ -44,14 +43,10 @@ class KVBytes(msgspec.Struct, frozen=True):
 
     def of(self, num_tokens: int, boundaries: int = 1) -> int:
         """Return the bytes of a cached sequence with states at `boundaries` of its lengths."""
-        window = 0
-        if self.window_tokens:
-            window = self.window_bytes * min(num_tokens, self.window_tokens) // self.window_tokens
-        return (
-            self.per_token * num_tokens
-            + window
-            + (self.state_bytes * boundaries if num_tokens else 0)
-        )
+        seen = min(num_tokens, self.window_tokens)
+        window = self.window_bytes * seen // (self.window_tokens or 1)
+        states = self.state_bytes * boundaries if num_tokens else 0
+        return self.per_token * num_tokens + window + states
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

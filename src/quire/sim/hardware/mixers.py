@@ -29,11 +29,8 @@ class Layer(msgspec.Struct, frozen=True):
 
     def plus(self, params: int, expert_params: int = 0) -> Layer:
         """Return this layer with more parameters."""
-        return msgspec.structs.replace(
-            self,
-            params=self.params + params,
-            expert_params=self.expert_params + expert_params,
-        )
+        sums = {"params": self.params + params, "expert_params": self.expert_params + expert_params}
+        return msgspec.structs.replace(self, **sums)
 
 
 def mixer(config: Config, index: int, kind: str, count: int) -> Layer:
@@ -84,10 +81,8 @@ def _grouped(config: Config, index: int, kind: str, *, owns_kv: bool) -> Layer:
             keys_are_values = True
             kv_heads = config.size("num_global_key_value_heads", default=kv_heads)
     own = _own_settings(config, index)
-    width, kv_heads = (
-        own.size("head_dim", default=width),
-        own.size("num_key_value_heads", default=kv_heads),
-    )
+    width = own.size("head_dim", default=width)
+    kv_heads = own.size("num_key_value_heads", default=kv_heads)
     queries, keys = heads * width, kv_heads * width
     projected = 2 if keys_are_values else 3
     gate = queries if config.family.startswith(_GATED) else 0

@@ -102,11 +102,9 @@ class Roofline(msgspec.Struct, frozen=True):
         num_tokens = sum(new for new, _ in steps)
         if not num_tokens:
             return 0.0
-        for new, before in steps:
-            if new < 0 or before < 0:
-                raise ConfigError(
-                    f"a step over {new} new tokens after {before}; both are 0 or more"
-                )
+        if wrong := [step for step in steps if min(step) < 0]:
+            new, before = wrong[0]
+            raise ConfigError(f"a step over {new} new tokens after {before}; both are 0 or more")
         busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
         moved = self.cached_token_s * sum(before for _, before in steps)
         return busy + self.collectives_s(num_tokens) + self.overhead_s + moved

@@ -35,9 +35,8 @@ class MemoryTier(msgspec.Struct, frozen=True):
         return self.latency_s + num_bytes / self.bandwidth
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}={format_bytes(self.capacity_bytes)}@{format_bytes(int(self.bandwidth))}/s"
-        )
+        size, speed = format_bytes(self.capacity_bytes), format_bytes(int(self.bandwidth))
+        return f"{self.name}={size}@{speed}/s"
 
     @classmethod
     def parse(cls, text: str) -> MemoryTier:
@@ -51,13 +50,9 @@ class MemoryTier(msgspec.Struct, frozen=True):
                 f"{text!r} is not a tier; write name=size@speed, for example host=256GiB@50GB/s, "
                 "or with a latency disk=2TiB@6GB/s@100us"
             )
-        name = match["name"]
-        wait = (
-            LATENCY_S.get(name, 1e-3)
-            if match["wait"] is None
-            else parse_seconds(match["wait"], text)
-        )
-        return cls(name, parse_bytes(match["size"]), parse_bytes(match["speed"]), wait)
+        name, wait = match["name"], match["wait"]
+        latency_s = parse_seconds(wait, text) if wait else LATENCY_S.get(name, 1e-3)
+        return cls(name, parse_bytes(match["size"]), parse_bytes(match["speed"]), latency_s)
 
 
 def parse_tiers(text: str) -> list[MemoryTier]:

@@ -11,10 +11,8 @@ import numpy as np
 from quire import ops
 from quire.core.groups import check_count
 from quire.core.hints import NO_HINT
-from quire.core.manager import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
-from quire.foresight import Trail
-from quire.sim.replay import Sizes
+from quire.sim.replay import Sizes, manager_of
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
@@ -100,14 +98,8 @@ class Replica:
         self.busy_s = 0.0
         self.num_steps = 0
         self.preemptions = 0
-        self.manager = CacheManager(
-            limits.num_blocks,
-            1,
-            policy=limits.policy,
-            sub_block=False,
-            watchers=[Trail(), *([tiers.log] if tiers is not None else [])],
-            clock=lambda: self.now,
-        )
+        told = [] if tiers is None else [tiers.log]
+        self.manager = manager_of(limits.num_blocks, limits.policy, lambda: self.now, told)
         self.tiers = tiers
         self._pool = self.manager.pools[0]
         self._timing = timing
@@ -247,7 +239,7 @@ class Replica:
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            Sizes(request.target, request.trace.output_tokens, size).tell(seq)
+            Sizes(request.target, request.trace.output_tokens, size).tell(manager, seq)
         else:
             manager.resume(seq)
         if missing:
@@ -265,19 +257,16 @@ class Replica:
         assert seq is not None
         start = seq.computed
         segments = tiers.segments(request.key[start:-1])
-        best, best_s = (
-            0,
-            self._timing.prefill_s(request.target - request.computed, request.computed),
-        )
+        taken: list[tuple[int, int]] = []
+        best_s = self._timing.prefill_s(request.target - request.computed, request.computed)
         num_blocks = 0
-        for count in range(1, len(segments) + 1):
-            num_blocks += segments[count - 1][1]
+        for place, (_, count) in enumerate(segments, 1):
+            num_blocks += count
             have = request.found_tokens(start + num_blocks, size)
             compute_s = self._timing.prefill_s(request.target - have, have)
-            total_s = max(compute_s, tiers.fetch_s(segments[:count]))
+            total_s = max(compute_s, tiers.fetch_s(segments[:place]))
             if total_s < best_s:
-                best, best_s = count, total_s
-        taken = segments[:best]
+                taken, best_s = segments[:place], total_s
         if taken:
             num_blocks = sum(count for _, count in taken)
             for tier, count in taken:

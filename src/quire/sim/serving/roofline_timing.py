@@ -99,10 +99,8 @@ def blocks_that_fit(
         raise ConfigError(f"the share of memory is above 0 and at most 1, got {memory_share:g}")
     model, kv = roofline.model, roofline.model.kv
     memory = int(roofline.accelerator.memory_bytes * roofline.num_gpus * memory_share)
-    what = (
-        f"{memory_share:.0%} of {roofline.num_gpus} x {roofline.accelerator.name} is "
-        f"{format_bytes(memory)}"
-    )
+    devices = f"{roofline.num_gpus} x {roofline.accelerator.name}"
+    what = f"{memory_share:.0%} of {devices} is {format_bytes(memory)}"
     left = memory - model.weight_bytes
     if left <= 0:
         raise ConfigError(

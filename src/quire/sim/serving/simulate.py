@@ -44,15 +44,11 @@ class Cluster(msgspec.Struct, frozen=True):
 
     def replicas(self) -> list[Replica]:
         """Make the replicas, empty."""
-        return [
-            Replica(
-                number,
-                self.limits,
-                self.timing,
-                Tiers(self.tiers, self.block_bytes) if self.tiers else None,
-            )
-            for number in range(self.num_replicas)
-        ]
+        made: list[Replica] = []
+        for number in range(self.num_replicas):
+            tiers = Tiers(self.tiers, self.block_bytes) if self.tiers else None
+            made.append(Replica(number, self.limits, self.timing, tiers))
+        return made
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, InvariantError
@@ -54,14 +55,10 @@ class Tiers:
     def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
         """Return the tiers of the first blocks of a run: (tier, blocks), until one is nowhere."""
         found: list[tuple[int, int]] = []
-        for block in blocks.tolist():
-            tier = self.tier_of(block)
+        for tier, run in groupby(map(self.tier_of, blocks.tolist())):
             if tier is None:
                 break
-            if found and found[-1][0] == tier:
-                found[-1] = (tier, found[-1][1] + 1)
-            else:
-                found.append((tier, 1))
+            found.append((tier, sum(1 for _ in run)))
         return found
 
     def tier_of(self, block: int) -> int | None:
@@ -76,14 +73,8 @@ class Tiers:
         num_blocks = [0] * len(self.tiers)
         for tier, count in segments:
             num_blocks[tier] += count
-        return max(
-            (
-                tier.fetch_s(count * self._block_bytes)
-                for tier, count in zip(self.tiers, num_blocks, strict=True)
-                if count
-            ),
-            default=0.0,
-        )
+        asked = [pair for pair in zip(self.tiers, num_blocks, strict=True) if pair[1]]
+        return max((tier.fetch_s(n * self._block_bytes) for tier, n in asked), default=0.0)
 
     def _discard(self, block: int) -> None:
         for store in self._stores:

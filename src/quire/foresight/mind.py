@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.core.policies.base import Entry
-from quire.core.policies.lru_shadow import LruShadow
-from quire.core.policies.reentry import Record, Reentry
+from quire.core.node import Node
+from quire.foresight.lru_shadow import LruShadow
+from quire.foresight.reentry import Record, Reentry
 
 MAX_GHOSTS = 1000
 """So many requests are known again after their last blocks were evicted."""
@@ -28,41 +28,49 @@ of it is won back."""
 
 
 class Walk(msgspec.Struct, eq=False):
-    """A running request, as far as it is known.
+    """The path that a request found, deepest node first, and then the request, while it runs.
 
+    `path`       the records that its blocks belonged to, a ghost first: (record, blocks)
+    `previous`   of these, the one at the deepest node, if it had one
+    `above`      the node that is touched next if the path goes on
     `found`      blocks of its prompt that were cached
     `reached`    `found`, and the evicted blocks after them whose record is remembered
-    `fan_out`    entries that continue what was found
-    `path`       the records that those blocks belonged to: (record, blocks), deepest first
-    `rest`       the leaf that the record before has below the branching point
+    `fan_out`    nodes that continue what was found
     `continues`  whether it goes on from where another request ended
+    `prompt`, `output`, `block_size`  in tokens; no output: what it has computed beyond its prompt
     """
 
     record: Record
-    found: int
+    path: list[tuple[Record, int]] = []
+    previous: Record | None = None
+    above: Node | None = None
+    found: int = 0
     reached: int = 0
     fan_out: int = 0
-    rest: Entry | None = None
-    path: list[tuple[Record, int]] = []
     continues: bool = False
+    prompt: int = 0
+    output: int = 0
+    block_size: int = 1
 
 
 class Mind:
     """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU.
 
-    `ghosts`  records of which something was evicted, by number, in the order of their first eviction
+    `walk`       the path that was touched last
+    `ghosts`     records of which something was evicted, by number, in the order of their first eviction
+    `answers`    of those gone on from: how many were gone on from beyond the prompt, and all
     `doubts`     are called with a class when records in it have changed
-    `exposures`  are called with an entry whose record has changed
+    `exposures`  are called with a node whose record has changed
     """
 
     def __init__(self) -> None:
         self.doubts: list[Callable[[int], None]] = []
-        self.exposures: list[Callable[[Entry], None]] = []
+        self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
         self.shadow = LruShadow()
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
-        self.walk: Walk | None = None
+        self.walk = Walk(Record())
         self.num_requests = 0
         self.answers = [0.0, 0.0]
         self.gain = 0.0
@@ -75,6 +83,16 @@ class Mind:
         matched, seen = self.answers
         return seen >= TRUST / TRIAL and matched < seen / 4
 
+    def touched(self, node: Node) -> None:
+        """A request found this node: the path goes on upwards, or another one begins."""
+        walk, owner = self.walk, node.note
+        if node is not walk.above:
+            walk = self.walk = Walk(Record(time=self.now), previous=owner)
+        walk.above = node.parent
+        if owner is not None:
+            walk.path.append((owner, node.num_blocks))
+        node.note = walk.record
+
     def judge(self, found: int, lru_found: int, asked: int) -> None:
         """Compare a request's blocks with those that LRU would have found."""
         keep = 1 - 0.7 / HALF_LIFE
@@ -84,6 +102,15 @@ class Mind:
             self.is_lru = self.gain < -LOSS / 2 * self.asked
         elif self.num_requests > TRUST:
             self.is_lru = self.gain < -LOSS * self.asked
+
+    def learn_of_answer(self, previous: Record, found: int) -> None:
+        """A request goes on from one with an answer, of whose blocks it has found so many."""
+        if previous.trimmed:
+            return
+        self.answers[0] += found > previous.prompt
+        self.answers[1] += 1
+        if self.answers[1] > TRUST:
+            self.answers = [each / 2 for each in self.answers]
 
     def remember(self, record: Record) -> None:
         """The last blocks of a record are evicted."""

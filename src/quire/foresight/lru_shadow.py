@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.policies.reentry import Record
+from quire.foresight.reentry import Record
 
 MIN_SLOTS = 1024
 

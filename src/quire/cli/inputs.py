@@ -1,4 +1,4 @@
-"""The inputs of `quire replay`: capacities, policies, a model, a trace."""
+"""The words of commands: numbers, capacities, policies, models, traces, and the command line itself."""
 
 import re
 import shlex
@@ -15,18 +15,34 @@ if TYPE_CHECKING:
     from quire.sim.service import Service
     from quire.sim.trace.rows import Trace
 
-_AMOUNT = re.compile(r"(?P<number>[0-9]{1,18}(?:[.][0-9]{1,18})?)\s*(?P<unit>[A-Za-z]*|%)")
+_AMOUNT = re.compile(r"(?P<number>[0-9]{1,10}(?:[.][0-9]{1,15})?)\s*(?P<percent>%?)")
 
 DEFAULT_CAPACITIES = ("1%", "5%", "10%", "25%", "50%")
 
+AMOUNT = "it is a whole number like 4096 or a share like 10%"
 HOW = "a capacity is a share like 10%, bytes like 64GiB, or a number of blocks like 18279"
 
 
+UNTOLD = ("--jobs", "--executor", "--csv", "--json")
+"""Options of `quire replay` that change nothing of what it computes."""
+
+
 class Asked(NamedTuple):
-    """A command line: options with their values, None or False where one was left out."""
+    """A command line of `quire replay`: the options that were given, with their values."""
 
     trace: Path
     options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trace: Path, context: Any) -> "Asked":
+        """Return the command line of a call of typer's."""
+        given = {
+            option.opts[0]: context.params[option.name]
+            for option in context.command.params
+            if context.get_parameter_source(option.name).name == "COMMANDLINE"
+        }
+        told = {name: value for name, value in given.items() if name.startswith("--")}
+        return cls(trace, {name: told[name] for name in told if name not in UNTOLD})
 
     def command(self, **instead: Any) -> str:
         """Return the command line, with some options (underscores for dashes) replaced."""
@@ -51,9 +67,9 @@ class Asked(NamedTuple):
         return Asked(Path(self.trace.name), options)
 
 
-def names(text: str) -> list[str]:
+def names(text: str | None) -> list[str]:
     """Return the words between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def opened(path: Path, block_size: int | None) -> "Trace":
@@ -64,14 +80,39 @@ def opened(path: Path, block_size: int | None) -> "Trace":
     return trace if block_size is None else with_block_size(trace, block_size)
 
 
+def amount(text: str, whole: int, option: str, how: str = AMOUNT) -> int:
+    """Read a number, or a share of `whole`, rounded down. Raises `ConfigError`, which names the option."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{option} {text[:40]!r} is none: {how}")
+    if "." in match["number"] and not match["percent"]:
+        raise ConfigError(f"{option} {text[:40]} is no whole number of blocks: {how}")
+    return int(Fraction(match["number"]) * (Fraction(whole, 100) if match["percent"] else 1))
+
+
+def blocks_that_hold(text: str, block_size: int, model: "ModelFacts", option: str) -> int:
+    """Return the blocks for which bytes like 64GiB have room. Raises `ConfigError` for less than one."""
+    block_bytes = model.kv.per_token * block_size
+    if not block_bytes:
+        raise ConfigError(
+            f"{option} {text}: {model.name} stores nothing per token, so bytes are no limit"
+        )
+    num_blocks = parse_bytes(text) // block_bytes
+    if not num_blocks:
+        raise ConfigError(
+            f"{option} {text} holds not one block of {block_size} tokens: {block_size} tokens of "
+            f"{model.name} take {format_bytes(block_bytes)}"
+        )
+    return num_blocks
+
+
 def policies_of(text: str | None) -> list[str]:
     """Return the policies asked for, each once; without any, those worth a first look."""
-    from quire.core.policies import POLICIES
     from quire.sim.optimum import OPTIMUM
     from quire.sim.sweep import check_policy
 
     if text is None:
-        return ["lru", *(["learned"] if "learned" in POLICIES else []), OPTIMUM]
+        return ["lru", "learned", OPTIMUM]
     found = list(dict.fromkeys(names(text)))
     if not found:
         raise ConfigError(f"--policies names no policy, got {text!r}; for example lru,optimum")
@@ -95,32 +136,34 @@ def service_of(
     rates: tuple[float | None, float | None], roofline: "Roofline | None", *, concurrent: bool
 ) -> "Service | None":
     """Return the durations of requests: as recorded, else by the rates given, else on the roofline."""
-    from quire.sim.service import DECODE_RATE, PREFILL_RATE, AsRecorded, OnRoofline, Rates
+    from quire.sim.service import AsRecorded, OnRoofline, Rates
 
-    prefill, decode = rates
-    given = prefill is not None or decode is not None
+    given = {
+        name: rate
+        for name, rate in zip(("prefill", "decode"), rates, strict=True)
+        if rate is not None
+    }
     if not concurrent:
         if given:
             raise ConfigError("--prefill-rate and --decode-rate say nothing without --concurrent")
         return None
-    if roofline is not None and not given:
-        return AsRecorded(OnRoofline(roofline))
-    return AsRecorded(
-        Rates(
-            PREFILL_RATE if prefill is None else prefill, DECODE_RATE if decode is None else decode
-        )
-    )
+    alone = OnRoofline(roofline) if roofline is not None and not given else Rates(**given)
+    return AsRecorded(alone)
 
 
 def capacities_in_blocks(
-    texts: Iterable[str], num_unique: int, block_size: int, model: "ModelFacts | None"
+    texts: Iterable[str] | None, num_unique: int, block_size: int, model: "ModelFacts | None"
 ) -> list[int]:
     """Return capacities in blocks, each once, in the order given. Raises `ConfigError`.
 
-    A share is of the different blocks of the trace; shares and bytes are rounded down.
+    A share is of the different blocks of the trace; shares and bytes are rounded down. None: the
+    shares to look at first, those of the usual ones that are a block at least.
     """
     from quire.sim.replay import check_capacity
 
+    if texts is None:
+        texts = [share for share in DEFAULT_CAPACITIES if int(share[:-1]) * num_unique >= 100]
+        texts = texts or ["1"]
     words = [word for text in texts for word in names(text)]
     if not words:
         raise ConfigError(f"--capacity is empty: {HOW}")
@@ -128,46 +171,17 @@ def capacities_in_blocks(
     return list(dict.fromkeys(check_capacity(blocks) for blocks in found))
 
 
-def default_capacities(num_unique: int) -> list[str]:
-    """Return the shares to look at first: those of the usual ones that are a block at least."""
-    shares = [share for share in DEFAULT_CAPACITIES if int(share[:-1]) * num_unique >= 100]
-    return shares or ["1"]
-
-
 def _capacity(text: str, num_unique: int, block_size: int, model: "ModelFacts | None") -> int:
-    match = _AMOUNT.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"--capacity {text[:40]!r} is none: {HOW}")
-    number, unit = match["number"], match["unit"]
-    if unit not in ("", "%"):
-        return _in_bytes(text, block_size, model)
-    if unit:
-        blocks = int(Fraction(number) * num_unique / 100)
-    elif "." not in number:
-        blocks = int(number)
-    else:
-        raise ConfigError(f"--capacity {text} is no whole number of blocks: {HOW}")
+    if text[:1].isdigit() and text[-1].isalpha():
+        parse_bytes(text)
+        if model is None:
+            raise ConfigError(
+                f"--capacity {text} needs --model, which says how many bytes a token takes; or give "
+                "a share like 10%, or a number of blocks"
+            )
+        return blocks_that_hold(text, block_size, model, "--capacity")
+    blocks = amount(text, num_unique, "--capacity", HOW)
     if blocks < 1:
-        what = f", of {num_unique:,} different blocks," if unit else ""
+        what = f", of {num_unique:,} different blocks," if text.endswith("%") else ""
         raise ConfigError(f"--capacity {text}{what} is less than one block: {HOW}")
     return blocks
-
-
-def _in_bytes(text: str, block_size: int, model: "ModelFacts | None") -> int:
-    num_bytes = parse_bytes(text)
-    if model is None:
-        raise ConfigError(
-            f"--capacity {text} needs --model, which says how many bytes a token takes; or give "
-            "a share like 10%, or a number of blocks"
-        )
-    block_bytes = model.kv.per_token * block_size
-    if not block_bytes:
-        raise ConfigError(
-            f"--capacity {text}: {model.name} stores nothing per token; give a share or blocks"
-        )
-    if num_bytes < block_bytes:
-        raise ConfigError(
-            f"--capacity {text} is less than one block: {block_size} tokens of {model.name} take "
-            f"{format_bytes(block_bytes)}"
-        )
-    return num_bytes // block_bytes

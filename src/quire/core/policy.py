@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -22,29 +22,6 @@ Rank: TypeAlias = tuple[float, int]
 """A value, and the tick at which an entry got it: no two are equal."""
 
 
-class Visit(msgspec.Struct, gc=False, eq=False):
-    """One request as a policy may know it: when, and how many tokens; never which.
-
-    `number`      of the manager's requests, from 1
-    `now`         seconds of the manager's clock; without a clock, requests opened so far
-    `prompt`      tokens of its prompt
-    `output`      tokens generated, known at its end
-    `block_size`  tokens per block
-    `lost`        blocks of its prompt that were evicted, next after those that it found
-    `lost_by`     the number of the last request that used them; 0 where there are none
-    `note`        belongs to the policy
-    """
-
-    number: int
-    now: float
-    prompt: int
-    block_size: int
-    lost: int = 0
-    lost_by: int = 0
-    output: int = 0
-    note: object = None
-
-
 class Entry(msgspec.Struct, gc=False, eq=False):
     """A run of cached blocks, as a policy sees it.
 
@@ -57,7 +34,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     older: Entry | None = None
     newer: Entry | None = None
     uses: int = 0
-    note: object = None
+    note: Any = None
 
     @property
     def evictable(self) -> bool:
@@ -69,16 +46,6 @@ class Entry(msgspec.Struct, gc=False, eq=False):
         """Length of the run in blocks."""
         raise NotImplementedError
 
-    @property
-    def num_below(self) -> int:
-        """How many entries continue this one."""
-        raise NotImplementedError
-
-    @property
-    def below(self) -> Entry | None:
-        """The youngest entry that continues this one; None for a leaf."""
-        raise NotImplementedError
-
 
 class Policy(ABC):
     """Decides which entry is evicted next. Sees events and entries, never tokens or the tree.
@@ -87,30 +54,11 @@ class Policy(ABC):
     from the deepest entry upwards, so a parent's last tick is never before its child's. Where a request goes on
     from the end of an entry, what it stores joins that entry; where a branch that divided two entries is gone, the lower one
     takes over the upper one's run.
-
-    `watches`    asks for `opened` and `closing`
-    `remembers`  asks for `evicting`
     """
-
-    watches: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
 
     def __init__(self, tick: Tick, capacity: Capacity) -> None:
         self.tick = tick
         self.capacity = capacity
-
-    def sibling(self) -> Policy | None:
-        """Return a policy for another class of entries that shares what this one knows, if any."""
-        return None
-
-    def opened(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - few policies ask
-        """A request found `entry`, the deepest (None: nothing); `touched` follows, entry by entry."""
-
-    def closing(self, visit: Visit, entry: Entry | None) -> None:  # noqa: B027 - most policies ignore it
-        """A request ends at `entry`, the deepest it stored or used; `released` follows."""
-
-    def evicting(self, entry: Entry, num_blocks: int) -> None:  # noqa: B027 - most policies ignore it
-        """The last blocks of a victim are about to go; `referenced` follows if all of them do."""
 
     def touched(self, entry: Entry) -> None:  # noqa: B027 - LRU and FIFO need not look
         """A request found this entry. It is referenced now, so it is no candidate."""
@@ -195,20 +143,13 @@ class RankedPolicy(Policy):
         if len(heap) > 2 * self._num_cached + 64:
             heap[:] = [item for item in heap if item[2].note is item[0] and item[2].evictable]
             heapq.heapify(heap)
-        value, tick = rank_of(entry)
+        value, tick = entry.note
         entry.note = rank = (value, tick)  # another object: what stands in a heap counts no more
         heapq.heappush(heap, (rank, self.tick(), entry))
 
 
 def _place(item: tuple[Rank, int, Entry]) -> tuple[Rank, int]:
     return item[:2]
-
-
-def rank_of(entry: Entry) -> Rank:
-    """Return the rank of an entry of a `RankedPolicy`, which has had one since its first release."""
-    rank = entry.note
-    assert isinstance(rank, tuple)
-    return rank  # pyright: ignore[reportUnknownVariableType] - see `RankedPolicy`
 
 
 PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]

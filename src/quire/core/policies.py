@@ -1,0 +1,181 @@
+"""The policies that come with the core, and the ones that names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from quire.core.policy import WHOLE, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.errors import ConfigError
+
+GROUP = "quire.policies"
+"""Entry points of packages that offer a policy."""
+
+
+class Lru(Policy):
+    """Evicts what was used longest ago.
+
+    All cached entries stand in one linked list, oldest first, and a release appends from the
+    deepest entry upwards. So a parent is never older than its child and the head of the list
+    is always evictable: every step is O(1), with no heap and no search. On prefix chains
+    this is exact block-wise LRU, and a stack algorithm. `uses` holds the tick of the release.
+    Source: Mattson et al., Evaluation techniques for storage hierarchies, IBM Systems
+    Journal 9(2), 1970, doi:10.1147/sj.92.0078.
+    """
+
+    def __init__(self, tick: Tick, capacity: Capacity) -> None:
+        super().__init__(tick, capacity)
+        self._ends = Entry()
+        self._ends.older = self._ends.newer = self._ends
+        self._returned = self._ends  # where the last entry came back: the next is near
+
+    def released(self, entry: Entry) -> None:
+        ends = self._ends
+        newest = ends.older
+        assert newest is not None
+        entry.older = newest
+        entry.newer = ends
+        newest.newer = entry
+        ends.older = entry
+        entry.uses = self.tick()
+
+    def returned(self, entry: Entry) -> None:
+        hint = self._returned
+        newer = (hint if hint.uses <= entry.uses else self._ends).newer
+        assert newer is not None
+        while newer is not self._ends and newer.uses <= entry.uses:
+            newer = newer.newer
+            assert newer is not None
+        older = newer.older
+        assert older is not None
+        entry.older, entry.newer = older, newer
+        older.newer = newer.older = entry
+        self._returned = entry
+
+    def referenced(self, entry: Entry) -> None:
+        older, newer = entry.older, entry.newer
+        assert older is not None
+        assert newer is not None
+        older.newer = newer
+        newer.older = older
+        entry.older = entry.newer = None
+        if entry is self._returned:
+            self._returned = self._ends
+
+    def split(self, upper: Entry, lower: Entry) -> None:
+        newer = lower.newer
+        assert newer is not None
+        upper.older = lower
+        upper.newer = newer
+        lower.newer = upper
+        newer.older = upper
+
+    def victim(self) -> tuple[Entry, int] | None:
+        oldest = self._ends.newer
+        return None if oldest is self._ends or oldest is None else (oldest, WHOLE)
+
+    def order(self) -> Iterator[Entry]:
+        entry = self._ends.newer
+        while entry is not None and entry is not self._ends:
+            yield entry
+            entry = entry.newer
+
+
+class Fifo(RankedPolicy):
+    """Evicts what was stored longest ago, however often it was used since.
+
+    An entry counts from when the request that stored its tail let go of it, since the tail
+    is what goes first. Heads are stored before their tails, so a finished chain goes as a
+    whole, tail first. `uses` holds where the entry ended when it was last referenced.
+    Source: Belady, Nelson, Shedler, An anomaly in space-time characteristics of certain
+    programs running in a paging machine, CACM 12(6), 1969, doi:10.1145/363011.363155.
+    """
+
+    def released(self, entry: Entry) -> None:
+        if entry.note is None or entry.end > entry.uses:
+            tick = self.tick()
+            entry.note = (tick, tick)
+        super().released(entry)
+
+    def referenced(self, entry: Entry) -> None:
+        super().referenced(entry)
+        entry.uses = entry.end
+
+
+class Lfu(RankedPolicy):
+    """Evicts the leaf of the lowest value; among equals, what was used longest ago.
+
+    The value of an entry is how often it was used, plus the age of the cache at its last use.
+    The age is the value of the last victim: it rises as long as blocks are evicted, so what is used no
+    more is caught up with, however often it was used before. An entry that comes back starts anew.
+    Source: Arlitt, Cherkasova, Dilley, Friedrich, Jin, Evaluating content management techniques
+    for web proxy caches (LFU with dynamic ageing), SIGMETRICS Perform. Eval. Rev. 27(4), 2000,
+    doi:10.1145/346000.346003.
+    Left out: periodic halving of all counts, which needs a period and touches every entry.
+    """
+
+    def __init__(self, tick: Tick, capacity: Capacity) -> None:
+        super().__init__(tick, capacity)
+        self.age = 0.0
+
+    def touched(self, entry: Entry) -> None:
+        entry.uses += 1
+        entry.note = (self.age + entry.uses, self.tick())
+
+    def released(self, entry: Entry) -> None:
+        if entry.note is None:
+            self.touched(entry)
+        super().released(entry)
+
+    def victim(self) -> tuple[Entry, int] | None:
+        found = super().victim()
+        if found is not None:
+            self.age = max(self.age, found[0].note[0])
+        return found
+
+
+POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
+
+
+def policy_names() -> list[str]:
+    """Return the names that `CacheManager` takes: the core's own, and what entry points offer."""
+    return sorted({*POLICIES, *_offered()})
+
+
+def factory_of(policy: object) -> PolicyFactory:
+    """Return what makes the policy objects: a policy's name stands for it, or it is given.
+
+    A class that is no `Policy` is made first, without arguments: `quire.foresight.Learned` is a factory then. Raises
+    `ConfigError`.
+    """
+    factory = policy
+    if isinstance(policy, str):
+        factory = POLICIES.get(policy) or _load(policy)
+    if isinstance(factory, type) and not issubclass(factory, Policy):
+        try:
+            factory = factory()
+        except TypeError as error:
+            msg = f"policy is a class that is no Policy and wants arguments: {error}"
+            raise ConfigError(msg) from error
+    if not callable(factory):
+        msg = f"policy is one of {', '.join(policy_names())} or makes quire.core.Policy objects"
+        raise ConfigError(f"{msg}, got {policy!r}")
+    return cast("PolicyFactory", factory)
+
+
+@cache
+def _offered() -> dict[str, EntryPoint]:
+    return {offer.name: offer for offer in entry_points(group=GROUP)}
+
+
+def _load(name: str) -> object:
+    offer = _offered().get(name)
+    if offer is None:
+        raise ConfigError(f"unknown policy {name!r}; there are {', '.join(policy_names())}")
+    try:
+        return offer.load()
+    except (ImportError, AttributeError) as error:
+        msg = f"the policy {name!r} ({offer.value}) cannot be loaded: {error}"
+        raise ConfigError(msg) from error

@@ -1,0 +1,183 @@
+"""The policy of this project: evicts what is least likely to be come back to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.core.kernel import Kernel, Leaving, Watcher
+from quire.core.node import Node
+from quire.core.policy import Capacity, Policy, Tick
+from quire.core.sequence import Sequence
+from quire.core.stats import Missed
+from quire.core.tokens import Key
+from quire.foresight.mind import TRIAL, Mind, Walk
+from quire.foresight.queues import Queues
+from quire.foresight.reentry import Record, bucket
+
+TRUNK = 8
+"""A run that so many branches continue is shared by all: leaving it says little."""
+
+
+class Learned(Watcher):
+    """Evicts the blocks that are least likely to save recomputation for the time they are held.
+
+    Every request leaves a record at the end of its chain. Its class follows from how many turns
+    came before, how much was new, and how long the answer was; how soon records of
+    a class are come back to is learned while serving (`reentry`). What a later turn has
+    gone on from is evicted first, then answers where they are never come back to (prompts often
+    repeat them in other tokens), then the class and age of the lowest expected hits per
+    block and second. A turn whose blocks were evicted is recognised by the last request that used them, where
+    a `Trail` watches too. A shadow of LRU on the same requests is the guard: where LRU would have found more,
+    the policy is LRU. See docs/decisions/learned-policy.md for the study.
+
+    It watches the requests of one manager, and makes a policy for each class of its nodes, which share a `mind`. Without a
+    clock a request opened is a second. A fork leaves no record, a request that pauses one, at its end.
+    """
+
+    def __init__(self, make_mind: Callable[[], Mind] = Mind) -> None:
+        self._make_mind = make_mind
+        self._tick: Tick | None = None
+
+    def __call__(self, tick: Tick, capacity: Capacity) -> Policy:
+        """Make the policy of a class; with the first of a manager all begins anew."""
+        if tick is not self._tick:
+            self._tick, self._capacity = tick, capacity
+            self.mind = self._make_mind()
+            self._walks: dict[int, Walk] = {}
+        return self._queues(tick, capacity)
+
+    def _queues(self, tick: Tick, capacity: Capacity) -> Policy:
+        return Queues(tick, capacity, self.mind)
+
+    def begin(self, kernel: Kernel) -> None:
+        self._counters = kernel.counters
+        self._clock = kernel.tree.order.now if kernel.tree.order.has_clock else None
+
+    def walk_of(self, seq: Sequence) -> Walk:
+        """Return what is known of an open request. Its sizes are the caller's to correct, where a token stands for more."""
+        return self._walks[id(seq)]
+
+    # -- requests --------------------------------------------------------------------------
+
+    def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
+        mind, node = self.mind, seq.node
+        now = mind.now = self._clock() if self._clock is not None else float(seq.number - 1)
+        mind.model.advance(now)
+        if not node.end:
+            mind.walk = Walk(Record())
+        walk = self._walks[id(seq)] = mind.walk
+        walk.record.number = seq.number
+        walk.prompt, walk.block_size = seq.prompt_len, seq.rows.block_size
+        walk.found = walk.reached = node.end
+        walk.fan_out = len(node.children) if node.end else 0
+        previous = walk.previous
+        if previous is not None and _goes_on(previous, walk.found):
+            if previous.answered:
+                mind.learn_of_answer(previous, walk.found)
+            self._continue(walk, previous, node)
+        ghost = mind.ghosts.get(missed.last_user)
+        if ghost is not None:
+            # The end of a prompt is often written anew: what comes back at all is all taken to come back.
+            lost = -(-missed.num_tokens // walk.block_size)
+            prompt = min(walk.prompt // walk.block_size, ghost.prompt)
+            walk.reached = max(prompt, walk.found + lost)
+            walk.path.insert(0, (ghost, walk.reached - walk.found))
+            if not walk.continues and _goes_on(ghost, walk.reached):
+                self._continue(walk, ghost, node)
+
+    def closed(self, seq: Sequence) -> None:
+        walk = self._walks.pop(id(seq), None)
+        if walk is None:
+            return  # a fork
+        mind, record = self.mind, walk.record
+        mind.now = self._clock() if self._clock is not None else self._counters.num_requests
+        self._leave(seq.node, record)
+        prompt = walk.prompt // walk.block_size
+        record.time = mind.now
+        record.prompt = prompt
+        record.found = min(walk.reached, prompt)
+        mind.num_requests += 1
+        self._judge(walk, seq.node.end, prompt)
+        record.answered = seq.node.end > prompt
+        record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
+        record.closed = True
+        if prompt > 1:
+            walk.output = walk.output or max(seq.computed - seq.prompt_len, 0)
+            mind.doubt(record.kind)
+            mind.model.watch(record, self._cells(walk))
+
+    def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
+        if group is not None or why != "evicted":
+            return
+        record: Record = node.note
+        is_answer = record.trimmed and blocks.start >= record.prompt
+        if record.number and not record.superseded and not is_answer:
+            self.mind.remember(record)
+
+    def _continue(self, walk: Walk, previous: Record, node: Node) -> None:
+        """A request that found a path to this node goes on from where the previous one ended."""
+        mind = self.mind
+        walk.continues = True
+        walk.record.turn = previous.turn + 1
+        previous.superseded = True
+        mind.doubt(previous.kind)
+        mind.model.returned(previous, mind.now)
+        while node.children and walk.found:
+            node = node.children[next(reversed(node.children))]
+        if node.note is previous:
+            for expose in mind.exposures:
+                expose(node)
+
+    def _leave(self, node: Node, record: Record) -> None:
+        """Write a record on what its request stored, or alone has referenced since it began."""
+        while node.parent is not None:
+            owner = node.note
+            if owner is None or (node.locks == 1 and not owner.closed):
+                node.note = record
+            node = node.parent
+
+    def _cells(self, walk: Walk) -> tuple[int, ...]:
+        """Return the values of a request's features, each its own number."""
+        record = walk.record
+        turn = (0, 1, 2, 3, 3)[record.turn] if record.turn < 5 else 4
+        if not walk.continues and record.found and walk.fan_out < TRUNK:
+            turn = 5
+        new = bucket((record.prompt - record.found) * walk.block_size // 64, 15)
+        return turn, 16 + new, 64 + 16 * turn + new, 256 + bucket(walk.output, 15)
+
+    def _judge(self, walk: Walk, end: int, asked: int) -> None:
+        """Find out what LRU would have found, and put the request on top of its stack."""
+        mind, capacity = self.mind, self._capacity()
+        path = _merged(walk.path)
+        lru_found = 0
+        for owner, num_blocks in reversed(path):
+            room = capacity - mind.shadow.above(owner, capacity)
+            lru_found += max(min(num_blocks, room), 0)
+            if room < num_blocks:
+                break
+        for owner, num_blocks in path:
+            mind.shadow.take(owner, num_blocks)
+        if walk.record.slot < 0 and end:
+            mind.shadow.push(walk.record, end, capacity)
+        mind.judge(walk.found, lru_found, asked)
+
+
+def _merged(path: list[tuple[Record, int]]) -> list[tuple[Record, int]]:
+    """Return a path with neighbours of one record as one."""
+    merged: list[tuple[Record, int]] = []
+    for owner, num_blocks in path:
+        if merged and merged[-1][0] is owner:
+            merged[-1] = (owner, merged[-1][1] + num_blocks)
+        else:
+            merged.append((owner, num_blocks))
+    return merged
+
+
+def _goes_on(previous: Record, reached: int) -> bool:
+    """Whether a request that shares so many blocks continues the previous one.
+
+    It may leave out a tail of what was new in it: the end of a prompt is often written anew.
+    """
+    new = previous.prompt - previous.found
+    fits = reached >= previous.found + (new + 1) // 2
+    return fits and previous.closed and not previous.superseded and previous.prompt > 1
