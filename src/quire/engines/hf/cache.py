@@ -119,19 +119,17 @@ class PrefixCache(ModelFace):
         """`model.generate(input_ids, ...)`, computing only what is not cached.
 
         input_ids, attention_mask: `[rows, tokens]`, left-padded: tensors, arrays or lists, one flat list
-        for one row; or what a tokenizer or processor returns, as the one `input_ids`:
-        `cache.generate(tokenizer(text, return_tensors="pt"))`. All other `arguments` are
-        generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
-        criteria, and what the processor of a model with images or audio returns. Returns what
-        generate returns. With `return_dict_in_generate`, attentions and
-        hidden states of the first step cover the computed suffix only.
+        for one row; or what a tokenizer or processor returns, as the one `input_ids`. All other
+        `arguments` are generate's own, what the processor of images or audio returns among them. With
+        `return_dict_in_generate`, attentions and hidden states of the first step cover the computed
+        suffix only.
 
         media: the prompt's images, videos and audio by name, where hashing them takes too long:
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
-        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; store_until:
-        how many of each row's tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's
-        length no answer.
+        scope: who may share this prefix.
+        By name: priority, retain_s: how long it is worth keeping; store_until: how many of each row's
+        tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's length no answer;
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
@@ -195,16 +193,15 @@ class PrefixCache(ModelFace):
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
-        The prompt may be given in any form that `generate` takes. For beams or return sequences, call
-        `past.batch_repeat_interleave(n)` first.
+        Prompt and terms are given as to `generate`. For beams or return sequences, call
+        `past.batch_repeat_interleave(n)` first. Gradients do not flow through `past`.
 
         At the end of the block, whatever the model has computed into `past` is kept, also when the block
         raises: the tokens are recorded as the model is fed, by its `forward`, which is a wrapper of quire's
-        until then. A forward that did not finish counts for nothing. Nothing is kept if
-        weights or adapters changed meanwhile. What is computed under another mask than that of the
-        padding, other positions than those of the tokens, or with arguments that may change K and V, is not
-        kept, nor what follows it: `last.unknown_tokens` counts it. Positions that you leave out are those of
-        the tokens. Gradients do not flow through `past`.
+        until then. A forward that did not finish counts for nothing. Nothing is kept if weights or
+        adapters changed meanwhile. What is computed under another mask than that of the padding, other
+        positions than those of the tokens (or left out), or with arguments that may change K and V, is
+        not kept, nor what follows it: `last.unknown_tokens` counts it.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a

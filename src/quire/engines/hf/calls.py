@@ -30,16 +30,14 @@ class CallReport:
     not counted. Rows of a batch advance together: a row's cached head is reused up to the
     column that all rows have cached, so `cached_tokens` may be below what the manager found.
 
-    stored_tokens: tokens written to the pool by this call, those included that another call
-    turned out to have written already.
-    ttft_s: seconds from the call to the first new token, the lookup included; None when no
-    forward finished.
-    tier_tokens: tokens that came back from tiers for this call, by the tier's name; they are
-    among `cached_tokens` where all rows could start behind them.
-    tier_misses: records that were found in a tier and did not come, by cause: `quire.tiers.Outcome`.
-    unknown_tokens: tokens that cannot be stored, as what the model computed for them, or for one before
-    them, is not what their ids alone give: a mask, positions or embeddings of the caller's.
-    unknown_reason: what came first among these; None where all tokens are known.
+    stored_tokens   written to the pool, those included that another call turned out to have written
+    ttft_s          seconds from the call to the first new token; None when no forward finished
+    tier_tokens     tokens that came back from tiers, by the tier's name; they are among `cached_tokens`
+                    where all rows could start behind them
+    tier_misses     records that were found in a tier and did not come, by `quire.tiers.Outcome`
+    unknown_tokens  tokens that cannot be stored, as what the model computed for them, or for one before
+                    them, is not what their ids alone give: a mask, positions or embeddings of the caller's
+    unknown_reason  what came first among these; None where all tokens are known
     """
 
     prompt_tokens: int

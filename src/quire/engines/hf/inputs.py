@@ -162,10 +162,8 @@ def read_plan(
                 or "; such a request cannot share a prefix, call model.generate instead"
             )
         )
-    columns = prompts.ids.shape[1]
-    budget = settings.get("max_new_tokens")
-    limit = settings.get("max_length")
-    end = columns + budget if isinstance(budget, int) else limit
+    columns, budget = prompts.ids.shape[1], settings.get("max_new_tokens")
+    end = columns + budget if isinstance(budget, int) else settings.get("max_length")
     if not isinstance(end, int):
         end = columns + 20
     return Plan(
@@ -229,11 +227,8 @@ _OURS = ("attention_mask", "media", "scope", *RequestTerms.__annotations__)
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    return (
-        ()
-        if value is None
-        else tuple(int(i) for i in torch.as_tensor(value).flatten().cpu().numpy())
-    )
+    given = () if value is None else torch.as_tensor(value).flatten().cpu().numpy()
+    return tuple(map(int, given))
 
 
 def _check_padding(ids: npt.NDArray[Any], pad_id: int) -> None:

@@ -129,9 +129,8 @@ class SlotPrefixCache(ModelFace):
                 NaN would reach the output, as attention multiplies what is masked by 0
     forward     what `session` computes with, `torch.compile(model)` for instance; None: `model`
 
-    One request is one row: no batches, no beams. One thread uses a cache at a time, and another is
-    refused with `CacheBusy`. Raises `ConfigError` for settings that cannot work and `UnsupportedModel`
-    for other models.
+    One request is one row: no batches, no beams. One thread uses a cache at a time, another is refused with
+    `CacheBusy`. Raises `ConfigError` for settings that cannot work, `UnsupportedModel` for other models.
     """
 
     def __init__(
@@ -176,12 +175,9 @@ class SlotPrefixCache(ModelFace):
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what no slot holds.
 
-        input_ids: `[1, tokens]`, without padding. All other `arguments` are generate's own; it
-        ends at the latest when the slot is full. What it computed stays findable; whatever
-        generate raises keeps nothing of this call. `scope` says who may share.
-
-        Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is
-        changed.
+        input_ids: `[1, tokens]`, without padding. `scope` says who may share. All other `arguments` are
+        generate's own; it ends at the latest when the slot is full. A call that raises keeps nothing.
+        Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is changed.
         """
         prompts = self._prompts(input_ids, attention_mask, arguments)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
