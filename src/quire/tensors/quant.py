@@ -103,18 +103,6 @@ class QuantError:
     k_max: float = 0.0
     v_max: float = 0.0
 
-    @classmethod
-    def worst(cls, errors: Iterable[QuantError]) -> QuantError:
-        """Return the largest of each, over all samples."""
-        found = list(errors) or [cls()]
-        return cls(
-            sum(each.num_samples for each in found),
-            max(each.k for each in found),
-            max(each.v for each in found),
-            max(each.k_max for each in found),
-            max(each.v_max for each in found),
-        )
-
     def __str__(self) -> str:
         return (
             f"K {self.k:.2%} (largest {self.k_max:.2%}), V {self.v:.2%} (largest {self.v_max:.2%}) "

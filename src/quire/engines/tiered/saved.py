@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import numpy as np
 from quire.core.media import MediaItem
 from quire.core.scope import Scope
 from quire.core.tokens import IntArray
-from quire.engines.tiered.parts import Piece, first_chunk
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
 from quire.exchange.kept import all_blocks, prefixes
@@ -125,11 +124,8 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
 
 
 def _write_records(stack: TierStack, store: TieredStore) -> int:
-    pieces: Sequence[Piece] = store.pieces(all_blocks(store.manager))
-    count = len(pieces)
-    while pieces:
-        chunk = first_chunk(pieces)
-        pieces = pieces[len(chunk) :]
+    blocks = list(all_blocks(store.manager))
+    for chunk in store.chunks(blocks):
         keys, records = store.encode(chunk)
         outcomes = stack.tiers[0].put(keys, records, PUT_TIMEOUT_S)
         stack.give_back(records)
@@ -137,7 +133,7 @@ def _write_records(stack: TierStack, store: TieredStore) -> int:
         failed = Counter(str(each) for each in outcomes if each not in kept)
         if failed:
             raise TierError(f"not all records could be written ({dict(failed)}); is there room?")
-    return count
+    return len(blocks)
 
 
 def _head(

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ class Search:
     def __init__(
         self,
         manager: CacheManager,
-        parts: Sequence[Sequence[BlockPart]],
+        parts: Sequence[BlockPart],
         prompt: Prompt,
         here: Residency,
         find: Callable[..., list[int]],
@@ -51,7 +50,7 @@ class Search:
         self._manager = manager
         self._find = find
         self._parts = parts
-        self._levels: dict[tuple[int, int], list[int]] = {}
+        self._levels: dict[tuple[int, int], int] = {}
         self._looks = [FIRST_LOOK] * len(parts)
         kinds = [group.kind for group in manager.settings.groups]
         self.full = [g for g, kind in enumerate(kinds) if isinstance(kind, FullAttention)]
@@ -77,39 +76,31 @@ class Search:
         }
 
     def keys(self, group: int, places: Sequence[int]) -> list[bytes]:
-        """Return the keys of blocks of a group, the parts of a block side by side."""
-        digests = self.here.digests
-        return [part.key(digests[at]) for at in places for part in self._parts[group]]
-
-    def levels(self, group: int, places: Sequence[int]) -> list[int]:
-        """Return the level of each of these keys, as `TierStack.find` does."""
-        missing = [-1] * len(self._parts[group])
-        return [level for at in places for level in self._levels.get((group, at), missing)]
+        """Return the keys of blocks of a group."""
+        return [self._parts[group].key(self.here.digests[at]) for at in places]
 
     def lacking(self, end: int) -> tuple[list[bytes], list[int], list[int]]:
         """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block.
 
-        The head first, the groups of a place side by side.
+        The head first, the groups of a place side by side; levels as `TierStack.find` returns them.
         """
-        keys: list[bytes] = []
-        levels: list[int] = []
-        sizes: list[int] = []
         brought = self.brought(end)
-        for at, group in sorted((at, group) for group, places in brought.items() for at in places):
-            keys += self.keys(group, [at])
-            levels += self.levels(group, [at])
-            sizes += [part.record_bytes for part in self._parts[group]]
-        return keys, levels, sizes
+        blocks = sorted((at, group) for group, places in brought.items() for at in places)
+        return (
+            [self._parts[group].key(self.here.digests[at]) for at, group in blocks],
+            [self._levels.get((group, at), -1) for at, group in blocks],
+            [self._parts[group].record_bytes for _, group in blocks],
+        )
 
     def by_tier(self, end: int, names: Sequence[str]) -> dict[str, int]:
-        """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
+        """Count the tokens that a boundary gains by tier: the slowest group of each place decides."""
         here, size = self.here, self._manager.block_size
         if end <= here.accepted:
             return {}
         slowest = np.full(end, -1)
         for group, places in self.brought(end).items():
             for at in places:
-                slowest[at] = max(slowest[at], *self.levels(group, [at]))
+                slowest[at] = max(slowest[at], self._levels.get((group, at), -1))
         gained = slowest[here.accepted :]
         gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
         counts = Counter[int](gained.tolist())
@@ -122,7 +113,7 @@ class Search:
                 (group, at)
                 for group, places in self.brought(end).items()
                 for at in places
-                if not all(key in came for key in self.keys(group, [at]))
+                if self.keys(group, [at])[0] not in came
             ]
             if not missing:
                 return end
@@ -137,14 +128,12 @@ class Search:
         if not self.full or limit <= here.matched:
             return limit
         places = range(here.matched, limit)
-        keys = [key for at in places for group in self.full for key in self.keys(group, [at])]
-        found = iter(self._find(keys))
-        for at in places:
-            for group in self.full:
-                levels = list(islice(found, len(self._parts[group])))
-                if -1 in levels:
-                    return at
-                self._levels[group, at] = levels
+        blocks = [(group, at) for at in places for group in self.full]
+        found = self._find([self._parts[group].key(here.digests[at]) for group, at in blocks])
+        for block, level in zip(blocks, found, strict=True):
+            if level < 0:
+                return block[1]
+            self._levels[block] = level
         return limit
 
     def _agreed(self, end: int) -> int:
@@ -177,10 +166,11 @@ class Search:
             first = max(at + 1 - self._looks[group], 0)
             self._looks[group] *= 2
             places = [place for place in range(first, at + 1) if not self._is_held(group, place)]
-            found = iter(self._find(self.keys(group, places), contiguous=False))
-            for place in places:
-                self._levels[group, place] = list(islice(found, len(self._parts[group])))
-        return -1 not in self._levels[group, at]
+            found = self._find(self.keys(group, places), contiguous=False)
+            self._levels |= {
+                (group, place): level for place, level in zip(places, found, strict=True)
+            }
+        return self._levels[group, at] >= 0
 
 
 def most_blocks(manager: CacheManager, prompt: Prompt) -> int:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ from quire.core.tokens import IntArray
 from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
-from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
+from quire.engines.tiered.parts import BlockPart, Origin
 from quire.engines.tiered.search import Prompt, Search, most_blocks
 from quire.errors import OutOfBlocks
 from quire.exchange import (
@@ -37,6 +37,9 @@ from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Prefetch
 from quire.tiers.stack.stack import TierStack
+
+CHUNK_BYTES = 32 << 20
+"""So many bytes of records are encoded at a time."""
 
 ASKING_SHARE = 0.05
 """A tier is asked what it has of a prompt where that takes at most this share of computing the prompt."""
@@ -91,8 +94,8 @@ class TieredStore:
         self.digests = digests_of(manager)
         self._spill = manager.kernel.watchers.find(Spill)
         self.stack = stack
-        self.parts = make_parts(layout, origin)
-        self.namespaces = [part.namespace for parts in self.parts for part in parts]
+        self.parts = [BlockPart(layout, group, origin) for group in range(len(pools))]
+        self.namespaces = [part.namespace for part in self.parts]
         written = () if stack.settings.read_only else stack.tiers
         self._naming = Naming(written, self.namespaces, stack.later)
         self.cost = PrefillCost()
@@ -105,7 +108,7 @@ class TieredStore:
         self._counts_uses = "second_use" in writes
         full = not manager.kernel.tree.sparse  # a window's blocks go though they are held
         self._goes_beside = full and all(
-            part.codec.copies(pools[part.group]) for parts in self.parts for part in parts
+            part.codec.copies(pool) for part, pool in zip(self.parts, pools, strict=True)
         )
         self.beside = Beside(manager, stack)
         self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
@@ -149,7 +152,7 @@ class TieredStore:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
         self.transfers.join()
         names = self._naming.of(self.manager, seq.node, seq.scope)
-        return self._store_wanted(self.pieces(blocks_of(self.manager, seq)), names)
+        return self._store_wanted(blocks_of(self.manager, seq), names)
 
     def offload_beside(self, seq: Running) -> None:
         """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
@@ -166,23 +169,23 @@ class TieredStore:
         if not self._goes_down or not feeding.has_room(most_bytes):
             return
         self.transfers.join()
-        pieces = self.pieces(blocks_of(self.manager, seq))
-        keys = keys_of(pieces)
+        blocks = blocks_of(self.manager, seq)
+        keys = self._keys(blocks)
         if self._counts_uses and not self.stack.wanted(keys).any():
             return
         # A head that another prompt brings down is looked at again then: that one may be passed over.
         new: list[int] = np.flatnonzero(~feeding.has(keys)).tolist()
         if new:
             names = self._naming.of(self.manager, seq.node, seq.scope)
-            num_bytes = sum(pieces[at][1].record_bytes for at in new)
-            work = partial(self._store_wanted, pieces, names)
+            num_bytes = sum(self.parts[blocks[at].group].record_bytes for at in new)
+            work = partial(self._store_wanted, blocks, names)
             fed = feeding.begin([keys[at] for at in new], work, num_bytes, most_bytes)
             self.beside.hold(seq, fed)
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
         self.transfers.join()
-        return self._store(self._lacking(all_blocks(self.manager)))
+        return self._store(self._lacking(list(all_blocks(self.manager))))
 
     def spill(self) -> None:
         """Hand down what has just made room, where the manager has a `Spill`."""
@@ -193,7 +196,7 @@ class TieredStore:
 
     def errors(self) -> list[QuantError]:
         """Return the error of what was handed down, per layer group; 0 where it is exact."""
-        return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
+        return [part.codec.error() for part in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
 
@@ -220,10 +223,9 @@ class TieredStore:
             start, num_tokens = here.accepted * size, prompt.tokens.size
             saved_s = self.cost.saved(start, limit * size, num_tokens)
             num_bytes = 0
-            for group, parts in enumerate(self.parts):
-                needed = required_blocks(self.manager, group, limit)
-                lacking = sum(at >= here.matched for at in needed)
-                num_bytes += lacking * sum(part.record_bytes for part in parts)
+            for part in self.parts:
+                needed = required_blocks(self.manager, part.group, limit)
+                num_bytes += part.record_bytes * sum(at >= here.matched for at in needed)
             patience_s = max(LEAST_PATIENCE_S, share * self.cost.seconds(start, num_tokens))
             gains_s = self.stack.gate.gains(num_bytes, saved_s)
             find = partial(find, patience_s=patience_s, gains_s=gains_s)
@@ -290,25 +292,26 @@ class TieredStore:
         with restored:
             self.spill()
             for group, places in brought.items():
-                self.pools[group].poison(restored.blocks[group] if places else ())
-                for part in self.parts[group] if places else ():
-                    records = [buffers[part.key(search.here.digests[at])] for at in places]
-                    step = part.decoding(records, self.pools[group], restored.blocks[group])
-                    if isinstance(self.pools[group], KVPool):
-                        self.transfers.add(self._layers[group], step)
-                    else:
-                        step(None)  # states are copied before anything computes
+                if not places:
+                    continue
+                pool, blocks = self.pools[group], restored.blocks[group]
+                pool.poison(blocks)
+                records = [buffers[key] for key in search.keys(group, places)]
+                step = self.parts[group].decoding(records, pool, blocks)
+                if isinstance(pool, KVPool):
+                    self.transfers.add(self._layers[group], step)
+                else:
+                    step(None)  # states are copied before anything computes
             restored.commit()
         return search.by_tier(end, self.stack.names)
 
-    def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:
-        """Encode and hand down pieces, the head first, as far as they are taken; return the records.
+    def _store(self, blocks: Sequence[NamedBlock], wanted: Bits | None = None) -> int:
+        """Encode and hand down blocks, the head first, as far as they are taken; return the records.
 
         Those of a prompt with what the stack wants of them, others as evicted.
         """
         stored, done = 0, 0
-        while done < len(pieces):
-            chunk = first_chunk(pieces[done:])
+        for chunk in self.chunks(blocks):
             keys, records = self._sealed(chunk)
             if wanted is None:
                 outcomes = self.stack.evicted(keys, records)
@@ -321,48 +324,55 @@ class TieredStore:
                 break
         return stored
 
-    def _store_wanted(self, pieces: list[Piece], names: Callable[[], None]) -> int:
-        """Store those pieces of a prompt that the stack wants, and what they stand for; return the records."""
-        wanted = self.stack.wanted(keys_of(pieces))
+    def _store_wanted(self, blocks: Sequence[NamedBlock], names: Callable[[], None]) -> int:
+        """Store those blocks of a prompt that the stack wants, and what they stand for; return the records."""
+        wanted = self.stack.wanted(self._keys(blocks))
         chosen: list[int] = np.flatnonzero(wanted).tolist()
         if not chosen:
             return 0
-        stored = self._store([pieces[at] for at in chosen], wanted[chosen])
+        stored = self._store([blocks[at] for at in chosen], wanted[chosen])
         names()
         return stored
 
-    def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return the pieces of blocks, the parts of a block side by side."""
-        return [(block, part) for block in blocks for part in self.parts[block.group]]
-
-    def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return the pieces that the fastest tier does not have, as far as that is known at once."""
-        pieces, first = self.pieces(blocks), self.stack.tiers[0]
+    def _lacking(self, blocks: Sequence[NamedBlock]) -> Sequence[NamedBlock]:
+        """Return the blocks that the fastest tier does not have, as far as that is known at once."""
+        first = self.stack.tiers[0]
         if not first.in_memory:
-            return pieces
-        there = first.contains(keys_of(pieces))
-        return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
+            return blocks
+        there = first.contains(self._keys(blocks))
+        return [block for block, is_there in zip(blocks, there, strict=True) if not is_there]
 
-    def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
-        """Return keys and sealed records of parts of blocks."""
+    def _keys(self, blocks: Sequence[NamedBlock]) -> list[bytes]:
+        return [self.parts[block.group].key(block.digest) for block in blocks]
+
+    def chunks(self, blocks: Sequence[NamedBlock]) -> Iterator[Sequence[NamedBlock]]:
+        """Yield blocks in runs whose records have at most `CHUNK_BYTES` together, or of one block."""
+        first, num_bytes = 0, 0
+        for at, block in enumerate(blocks):
+            num_bytes += self.parts[block.group].record_bytes
+            if num_bytes > CHUNK_BYTES and at > first:
+                yield blocks[first:at]
+                first, num_bytes = at, self.parts[block.group].record_bytes
+        if first < len(blocks):
+            yield blocks[first:]
+
+    def encode(self, blocks: Sequence[NamedBlock]) -> tuple[list[bytes], list[memoryview]]:
+        """Return keys and sealed records of blocks."""
         self.transfers.join()
-        return self._sealed(pieces)
+        return self._sealed(blocks)
 
-    def _sealed(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
+    def _sealed(self, blocks: Sequence[NamedBlock]) -> tuple[list[bytes], list[memoryview]]:
         """Do what `encode` does, on any thread: whoever has it done has joined `transfers`."""
-        records = self.stack.records([part.record_bytes for _, part in pieces])
-        by_part: dict[int, list[int]] = {}
-        for index, (_, part) in enumerate(pieces):
-            by_part.setdefault(id(part), []).append(index)
+        records = self.stack.records([self.parts[block.group].record_bytes for block in blocks])
+        by_group: dict[int, list[int]] = {}
+        for index, block in enumerate(blocks):
+            by_group.setdefault(block.group, []).append(index)
         try:
-            for indices in by_part.values():
-                part = pieces[indices[0]][1]
-                part.encode(
-                    self.pools[part.group],
-                    [pieces[index][0] for index in indices],
-                    [records[index] for index in indices],
-                )
+            for group, indices in by_group.items():
+                chosen = [blocks[index] for index in indices]
+                out = [records[index] for index in indices]
+                self.parts[group].encode(self.pools[group], chosen, out)
         except BaseException:
             self.stack.give_back(records)
             raise
-        return keys_of(pieces), records
+        return self._keys(blocks), records
