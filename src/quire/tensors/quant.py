@@ -27,7 +27,6 @@ what was no number never becomes one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod, sqrt

@@ -138,8 +138,7 @@ class WorkingCache(Cache):
     def drop_partial(self) -> None:
         """Forget what a forward that did not finish wrote into some layers.
 
-        Columns that all layers have but the ledger does not were computed without token ids
-        being seen; they are entered as unknown.
+        Columns that all layers have but the ledger does not are entered as unknown: no ids were seen.
         """
         self.lost = self.lost or (self._in_forward and bool(self.state_layers))
         self._in_forward = False
