@@ -23,7 +23,7 @@ from quire import PrefixCache
 from quire.bench.hf_models import quire_tiny
 from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.tiers import Disk, Host, TierStack
-from quire.tiers.stack.lanes import ThreadLanes
+from quire.tiers.stack.lanes import Lanes
 
 WARM_UP = 3
 """Rounds whose times do not count."""
@@ -69,7 +69,8 @@ def main(num_tokens: int = 512, num_prompts: int = 84) -> None:
                 with_tiers.layout.bytes_per_block * num_tokens // with_tiers.layout.block_size
             )
             _generate(
-                with_tiers, prompts(2 + int(PUT_OFF_SHARE * with_tiers.num_bytes) // per_prompt)
+                with_tiers,
+                prompts(2 + int(PUT_OFF_SHARE * with_tiers.kept.num_bytes) // per_prompt),
             )
             groups = [prompts(1) for _ in range(IN_TURN * num_prompts)]
             before = stack.feeding.passed_over
@@ -78,9 +79,9 @@ def main(num_tokens: int = 512, num_prompts: int = 84) -> None:
             print(f"of {len(groups)} prompts without an end {passed_over} were not stored")
 
 
-class Turns(ThreadLanes):
+class Turns(Lanes):
     """Threads of tiers for which no time passes when it is not their turn. Before they begin anything they look
-    at the processor; there they wait."""
+    at the clock; there they wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,11 +90,8 @@ class Turns(ThreadLanes):
         self._is_on.set()
 
     def now(self) -> float:
-        return self._passed + (time.monotonic() - self._since if self._is_on.is_set() else 0.0)
-
-    def cpu_s(self) -> float:
         self._is_on.wait()
-        return super().cpu_s()
+        return self._passed + time.monotonic() - self._since
 
     def begin(self) -> None:
         """It is their turn."""

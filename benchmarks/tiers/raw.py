@@ -14,7 +14,7 @@ from measure import Raw, Views
 
 from quire.errors import TierError
 from quire.tiers.mooncake.sockets import keep_to_loopback, open_listeners
-from quire.tiers.redis.url import RECEIVE_BYTES, SEND_BYTES
+from quire.tiers.redis.server import RECEIVE_BYTES, SEND_BYTES
 
 PLACES = 2
 """Rounds whose payloads a raw file keeps before it is overwritten from its start, as a tier keeps them."""

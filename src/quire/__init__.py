@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from quire.core import (
         BlockCopy,
         CacheManager,
-        ChunkedAttention,
         DecodeBatch,
         FullAttention,
         Hint,
@@ -27,16 +26,15 @@ if TYPE_CHECKING:
         LayerGroup,
         MediaItem,
         Pin,
-        Recurrent,
         Scope,
         Sequence,
-        SlidingWindow,
         Stats,
     )
     from quire.engines.hf import PrefixCache, SlotPrefixCache
     from quire.errors import QuireError
     from quire.exchange import EventLog, block_hashes
     from quire.foresight import LiveCurve
+    from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
     from quire.observe import Recorder
     from quire.ops import Explanation, TokenMove
     from quire.slots import SlotCache
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     "BlockCopy": "quire.core",
     "CacheManager": "quire.core",
-    "ChunkedAttention": "quire.core",
+    "ChunkedAttention": "quire.groups",
     "LiveCurve": "quire.foresight",
     "DecodeBatch": "quire.core",
     "EventLog": "quire.exchange",
@@ -61,10 +59,10 @@ _HOME = {
     "PrefixCache": "quire.engines.hf",
     "QuireError": "quire.errors",
     "Recorder": "quire.observe",
-    "Recurrent": "quire.core",
+    "Recurrent": "quire.groups",
     "Scope": "quire.core",
     "Sequence": "quire.core",
-    "SlidingWindow": "quire.core",
+    "SlidingWindow": "quire.groups",
     "SlotCache": "quire.slots",
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",

@@ -7,22 +7,12 @@ from collections.abc import Sequence as Items
 
 import msgspec
 
-from quire.core.groups import (
-    ChunkedAttention,
-    FullAttention,
-    Kind,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-    check_count,
-)
+from quire.config import check_count
+from quire.core.groups import Kind, LayerGroup
 from quire.errors import ConfigError
 
 EXPECTED_TOKENS = 8192
 """Tokens of a cached sequence, prompt and answer, where the caller expects nothing else."""
-
-STATES_PER_SEQUENCE = 3
-"""The state a sequence works on, and snapshots at the ends of its prompt and of its answer."""
 
 
 class GroupSize(msgspec.Struct, frozen=True):
@@ -31,30 +21,6 @@ class GroupSize(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     bytes_per_block: int
-
-
-def blocks_for(kind: Kind, num_tokens: int, block_size: int) -> int:
-    """Return the blocks that a cached sequence of `num_tokens` keeps in a group of this kind.
-
-    full        all
-    sliding     its last window and one at each multiple of the interval, at most all
-    chunked     its last chunk, at most all
-    recurrent   the state it works on, two snapshots, and one at each multiple of the interval
-
-    Windowed groups count one block more, into which the sequence grows.
-    """
-    whole = _ceil(num_tokens, block_size)
-    match kind:
-        case FullAttention():
-            return whole
-        case SlidingWindow(window, sinks, interval):
-            windows = 1 + num_tokens // (interval or 4 * window)
-            kept = windows * (_ceil(window, block_size) + 1) + _ceil(sinks, block_size)
-            return min(whole, kept) + 1
-        case ChunkedAttention(chunk):
-            return min(whole, _ceil(chunk, block_size) + 1) + 1
-        case Recurrent(interval):
-            return STATES_PER_SEQUENCE + (num_tokens // interval if interval else 0)
 
 
 def split_budget(
@@ -74,7 +40,7 @@ def split_budget(
     least = _cost(sizes, block_size, block_size)
     if capacity_bytes < least:
         needs = ", ".join(
-            f"{blocks_for(size.kind, block_size, block_size)} of {size.bytes_per_block} bytes in "
+            f"{size.kind.blocks_for(block_size, block_size)} of {size.bytes_per_block} bytes in "
             f"{size.name!r}"
             for size in sizes
         )
@@ -85,7 +51,7 @@ def split_budget(
         )
         raise ConfigError(msg)
     num_tokens = _longest(sizes, block_size, capacity_bytes, expected)
-    per_sequence = [blocks_for(size.kind, num_tokens, block_size) for size in sizes]
+    per_sequence = [size.kind.blocks_for(num_tokens, block_size) for size in sizes]
     cost = _cost(sizes, num_tokens, block_size)
     counts = [capacity_bytes * each // cost for each in per_sequence]
     left = capacity_bytes - sum(
@@ -123,7 +89,7 @@ def shift_budget(
     freed = 0
     for index, size in enumerate(sizes):
         if giving[index]:
-            floor = blocks_for(size.kind, block_size, block_size)
+            floor = size.kind.blocks_for(block_size, block_size)
             given = max(min(int(counts[index] * share), counts[index] - floor), 0)
             counts[index] -= given
             freed += given * size.bytes_per_block
@@ -147,7 +113,7 @@ def _longest(sizes: Items[GroupSize], block_size: int, capacity: int, expected: 
 
 def _cost(sizes: Items[GroupSize], num_tokens: int, block_size: int) -> int:
     return sum(
-        blocks_for(size.kind, num_tokens, block_size) * size.bytes_per_block for size in sizes
+        size.kind.blocks_for(num_tokens, block_size) * size.bytes_per_block for size in sizes
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings as people write them: sizes in bytes, and files of them.
+"""Settings as people write them: sizes in bytes, counts, and files of them.
 
 Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` powers of 1024,
 `B` or nothing is bytes; case does not matter.
@@ -7,8 +7,9 @@ Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` pow
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from quire.errors import ConfigError
 
@@ -21,6 +22,9 @@ _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)\s*", re.
 
 MAX_BYTES = 1 << 62
 """No size above this is taken for meant: the limit of signed 64-bit arithmetic, halved."""
+
+MAX_COUNT = 2**31 - 1
+"""The largest number of tokens or blocks: they are counted in 32 bits."""
 
 
 def parse_bytes(size: object) -> int:
@@ -41,6 +45,25 @@ def parse_bytes(size: object) -> int:
             "for example '1GiB'"
         )
     return num_bytes
+
+
+def check_count(name: str, value: object, *, limit: int = MAX_COUNT) -> int:
+    """Return a positive integer setting; raise `ConfigError` if it is none."""
+    if type(value) is not int:
+        value = as_int(name, value)
+    if not 1 <= value <= limit:
+        raise ConfigError(f"{name} must be from 1 to {limit}, got {value}")
+    return value
+
+
+def as_int(name: str, value: object) -> int:
+    """Return an integer of another type (NumPy's, say) as an int."""
+    try:
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            return index(value)
+    except TypeError:  # an array of several, say
+        pass
+    raise ConfigError(f"{name} must be an integer, got {value!r}")
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -1,12 +1,14 @@
-"""What the contract tests of hints share: managers, a clock, and how many blocks are foreseen."""
+"""What the contract tests of hints share: managers, a clock, ways to foresee, and how many blocks are foreseen."""
 
-from core_help import found, run, serve
+import pytest
+from core_help import found, prefill, run, serve
 
 from quire import ops
 from quire.core import CacheManager, Hint
 
 BLOCK = 4
 NEVER = Hint("never")
+A, B, C = (Hint("session", session_id=name) for name in "abc")
 RIVAL = run(900_000, BLOCK)
 
 
@@ -20,12 +22,6 @@ class Clock:
         return self.now
 
 
-def make(policy, num_blocks=32, **options):
-    """Return a manager of blocks of four tokens that shares whole blocks only."""
-    options.setdefault("sub_block", False)
-    return CacheManager(num_blocks=num_blocks, block_size=BLOCK, policy=policy, **options)
-
-
 def blocks(start, num_blocks):
     """Return a prompt of so many whole blocks."""
     return run(start, num_blocks * BLOCK)
@@ -36,9 +32,14 @@ def turn(manager, tokens, **options):
     serve(manager, [*tokens, 7], **options)
 
 
-def hinted(session_id, **options):
-    """Return a hint that names a session."""
-    return Hint(session_id=session_id, **options)
+def talk(manager, session, start, turns, system):
+    """Serve the turns of a session, each a block longer than the one before; return the last prompt."""
+    prompt = list(system)
+    for number in range(turns):
+        prompt += blocks(start + 100 * number, 1).tolist()
+        turn(manager, prompt, hint=session)
+        ops.check(manager)
+    return prompt
 
 
 def foreseen(manager):
@@ -54,3 +55,46 @@ def foreseen(manager):
         if not found(manager, RIVAL):
             return count
     raise AssertionError("the rival was not cached")
+
+
+class Forecast:
+    """A way to say that nobody comes back: at open, by the end of a session, by its end while the request runs."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.hint = NEVER if kind == "never" else A
+
+    def close(self, manager, *seqs):
+        """Close requests, and let what was foreseen of them come true."""
+        if self.kind == "a session that ended before":
+            manager.end_session("a")
+        for seq in seqs:
+            ops.check(manager)
+            manager.close(seq)
+        if self.kind == "a session":
+            manager.end_session("a")
+
+    def serve(self, manager, tokens, scope=None, **options):
+        """Serve a request of which it is foreseen."""
+        self.close(manager, prefill(manager, tokens, scope, hint=self.hint, **options))
+
+
+@pytest.fixture(params=["lru", "lfu", "learned"])
+def make(request):
+    """Return what makes managers of blocks of four tokens that share whole blocks only."""
+
+    def made(num_blocks=32, **options):
+        options = {"sub_block": False, **options}
+        return CacheManager(num_blocks, BLOCK, policy=request.param, **options)
+
+    return made
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture(params=["never", "a session", "a session that ended before"])
+def forecast(request):
+    return Forecast(request.param)

@@ -3,17 +3,13 @@
 from core_help import generate, run
 
 from quire import ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention, LayerGroup
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import watchers
 
 BLOCK = 4
+FULL = FullAttention()
+SLIDING = SlidingWindow(8, interval=16)
 
 
 def make(*groups, block_size=BLOCK, **options):
@@ -21,6 +17,17 @@ def make(*groups, block_size=BLOCK, **options):
     layers = [LayerGroup(*group) for group in groups]
     options.setdefault("watchers", watchers())
     return CacheManager(groups=layers, block_size=block_size, **options)
+
+
+def windowed(num_blocks, kind=SLIDING):
+    """Return a manager of a full group that never runs short beside a windowed one."""
+    groups = ("full", 512, FULL), ("sliding", num_blocks, kind)
+    return make(*groups, sub_block=False)
+
+
+def recurrent(num_states=8, interval=None):
+    """Return a manager of a full group that never runs short beside a recurrent one."""
+    return make(("full", 512, FULL), ("states", num_states, Recurrent(interval)))
 
 
 def counts(manager, group):
@@ -86,10 +93,10 @@ class Ledger:
     reads what the next token would read. A recurrent state is one value per block.
     """
 
-    def __init__(self, manager, *kinds):
+    def __init__(self, manager):
         self.manager = manager
-        self.kinds = kinds
-        self.memory = [{} for _ in kinds]
+        self.kinds = [group.kind for group in manager.settings.groups]
+        self.memory = [{} for _ in self.kinds]
 
     def copy(self):
         """Do the planned copies as one simultaneous assignment."""

@@ -5,7 +5,8 @@ from core_help import found, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make
 
 from quire import errors, ops
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention
+from quire.groups import Recurrent, SlidingWindow
 
 FULL = FullAttention()
 KINDS = (FULL, SlidingWindow(6, interval=8), Recurrent(interval=8))
@@ -23,7 +24,7 @@ def hybrid(num_full=32, num_sliding=32, num_states=24):
         ("sliding", num_sliding, KINDS[1]),
         ("states", num_states, KINDS[2]),
     )
-    return manager, Ledger(manager, *KINDS)
+    return manager, Ledger(manager)
 
 
 def ids_of(seqs, group=0):
@@ -46,7 +47,7 @@ def scattered(ledger):
 
 
 def test_held_blocks_move_to_the_lowest_ids(manager):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     seqs = scattered(ledger)
     assert max(ids_of(seqs)) >= 16
     moved = ops.compact(manager)
@@ -81,7 +82,7 @@ def test_every_group_is_compacted_by_itself(group):
 
 
 def test_blocks_move_only_when_no_copy_waits(manager):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     seqs = scattered(ledger)
     twin = manager.fork(seqs[0])
     manager.reserve(twin, 1)
@@ -136,7 +137,7 @@ def test_a_prompt_that_only_the_grown_pool_holds_is_accepted():
 
 
 def test_a_pool_shrinks_to_what_is_active(manager):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     seqs = scattered(ledger)
     ops.resize(manager, {"full": 16})
     ledger.copy()
@@ -157,7 +158,7 @@ def test_a_shrink_evicts_cached_blocks_and_no_more_than_it_must(manager):
 
 
 def test_a_shrink_below_what_is_active_is_refused(manager):
-    seqs = scattered(Ledger(manager, FULL))
+    seqs = scattered(Ledger(manager))
     with rejected(manager, errors.OutOfBlocks):
         ops.resize(manager, {"full": 15})
     assert len(ids_of(seqs)) == 16

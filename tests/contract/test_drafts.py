@@ -5,13 +5,8 @@ from core_help import generate, prefill, rejected, run
 from hybrid_help import BLOCK, Ledger, conserved, make
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from quire.ops import TokenMove
 
 FULL = FullAttention()
@@ -72,7 +67,7 @@ def test_a_draft_is_not_published(manager):
 
 @pytest.mark.parametrize("accepted", range(5))
 def test_of_a_chain_the_accepted_head_stays_where_it_is(manager, accepted):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 6))
     draft = ops.draft(manager, seq, 4)
     ledger.forward(seq, [900, 901, 902, 903])
@@ -116,7 +111,7 @@ def test_accepting_nothing_gives_the_room_back(manager):
 
 
 def test_an_accepted_block_that_is_cached_already_gives_way(manager):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     manager.close(ledger.prefill([*run(0, 6).tolist(), 901, 903]))
     seq = ledger.prefill(run(0, 6))
     draft = speculate(ledger, seq, TREE)
@@ -177,7 +172,7 @@ def test_a_draft_that_was_dropped_is_not_accepted_in_room_reserved_later(manager
 
 
 def test_a_linear_draft_needs_no_draft_call(manager):
-    ledger = Ledger(manager, FULL)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 6))
     manager.reserve(seq, 4)
     ledger.forward(seq, [900, 901, 902, 903])

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from core_help import prefill, run, serve
 
-from quire.core import CacheManager, Hint, LayerGroup, Recurrent, SlidingWindow
+from quire.core import CacheManager, Hint, LayerGroup
 from quire.exchange import hold
+from quire.groups import Recurrent, SlidingWindow
 from watching import watchers
 
 FULL = LayerGroup("full", 64)

@@ -12,13 +12,9 @@ from hybrid_help import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core import (
-    ChunkedAttention,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import FullAttention
 from quire.core.decode import NO_BLOCK
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 FULL = FullAttention()
 

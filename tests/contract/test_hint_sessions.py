@@ -1,44 +1,43 @@
-"""Sessions that end: exactly the blocks that one session alone has used go first, under three policies."""
+"""Sessions, times to live and retention, under three policies: when what is foreseen comes true."""
 
+import gc
+
+import numpy as np
 import pytest
-from core_help import found, generate, prefill, run, serve
-from hints_help import BLOCK, NEVER, blocks, foreseen, make, turn
+from core_help import found, generate, prefill, serve
+from hints_help import BLOCK, NEVER, A, B, C, Clock, blocks, clock, foreseen, make, talk, turn
 
 from quire import ops
-from quire.core import Hint, Scope
+from quire.core import CacheManager, Hint, Scope
+from quire.core.node import Owner
+from quire.errors import ConfigError
 
-SYSTEM = blocks(0, 2)
-A, B, C = (Hint("session", session_id=name) for name in "abc")
-
-
-@pytest.fixture(params=["lru", "lfu", "learned"])
-def policy(request):
-    return request.param
+__all__ = ["clock", "make"]
 
 
-def talk(manager, session, start, turns, *, system=SYSTEM):
-    """Serve the turns of a session, each a block longer than the one before; return the last prompt."""
-    prompt = list(system)
-    for number in range(turns):
-        prompt += blocks(start + 100 * number, 1).tolist()
-        turn(manager, prompt, hint=session)
+class TestSessions:
+    def test_each_loses_its_branch_only(self, make):
+        manager = make()
+        system = blocks(0, 2)
+        shared = [*system, *blocks(500, 1)]
+        talk(manager, A, 1000, 2, shared)
+        talk(manager, B, 2000, 2, shared)
+        talk(manager, C, 3000, 2, system)
+        for name in "bca":
+            assert manager.end_session(name) == 2
+            assert foreseen(manager) == 2
+        assert found(manager, shared) == 3 * BLOCK
+
+    def test_of_a_long_one_all_is_known(self, make):
+        manager = make(num_blocks=400)
+        for number in range(150):
+            turn(manager, [*blocks(0, 2), *blocks(1000 * (number + 1), 1)], hint=A)
         ops.check(manager)
-    return prompt
+        assert manager.end_session("a") == 152
+        assert foreseen(manager) == 152
 
-
-class TestTheEnd:
-    def test_its_own_blocks_go_first_and_the_shared_prompt_stays(self, policy):
-        manager = make(policy)
-        turn(manager, SYSTEM)
-        talk(manager, A, 1000, 3)
-        other = talk(manager, B, 2000, 3)
-        assert manager.end_session("a") == 3
-        ops.check(manager)
-        assert foreseen(manager) == 3
-        assert found(manager, other) == 5 * BLOCK
-
-    def test_a_session_of_another_scope_by_the_same_name_goes_on(self, policy):
-        manager = make(policy)
+    def test_one_of_another_scope_by_the_same_name_goes_on(self, make):
+        manager = make()
         tenants = [None, Scope(salt="x"), Scope(salt="x", lora="y")]
         for scope in tenants:
             turn(manager, blocks(0, 3), scope=scope, hint=A)
@@ -47,60 +46,15 @@ class TestTheEnd:
             assert manager.end_session("a", scope) == 3
             assert manager.end_session("a", scope) == 0
 
-    def test_they_are_found_until_they_are_evicted(self, policy):
-        manager = make(policy)
-        prompt = talk(manager, A, 1000, 3)
-        manager.end_session("a")
-        assert found(manager, prompt) == 5 * BLOCK
-
-    def test_of_branching_sessions_each_loses_its_branch_only(self, policy):
-        manager = make(policy)
-        shared = [*SYSTEM, *blocks(500, 1)]
-        talk(manager, A, 1000, 2, system=shared)
-        talk(manager, B, 2000, 2, system=shared)
-        talk(manager, C, 3000, 2)
-        assert manager.end_session("b") == 2
-        assert foreseen(manager) == 2
-        assert manager.end_session("c") == 2
-        assert foreseen(manager) == 2
-        assert manager.end_session("a") == 2
-        assert foreseen(manager) == 2
-        assert found(manager, shared) == 3 * BLOCK
-
-    def test_a_session_may_be_long(self, policy):
-        manager = make(policy, num_blocks=400)
-        for number in range(150):
-            turn(manager, [*SYSTEM, *blocks(1000 * (number + 1), 1)], hint=A)
-        ops.check(manager)
-        assert manager.end_session("a") == 152
-        ops.check(manager)
-        assert foreseen(manager) == 152
-
-    def test_a_block_in_the_middle_of_its_run_that_another_request_found_stays(self, policy):
-        manager = make(policy)
-        serve(manager, blocks(0, 5), hint=A)
-        turn(manager, blocks(0, 3))
-        assert manager.end_session("a") == 2
-        assert foreseen(manager) == 2
-
-    def test_blocks_that_are_gone_already_do_not_count(self, policy):
-        manager = make(policy)
-        talk(manager, A, 1000, 4)
+    def test_blocks_that_are_gone_already_do_not_count(self, make):
+        manager = make()
+        talk(manager, A, 1000, 4, blocks(0, 2))
         manager.reclaim(2)
         assert manager.end_session("a") == 4
         assert foreseen(manager) == 4
 
-
-class TestNames:
-    def test_the_second_end_finds_nothing(self, policy):
-        manager = make(policy)
-        talk(manager, A, 1000, 2)
-        assert manager.end_session("a") == 4
-        assert manager.end_session("a") == 0
-        assert foreseen(manager) == 4
-
-    def test_the_name_begins_a_new_session_after_the_end(self, policy):
-        manager = make(policy)
+    def test_after_the_end_the_name_begins_another_one(self, make):
+        manager = make()
         turn(manager, blocks(1000, 2), hint=A)
         assert manager.end_session("a") == 2
         turn(manager, blocks(2000, 3), hint=A)
@@ -108,42 +62,8 @@ class TestNames:
         assert found(manager, blocks(2000, 3)) == 3 * BLOCK
         assert manager.end_session("a") == 3
 
-
-class TestRunningRequests:
-    def test_what_a_running_request_stores_counts_from_its_end(self, policy):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 3), hint=A)
-        manager.end_session("a")
-        ops.check(manager)
-        assert foreseen(manager) == 0
-        generate(manager, seq, blocks(1000, 1))
-        manager.close(seq)
-        ops.check(manager)
-        assert foreseen(manager) == 4
-
-    def test_blocks_of_earlier_turns_in_use_go_first_after_the_request(self, policy):
-        manager = make(policy)
-        turn(manager, blocks(0, 3), hint=A)
-        seq = prefill(manager, [*blocks(0, 3), *blocks(1000, 1)], hint=A)
-        manager.end_session("a")
-        assert foreseen(manager) == 0
-        for token in range(BLOCK):
-            manager.reserve_step([seq])
-            manager.commit_step([seq], [token])
-            ops.check(manager)
-        manager.close(seq)
-        assert foreseen(manager) == 5
-
-    def test_a_request_that_another_session_joins_leaves_what_that_uses(self, policy):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 3), hint=A)
-        manager.end_session("a")
-        turn(manager, blocks(0, 2), hint=B)
-        manager.close(seq)
-        assert foreseen(manager) == 1
-
-    def test_what_two_sessions_computed_at_once_is_shared(self, policy):
-        manager = make(policy)
+    def test_what_two_computed_at_once_is_shared(self, make):
+        manager = make()
         seqs = [manager.open(blocks(0, 3), hint=hint) for hint in (A, B)]
         for seq in seqs:
             generate(manager, seq, blocks(0, 3))
@@ -152,71 +72,144 @@ class TestRunningRequests:
         assert [manager.end_session(name) for name in "ab"] == [0, 0]
         assert foreseen(manager) == 0
 
-    def test_forks_are_of_the_same_session(self, policy):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 2), hint=A)
-        twin = manager.fork(seq)
-        generate(manager, seq, blocks(1000, 1))
-        generate(manager, twin, blocks(2000, 2))
-        manager.close(seq)
-        manager.close(twin)
-        assert manager.end_session("a") == 5
-        assert foreseen(manager) == 5
-
-    def test_a_request_that_was_resumed_is_still_of_its_session(self, policy):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 3), hint=A)
-        manager.suspend(seq)
-        manager.reclaim(1)
-        manager.resume(seq)
-        generate(manager, seq, blocks(0, 3)[2 * BLOCK :])
-        manager.close(seq)
-        assert manager.end_session("a") == 3
-
-    def test_the_session_may_end_while_its_request_is_suspended(self, policy):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 3), hint=A)
-        manager.suspend(seq)
+    def test_earlier_turns_in_use_go_first_after_the_request_that_uses_them(self, make):
+        manager = make()
+        turn(manager, blocks(0, 3), hint=A)
+        seq = prefill(manager, [*blocks(0, 3), *blocks(1000, 1)], hint=A)
         manager.end_session("a")
-        manager.resume(seq)
-        ops.check(manager)
+        assert foreseen(manager) == 0
         manager.close(seq)
+        assert foreseen(manager) == 4
+
+    def test_of_too_many_the_oldest_is_forgotten_and_the_others_are_known(self, make, monkeypatch):
+        monkeypatch.setattr("quire.core.owners.MAX_SESSIONS", 3)
+        manager = make()
+        for number in range(4):
+            serve(manager, blocks(1000 * number, 2), hint=Hint(session_id=str(number)))
+        assert [manager.end_session(str(number)) for number in range(4)] == [0, 2, 2, 2]
+
+
+class TestTimeToLive:
+    @pytest.mark.parametrize(("waited", "gone"), [(0, 0), (9.5, 0), (10.5, 3), (1000, 3)])
+    def test_blocks_go_first_once_it_is_over(self, make, clock, waited, gone):
+        manager = make(clock=clock)
+        seq = prefill(manager, blocks(0, 3), hint=Hint(ttl_s=10))
+        serve(manager, blocks(1000, 3))
+        clock.now += 50
+        manager.close(seq)
+        clock.now += waited
+        assert foreseen(manager) == gone
+        assert found(manager, blocks(1000, 3)) == 3 * BLOCK
+
+    def test_a_later_turn_of_the_session_renews_it(self, make, clock):
+        manager, hint = make(clock=clock), Hint(ttl_s=10, session_id="a")
+        turn(manager, blocks(0, 2), hint=hint)
+        clock.now += 6
+        turn(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=hint)
+        clock.now += 6
+        assert foreseen(manager) == 0
+        clock.now += 6
         assert foreseen(manager) == 3
 
-    @pytest.mark.parametrize("length", [0, 5, 8, 12])
-    def test_a_truncated_request_owns_what_is_left(self, policy, length):
-        manager = make(policy)
-        seq = prefill(manager, blocks(0, 3), hint=A)
-        manager.truncate(seq, length)
-        manager.close(seq)
-        assert manager.end_session("a") == length // BLOCK
-
-    def test_pinned_blocks_go_first_after_the_pin(self, policy):
-        manager = make(policy)
-        turn(manager, blocks(0, 4), hint=A)
-        pin = manager.pin(blocks(0, 3))
-        assert manager.end_session("a") == 4
-        ops.check(manager)
+    @pytest.mark.parametrize("hint", [Hint(), Hint(ttl_s=10)])
+    def test_somebody_elses_use_cancels_it_whatever_time_that_names(self, make, clock, hint):
+        manager = make(clock=clock)
+        turn(manager, blocks(0, 3), hint=Hint(ttl_s=10))
+        turn(manager, blocks(0, 2), hint=hint)
+        clock.now += 100
         assert foreseen(manager) == 1
-        pin.close()
+        assert found(manager, blocks(0, 3)) == 2 * BLOCK
+
+    def test_that_of_a_session_waits_for_the_end_of_its_last_request(self, make, clock):
+        manager, hint = make(clock=clock), Hint(ttl_s=10, session_id="a")
+        turn(manager, blocks(0, 3), hint=hint)
+        seq = prefill(manager, [*blocks(0, 3), 7], hint=hint)
+        clock.now += 20
+        assert foreseen(manager) == 0
+        manager.close(seq)
+        clock.now += 11
         assert foreseen(manager) == 3
 
-    def test_a_copied_part_of_a_block_is_no_use_of_it(self, policy):
-        manager = make(policy, sub_block=True)
-        serve(manager, blocks(0, 3), hint=A)
-        serve(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)])
-        assert manager.end_session("a") == 1
-        ops.check(manager)
 
-    def test_a_resized_manager_still_knows(self, policy):
-        manager = make(policy)
-        prompt = talk(manager, A, 1000, 3)
-        serve(manager, blocks(5000, 2), hint=NEVER)
-        ops.compact(manager)
-        manager.take_copies()
-        ops.resize(manager, {"full": 24})
-        manager.take_copies()
+class TestRetention:
+    @pytest.mark.parametrize("hint", [NEVER, Hint(ttl_s=5)])
+    def test_it_wins_until_it_runs_out(self, make, clock, hint):
+        manager = make(clock=clock)
+        serve(manager, blocks(0, 3), hint=hint, retain_s=10)
+        serve(manager, blocks(1000, 2), priority=100)
+        clock.now += 9
+        assert manager.reclaim(2) == 2
         ops.check(manager)
-        assert found(manager, prompt) == 5 * BLOCK
-        assert manager.end_session("a") == 5
-        assert foreseen(manager) == 7
+        assert found(manager, blocks(0, 3)) == 3 * BLOCK
+        clock.now += 2
+        assert foreseen(manager) == 3
+
+    def test_it_ends_in_time_after_a_longer_time_to_live_was_cancelled(self, make, clock):
+        manager = make(clock=clock)
+        turn(manager, blocks(0, 2), hint=Hint(ttl_s=100))
+        turn(manager, blocks(0, 2), retain_s=10)
+        serve(manager, blocks(1000, 2), priority=50)
+        clock.now += 11
+        assert manager.reclaim(2) == 2
+        assert not found(manager, blocks(0, 2))
+        assert found(manager, blocks(1000, 2)) == 2 * BLOCK
+
+    def test_an_ended_session_goes_first_when_it_ends_whatever_its_time_to_live(self, make, clock):
+        manager = make(clock=clock)
+        turn(manager, blocks(0, 2), hint=Hint(ttl_s=100, session_id="a"))
+        turn(manager, blocks(0, 2), hint=A, retain_s=10)
+        manager.end_session("a")
+        clock.now += 11
+        assert foreseen(manager) == 2
+
+    def test_the_head_of_a_run_cut_when_it_has_ended_unseen_is_ordinary_too(self, make, clock):
+        manager = make(clock=clock)
+        serve(manager, blocks(0, 4), retain_s=10)
+        clock.now += 11
+        manager.pin(blocks(0, 2)).close()
+        serve(manager, blocks(1000, 2), priority=100)
+        assert manager.reclaim(4) == 4
+        assert found(manager, blocks(1000, 2)) == 2 * BLOCK
+
+
+class TestMemory:
+    def alive(self):
+        gc.collect()
+        return sum(type(each) is Owner for each in gc.get_objects())
+
+    def test_a_manager_that_is_dropped_leaves_no_session_behind(self, make):
+        before = self.alive()
+        for _ in range(5):
+            serve(make(), blocks(0, 3), hint=A)
+        assert self.alive() == before
+
+    def test_a_forgotten_session_does_not_live_on_in_evicted_blocks(self, make, monkeypatch):
+        monkeypatch.setattr("quire.core.owners.MAX_SESSIONS", 3)
+        manager = make()
+        before = self.alive()
+        for number in range(20):
+            serve(manager, blocks(1000 * number, 2), hint=Hint(session_id=str(number)))
+        manager.reclaim(10**6)
+        assert self.alive() - before <= 3
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"reuse": "sometimes"}, "one of unknown, session, never, got 'sometimes'"),
+        ({"reuse": np.array([1, 2])}, "a hint's reuse is one of"),
+        ({"reuse": ["never"]}, "a hint's reuse is one of"),
+        ({"reuse": "session"}, "needs a session_id"),
+        ({"session_id": np.array([1, 2])}, "session_id is a text"),
+        ({"session_id": ""}, "session_id is a text"),
+    ],
+)
+def test_what_says_nothing_is_refused(said, message):
+    with pytest.raises(ConfigError, match=message):
+        Hint(**said)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), "10", np.array([1, 2])])
+def test_a_time_to_live_that_is_none_is_refused_at_open(ttl_s):
+    with pytest.raises(ConfigError, match="a hint's ttl_s must be a number of seconds"):
+        CacheManager(4, BLOCK, clock=Clock()).open([1], hint=Hint(ttl_s=ttl_s))

@@ -10,17 +10,9 @@ from hybrid_help import make, serve_in_pieces
 from interrupt_help import Cut
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    Hint,
-    MediaItem,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention, Hint, MediaItem, Scope
 from quire.exchange import hold, required_blocks, residency, restore
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_events, take_evicted, watchers, what_if
 
 SAMPLES, LONG = 12, 1000
@@ -103,7 +95,6 @@ CALLS = {
     "take_copies": lambda w: w.m.take_copies(),
     "tables": lambda w: w.m.tables([w.a, w.e]),
     "block_ids": lambda w: w.e.block_ids(),
-    "stop_storing": lambda w: w.m.stop_storing(w.c),
     "draft": lambda w: ops.draft(w.m, w.f, 3),
     "compact": lambda w: ops.compact(w.m),
     "resize": lambda w: ops.resize(w.m, {"full": 34}),

@@ -8,9 +8,10 @@ from core_help import found, generate, prefill, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import CacheManager, FullAttention, Hint, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention, Hint
 from quire.core.policies import policy_names
 from quire.exchange import block_hashes, digests_of, hold
+from quire.groups import Recurrent, SlidingWindow
 from watching import take_evicted, watchers
 
 FULL, STATE = FullAttention(), Recurrent()

@@ -4,9 +4,11 @@ import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
 from hybrid_help import (
     BLOCK,
+    FULL,
     Ledger,
     conserved,
     counts,
+    held,
     make,
     prefill_in_pieces,
     serve_in_pieces,
@@ -14,36 +16,32 @@ from hybrid_help import (
 )
 
 from quire import errors, ops
-from quire.core import (
-    CacheManager,
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
-
-FULL = FullAttention()
-
+from quire.core import CacheManager, FullAttention, Kind, LayerGroup
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow, WindowKind
+from quire.groups.states import SnapshotGroup
 
 # -- settings ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, None])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
 @pytest.mark.parametrize(
-    "kind", [SlidingWindow, ChunkedAttention, lambda value: SlidingWindow(8, interval=value)]
+    "kind",
+    [
+        SlidingWindow,
+        ChunkedAttention,
+        lambda value: SlidingWindow(8, interval=value),
+        lambda value: Recurrent(interval=value),
+    ],
 )
 def test_windows_chunks_and_intervals_are_positive_integers(kind, value):
-    if kind not in (SlidingWindow, ChunkedAttention) and value is None:
-        pytest.skip("None is the default interval")
     with pytest.raises(errors.ConfigError, match=str(value)):
         make(("g", 8, kind(value)))
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
-def test_an_interval_of_states_is_a_positive_integer(value):
-    with pytest.raises(errors.ConfigError, match=str(value)):
-        make(("g", 8, Recurrent(interval=value)))
+@pytest.mark.parametrize("kind", [SlidingWindow, ChunkedAttention])
+def test_only_an_interval_may_be_left_out(kind):
+    with pytest.raises(errors.ConfigError, match="None"):
+        make(("g", 8, kind(None)))
 
 
 @pytest.mark.parametrize("sinks", [-1, 9, 1.5, "2", None, True])
@@ -52,7 +50,7 @@ def test_sinks_are_at_most_the_window(sinks):
         make(("g", 8, SlidingWindow(8, sinks=sinks)))
 
 
-@pytest.mark.parametrize("kind", ["full", None, 8, FullAttention])
+@pytest.mark.parametrize("kind", ["full", None, 8, FullAttention, Kind()])
 def test_a_kind_is_one_of_the_kinds(kind):
     with pytest.raises(errors.ConfigError):
         make(("g", 8, kind))
@@ -132,7 +130,7 @@ def test_sub_block_reuse_needs_the_block_in_every_group():
 
 def test_the_shared_head_of_a_block_is_copied_in_every_group():
     manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(8)))
-    ledger = Ledger(manager, FULL, SlidingWindow(8))
+    ledger = Ledger(manager)
     manager.close(ledger.prefill(run(0, 32)))
     seq = manager.open([*run(0, 18).tolist(), 777])
     assert sorted((copy.group, copy.num_tokens) for copy in ledger.copy()) == [(0, 2), (1, 2)]
@@ -156,6 +154,62 @@ def test_a_model_of_sliding_layers_alone_computes_more_than_its_pool():
     serve_in_pieces(manager, run(0, 400), 8)
     assert conserved(manager)
     assert found(manager, run(0, 400)) == 400
+
+
+# -- kinds from outside --------------------------------------------------------------------
+
+
+class Stepped(WindowKind, frozen=True):
+    """A window of 8 tokens that moves on by whole steps."""
+
+    step: int
+
+    @property
+    def span(self):
+        return 8 + self.step
+
+    def first_block(self, num_tokens, block_size):
+        return max(num_tokens - 8, 0) // self.step * self.step // block_size
+
+    def check(self, name):
+        if self.step < 1:
+            raise errors.ConfigError(f"step of group {name!r} is {self.step}")
+
+
+class Doubling(Kind, frozen=True):
+    """A state of which snapshots are kept at the powers of two."""
+
+    def group(self, site):
+        return DoublingGroup(site, None)
+
+    def blocks_for(self, num_tokens, block_size):
+        return num_tokens.bit_length()
+
+
+class DoublingGroup(SnapshotGroup):
+    def due(self, start, stop):
+        return [1 << power for power in range(20) if 4 <= 1 << power < stop]
+
+
+def test_a_kind_from_outside_checks_itself_and_makes_its_group():
+    with pytest.raises(errors.ConfigError, match="step of group 'g' is 0"):
+        make(("g", 8, Stepped(0)))
+    manager = make(("full", 64, FULL), ("stepped", 12, Stepped(12)), sub_block=False)
+    seq = prefill(manager, run(0, 40))
+    assert held(seq, 1) == [6, 7, 8, 9]
+    manager.close(seq)
+    squeeze(manager, 1000, 8)
+    assert [found(manager, run(0, n)) for n in (40, 36, 32, 28)] == [40, 36, 32, 0]
+    assert conserved(manager)
+
+
+def test_states_are_kept_where_a_kind_from_outside_says():
+    manager = make(("full", 64, FULL), ("states", 8, Doubling()))
+    seq = manager.open(run(0, 40))
+    assert manager.stops(seq) == [4, 8, 16, 32, 36]
+    manager.close(seq)
+    serve_in_pieces(manager, run(0, 40))
+    assert [found(manager, run(0, n)) for n in (40, 36, 32, 28, 16)] == [36, 36, 32, 16, 16]
 
 
 # -- counting ------------------------------------------------------------------------------
@@ -206,13 +260,10 @@ def test_two_managers_of_several_groups_decide_alike():
 # -- refusals ------------------------------------------------------------------------------
 
 
-def test_a_pool_too_small_for_the_prompt_refuses_it_only_for_full_groups():
+def test_a_full_pool_too_small_for_the_prompt_refuses_it():
     manager = make(("full", 4, FULL), ("sliding", 64, SlidingWindow(8)))
     with rejected(manager, errors.OutOfBlocks):
         manager.open(run(0, 17))
-    manager = make(("full", 64, FULL), ("sliding", 4, SlidingWindow(8)))
-    serve_in_pieces(manager, run(0, 100), 4)
-    assert conserved(manager)
 
 
 def test_one_full_group_behaves_as_a_manager_without_groups():

@@ -117,7 +117,6 @@ def test_nothing_else_is_told(manager, watcher):
     manager.reclaim(1)
     manager.evict(run(0, 9))
     manager.truncate(seq, 2)
-    manager.stop_storing(seq)
     generate(manager, seq, run(1000, BLOCK)[2:])
     manager.reserve_step([seq])
     manager.commit_step([seq], [5])

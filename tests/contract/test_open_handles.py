@@ -7,9 +7,10 @@ from core_help import prefill, rejected, run, serve
 from hybrid_help import conserved, make
 
 from quire import ops
-from quire.core import FullAttention, Recurrent, SlidingWindow
+from quire.core import FullAttention
 from quire.errors import CopyError
 from quire.exchange import hold, restore
+from quire.groups import Recurrent, SlidingWindow
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 

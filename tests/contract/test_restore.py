@@ -6,9 +6,10 @@ from core_help import found, prefill, rejected, run, serve
 from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
-from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
+from quire.core import FullAttention
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
 from quire.exchange import block_hashes, hold, required_blocks, residency, restore
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_evicted, watchers
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
@@ -157,6 +158,16 @@ def test_what_another_request_computed_meanwhile_is_kept_once():
         ops.check(manager)
     assert found(manager, run(0, 16)) == 16
     assert manager.pools[0].num_cached == 4
+    assert conserved(manager)
+
+
+def test_what_comes_back_never_lengthens_a_leaf_so_that_the_window_at_its_end_stays_apart():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING))
+    with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3]}) as restored:
+        serve(manager, run(0, 9))
+        restored.commit()
+    assert [node.end for node in manager.kernel.tree.nodes()] == [2, 4]
+    assert [found(manager, run(0, length)) for length in (8, 12, 16)] == [8, 12, 16]
     assert conserved(manager)
 
 

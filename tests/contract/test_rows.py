@@ -6,8 +6,10 @@ from core_help import prefill, run
 from hybrid_help import conserved, make
 
 from quire import ops
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager, FullAttention
 from quire.core.rows import MIN_ARENA, MIN_EXTENT
+from quire.groups import Recurrent, SlidingWindow
+from quire.ops.checks import check_rows
 
 FULL, SLIDING, STATE = FullAttention(), SlidingWindow(8), Recurrent()
 
@@ -81,7 +83,7 @@ def test_tables_stay_right_while_rows_move_and_the_arena_grows_and_shrinks(sizes
         for one, full, sliding, state in running:
             tables = [one.block_ids(group).tolist() for group in range(3)]
             assert tables == [full, sliding, state]
-        assert manager.kernel.rows.check() == ""
+        check_rows(manager.kernel.rows)
     assert conserved(manager)
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core import CacheManager, LayerGroup, Recurrent, Scope, SlidingWindow
+from quire.core import CacheManager, LayerGroup, Scope
 from quire.exchange import residency
+from quire.groups import Recurrent, SlidingWindow
 from quire.slots import SlotCache
 
 SIZE = 4

@@ -7,35 +7,22 @@ from hybrid_help import (
     Ledger,
     conserved,
     counts,
-    make,
     prefill_in_pieces,
+    recurrent,
     serve_in_pieces,
 )
 
 from quire import errors
-from quire.core import FullAttention, Recurrent
 
-FULL = FullAttention()
 STATES = 1  # the index of the recurrent group
-
-
-def hybrid(num_states=8, interval=None, **options):
-    """A full group beside a recurrent one."""
-    return make(
-        ("full", 512, FULL), ("states", num_states, Recurrent(interval=interval)), **options
-    )
-
-
-def ledger_of(manager, interval=None):
-    return Ledger(manager, FULL, Recurrent(interval=interval))
 
 
 # -- checkpoints ---------------------------------------------------------------------------
 
 
 def test_a_checkpoint_keeps_a_snapshot_now():
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     ledger.generate(seq, [100, 101])
     assert manager.checkpoint(seq) is True
@@ -48,7 +35,7 @@ def test_a_checkpoint_keeps_a_snapshot_now():
 
 
 def test_a_checkpoint_where_a_snapshot_stands_costs_nothing():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     generate(manager, seq, run(0, 28))
     manager.take_copies()
@@ -60,7 +47,7 @@ def test_a_checkpoint_where_a_snapshot_stands_costs_nothing():
 
 @pytest.mark.parametrize("computed", [1, 3, 5, 30])
 def test_a_checkpoint_inside_a_block_is_refused(computed):
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 40))
     generate(manager, seq, run(0, computed))
     with rejected(manager, errors.CheckpointError, computed):
@@ -68,7 +55,7 @@ def test_a_checkpoint_inside_a_block_is_refused(computed):
 
 
 def test_a_checkpoint_of_nothing_is_refused():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     with rejected(manager, errors.CheckpointError):
         manager.checkpoint(seq)
@@ -78,7 +65,7 @@ def test_a_checkpoint_of_nothing_is_refused():
 
 
 def test_a_checkpoint_without_a_working_state_is_refused():
-    manager = hybrid()
+    manager = recurrent()
     serve_in_pieces(manager, run(0, 30))
     seq = manager.open(run(0, 31))
     assert seq.computed == 28
@@ -87,7 +74,7 @@ def test_a_checkpoint_without_a_working_state_is_refused():
 
 
 def test_a_checkpoint_that_gets_no_block_says_so():
-    manager = hybrid(num_states=2)
+    manager = recurrent(num_states=2)
     prefill(manager, run(1000, 3))
     seq = prefill(manager, run(0, 32))
     assert manager.checkpoint(seq) is False
@@ -96,7 +83,7 @@ def test_a_checkpoint_that_gets_no_block_says_so():
 
 
 def test_checkpoints_of_a_decode_leave_the_snapshots_at_the_interval():
-    manager = hybrid(num_states=6, interval=64)
+    manager = recurrent(num_states=6, interval=64)
     seq = prefill_in_pieces(manager, run(0, 65))
     for token in range(62):
         generate(manager, seq, [token])
@@ -111,8 +98,8 @@ def test_checkpoints_of_a_decode_leave_the_snapshots_at_the_interval():
 
 
 def test_a_cut_to_a_snapshot_copies_it_back():
-    manager = hybrid(interval=8)
-    ledger = ledger_of(manager, 8)
+    manager = recurrent(interval=8)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     manager.truncate(seq, 16)
     assert (seq.computed, seq.capacity) == (16, 16)
@@ -121,26 +108,19 @@ def test_a_cut_to_a_snapshot_copies_it_back():
     assert conserved(manager)
 
 
-@pytest.mark.parametrize("length", [29, 27, 20, 12, 3])
-def test_a_cut_to_where_no_snapshot_stands_is_refused(length):
-    manager = hybrid(interval=16)
+@pytest.mark.parametrize(("length", "longest"), [(29, 28), (27, 16), (20, 16), (12, 0), (3, 0)])
+def test_a_cut_to_where_no_snapshot_stands_is_refused_and_says_what_is_possible(length, longest):
+    manager = recurrent(interval=16)
     seq = prefill_in_pieces(manager, run(0, 30))
-    with rejected(manager, errors.TruncateError, length):
+    with rejected(manager, errors.TruncateError, length, f"is {longest} tokens"):
         manager.truncate(seq, length)
-
-
-def test_a_refused_cut_says_what_is_possible():
-    manager = hybrid(interval=16)
-    seq = prefill_in_pieces(manager, run(0, 30))
-    with rejected(manager, errors.TruncateError, 20, 16):
-        manager.truncate(seq, 20)
 
 
 # -- forks, preemption ---------------------------------------------------------------------
 
 
 def test_a_fork_shares_the_working_state():
-    manager = hybrid()
+    manager = recurrent()
     seq = prefill(manager, run(0, 30))
     before = counts(manager, STATES)
     twin = manager.fork(seq)
@@ -151,8 +131,8 @@ def test_a_fork_shares_the_working_state():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_first_reservation_of_either_copies_the_shared_state(first):
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     both = [seq, manager.fork(seq)]
     shared = seq.block_ids(STATES).tolist()
@@ -169,7 +149,7 @@ def test_the_first_reservation_of_either_copies_the_shared_state(first):
 
 
 def test_a_fork_without_a_block_for_its_state_is_refused_at_its_reservation():
-    manager = hybrid(num_states=2)
+    manager = recurrent(num_states=2)
     prefill(manager, run(1000, 3))
     seq = prefill(manager, run(0, 30))
     twin = manager.fork(seq)
@@ -181,8 +161,8 @@ def test_a_fork_without_a_block_for_its_state_is_refused_at_its_reservation():
 
 
 def test_forks_in_a_batch_get_their_states():
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     seqs = [seq, manager.fork(seq), manager.fork(seq)]
     batch = manager.batch(seqs)
@@ -197,8 +177,8 @@ def test_forks_in_a_batch_get_their_states():
 
 
 def test_a_suspended_sequence_gives_its_state_back_and_resumes_from_a_snapshot():
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     manager.suspend(seq)
     assert counts(manager, STATES) == (7, 0, 1)
@@ -209,8 +189,8 @@ def test_a_suspended_sequence_gives_its_state_back_and_resumes_from_a_snapshot()
 
 
 def test_a_resume_without_a_snapshot_computes_everything():
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     seq = manager.open(run(0, 30))
     ledger.generate(seq, run(0, 30))
     manager.suspend(seq)

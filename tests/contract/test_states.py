@@ -4,29 +4,20 @@ import pytest
 from core_help import found, generate, prefill, rejected, run, serve
 from hybrid_help import (
     BLOCK,
+    FULL,
     Ledger,
     conserved,
     counts,
     make,
+    recurrent,
     serve_in_pieces,
 )
 
 from quire import errors
-from quire.core import CacheManager, FullAttention, Recurrent, SlidingWindow
+from quire.core import CacheManager
+from quire.groups import Recurrent, SlidingWindow
 
-FULL = FullAttention()
 STATES = 1  # the index of the recurrent group
-
-
-def hybrid(num_states=8, interval=None, **options):
-    """A full group beside a recurrent one."""
-    return make(
-        ("full", 512, FULL), ("states", num_states, Recurrent(interval=interval)), **options
-    )
-
-
-def ledger_of(manager, interval=None):
-    return Ledger(manager, FULL, Recurrent(interval=interval))
 
 
 # -- stops ---------------------------------------------------------------------------------
@@ -48,12 +39,12 @@ def ledger_of(manager, interval=None):
     ],
 )
 def test_a_prefill_stops_at_the_interval_and_at_the_last_block_boundary(interval, length, stops):
-    manager = hybrid(interval=interval)
+    manager = recurrent(interval=interval)
     assert manager.stops(manager.open(run(0, length))) == stops
 
 
 def test_stops_lie_beyond_what_is_computed():
-    manager = hybrid(interval=8)
+    manager = recurrent(interval=8)
     seq = manager.open(run(0, 30))
     generate(manager, seq, run(0, 9))
     assert manager.stops(seq) == [16, 24, 28]
@@ -62,7 +53,7 @@ def test_stops_lie_beyond_what_is_computed():
 
 
 def test_stops_after_a_hit_lie_beyond_the_hit():
-    manager = hybrid(interval=8)
+    manager = recurrent(interval=8)
     serve_in_pieces(manager, run(0, 20))
     seq = manager.open(run(0, 30))
     assert seq.num_cached == 16
@@ -88,7 +79,7 @@ def test_several_recurrent_groups_stop_at_the_intervals_of_each():
 
 
 def test_a_prompt_that_branches_off_a_cached_one_stops_at_the_branch():
-    manager = hybrid()
+    manager = recurrent()
     serve_in_pieces(manager, run(0, 30))
     seq = manager.open([*run(0, 18).tolist(), *run(5000, 12)])
     assert seq.num_cached == 0
@@ -96,8 +87,8 @@ def test_a_prompt_that_branches_off_a_cached_one_stops_at_the_branch():
 
 
 def test_a_third_prompt_finds_the_state_at_the_branch():
-    manager = hybrid()
-    ledger = ledger_of(manager)
+    manager = recurrent()
+    ledger = Ledger(manager)
     system = run(0, 16).tolist()
     for start in (1000, 2000):
         manager.close(ledger.prefill([*system, *run(start, 12)]))
@@ -110,7 +101,7 @@ def test_a_third_prompt_finds_the_state_at_the_branch():
 
 
 def test_the_first_reservation_allocates_the_working_state():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     assert seq.block_ids(STATES).tolist() == []
     assert counts(manager, STATES) == (8, 0, 0)
@@ -125,7 +116,7 @@ def test_the_first_reservation_allocates_the_working_state():
 
 
 def test_a_hit_copies_the_snapshot_into_the_working_state():
-    manager = hybrid()
+    manager = recurrent()
     serve_in_pieces(manager, run(0, 30))
     seq = manager.open(run(0, 31))
     assert seq.num_cached == 28
@@ -139,14 +130,14 @@ def test_a_hit_copies_the_snapshot_into_the_working_state():
 
 
 def test_a_sequence_without_a_hit_starts_without_a_copy():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     manager.reserve(seq, 30)
     assert manager.take_copies() == []
 
 
 def test_decode_steps_keep_one_working_state_for_each_sequence():
-    manager = hybrid(num_states=3)
+    manager = recurrent(num_states=3)
     seqs = [prefill(manager, run(1000 * i, 3)) for i in range(3)]
     working = [seq.block_ids(STATES).tolist() for seq in seqs]
     batch = manager.batch(seqs)
@@ -163,7 +154,7 @@ def test_decode_steps_keep_one_working_state_for_each_sequence():
 
 
 def test_a_commit_that_ends_at_a_stop_keeps_a_snapshot():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     generate(manager, seq, run(0, 28))
     (working,) = seq.block_ids(STATES).tolist()
@@ -174,7 +165,7 @@ def test_a_commit_that_ends_at_a_stop_keeps_a_snapshot():
 
 
 def test_a_state_is_not_written_again_before_its_snapshot_was_copied():
-    manager = hybrid()
+    manager = recurrent()
     seq = manager.open(run(0, 30))
     manager.reserve(seq, 30)
     manager.commit(seq, run(0, 28))
@@ -185,7 +176,7 @@ def test_a_state_is_not_written_again_before_its_snapshot_was_copied():
 
 
 def test_a_commit_that_passes_a_stop_keeps_none():
-    manager = hybrid()
+    manager = recurrent()
     serve(manager, run(0, 30))
     assert manager.take_copies() == []
     assert counts(manager, STATES) == (8, 0, 0)
@@ -193,7 +184,7 @@ def test_a_commit_that_passes_a_stop_keeps_none():
 
 
 def test_a_snapshot_that_is_there_is_not_taken_twice():
-    manager = hybrid()
+    manager = recurrent()
     first, second = manager.open(run(0, 30)), manager.open(run(0, 30))
     for seq in (first, second):
         generate(manager, seq, run(0, 28))
@@ -205,7 +196,7 @@ def test_a_snapshot_that_is_there_is_not_taken_twice():
 
 
 def test_without_a_block_for_it_a_snapshot_is_silently_not_kept():
-    manager = hybrid(num_states=2)
+    manager = recurrent(num_states=2)
     prefill(manager, run(1000, 3))
     seq = manager.open(run(0, 30))
     generate(manager, seq, run(0, 28))
@@ -217,7 +208,7 @@ def test_without_a_block_for_it_a_snapshot_is_silently_not_kept():
 
 
 def test_a_snapshot_takes_the_place_of_one_used_longer_ago():
-    manager = hybrid(num_states=2)
+    manager = recurrent(num_states=2)
     serve_in_pieces(manager, run(0, 30))
     serve_in_pieces(manager, run(1000, 30))
     assert found(manager, run(0, 30)) == 0
@@ -227,13 +218,13 @@ def test_a_snapshot_takes_the_place_of_one_used_longer_ago():
 
 @pytest.mark.parametrize("length", range(4, 33, 4))
 def test_a_snapshot_is_valid_at_its_own_boundary_only(length):
-    manager = hybrid(interval=16)
+    manager = recurrent(interval=16)
     serve_in_pieces(manager, run(0, 30))
     assert found(manager, run(0, length)) == {16: 16, 20: 16, 24: 16, 28: 28, 32: 28}.get(length, 0)
 
 
 def test_a_split_gives_the_state_to_no_shorter_prefix():
-    manager = hybrid()
+    manager = recurrent()
     serve_in_pieces(manager, run(0, 30))
     serve(manager, [*run(0, 14).tolist(), *run(5000, 12)])
     for length in (4, 8, 12, 16, 20, 24):
@@ -242,7 +233,7 @@ def test_a_split_gives_the_state_to_no_shorter_prefix():
 
 
 def test_the_head_of_a_block_is_never_taken_from_a_recurrent_model():
-    manager = hybrid()
+    manager = recurrent()
     serve_in_pieces(manager, run(0, 30))
     hit = manager.probe([*run(0, 28).tolist(), 777])
     assert (hit.num_tokens, hit.partial_tokens) == (28, 0)
@@ -251,8 +242,8 @@ def test_the_head_of_a_block_is_never_taken_from_a_recurrent_model():
 
 
 def test_a_hit_protects_its_snapshot_alone():
-    manager = hybrid(num_states=5, interval=8)
-    ledger = ledger_of(manager, 8)
+    manager = recurrent(num_states=5, interval=8)
+    ledger = Ledger(manager)
     manager.close(ledger.prefill(run(0, 30)))
     assert counts(manager, STATES)[2] == 4
     seq = manager.open(run(0, 31))
@@ -266,7 +257,7 @@ def test_a_hit_protects_its_snapshot_alone():
 
 
 def test_one_lost_state_leaves_shorter_and_longer_prefixes():
-    manager = hybrid(9, interval=16)
+    manager = recurrent(9, interval=16)
     serve_in_pieces(manager, run(0, 120))
     assert counts(manager, STATES)[2] == 8
     serve_in_pieces(manager, run(1000, 5))

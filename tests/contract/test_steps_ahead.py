@@ -13,8 +13,9 @@ import pytest
 from hybrid_help import make
 
 from quire import ops
-from quire.core import FullAttention, SlidingWindow
+from quire.core import FullAttention
 from quire.errors import OutOfBlocks
+from quire.groups import SlidingWindow
 
 BLOCK, WINDOW, CHUNK = 4, 6, 9
 KINDS = (FullAttention(), SlidingWindow(WINDOW))

@@ -1,16 +1,12 @@
-"""How much of a request is stored: `store_until`, and `stop_storing` on the way."""
+"""How much of a request is stored: `store_until`."""
 
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make, prefill_in_pieces
 
 from quire import errors
-from quire.core import (
-    CacheManager,
-    FullAttention,
-    Recurrent,
-    SlidingWindow,
-)
+from quire.core import CacheManager, FullAttention
+from quire.groups import Recurrent, SlidingWindow
 
 KINDS = (FullAttention(), SlidingWindow(6))
 
@@ -41,7 +37,7 @@ def test_an_unstored_part_beyond_the_prompt_holds_for_generated_tokens(manager):
 
 
 def test_a_request_that_is_not_stored_may_still_hit(hybrid):
-    ledger = Ledger(hybrid, *KINDS)
+    ledger = Ledger(hybrid)
     hybrid.close(ledger.prefill(run(0, 16)))
     seq = ledger.prefill(run(0, 24), store_until=0)
     assert seq.num_cached == 16
@@ -53,7 +49,7 @@ def test_a_request_that_is_not_stored_may_still_hit(hybrid):
 
 def test_a_request_that_is_not_stored_computes_more_than_its_windowed_pool():
     manager = make(("full", 400, KINDS[0]), ("sliding", 6, KINDS[1]))
-    ledger = Ledger(manager, *KINDS)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 6), store_until=0)
     for token in range(300):
         ledger.generate(seq, [token])
@@ -64,7 +60,7 @@ def test_a_request_that_is_not_stored_computes_more_than_its_windowed_pool():
 
 
 def test_an_unstored_request_beside_a_stored_one_reads_its_own_blocks(hybrid):
-    ledger = Ledger(hybrid, *KINDS)
+    ledger = Ledger(hybrid)
     seqs = [
         hybrid.open(run(0, 20), store_until=0),
         hybrid.open(run(0, 20)),
@@ -87,24 +83,13 @@ def test_no_snapshot_is_kept_of_what_is_not_stored():
     assert counts(manager, 1)[2] == 2
 
 
-def test_from_stop_storing_on_nothing_is_published(hybrid):
-    seq = prefill(hybrid, run(0, 10))
-    hybrid.stop_storing(seq)
+def test_of_an_answer_nothing_is_published_beyond_store_until(hybrid):
+    seq = prefill(hybrid, run(0, 10), store_until=10)
     generate(hybrid, seq, run(1000, 10))
     assert found(hybrid, [*run(0, 10), *run(1000, 10)]) == 8
     hybrid.close(seq)
     assert found(hybrid, [*run(0, 10), *run(1000, 10)]) == 8
     assert counts(hybrid, 0) == (62, 0, 2)
-
-
-def test_stop_storing_twice_is_once(manager):
-    seq = prefill(manager, run(0, 10))
-    manager.stop_storing(seq)
-    manager.stop_storing(seq)
-    generate(manager, seq, run(1000, 10))
-    assert manager.num_active == 5
-    manager.close(seq)
-    assert counts(manager, 0) == (30, 0, 2)
 
 
 def test_a_fork_stores_as_little_as_its_origin(manager):

@@ -64,7 +64,7 @@ def test_reminders_of_retention_do_not_pile_up(clock):
     for _ in range(200):
         clock.now += 1
         serve(manager, [1] * 8, retain_s=60)
-    assert len(manager.kernel.tree.order._due) <= 4
+    assert len(manager.kernel.tree.order._due.items) <= 4
 
 
 @pytest.mark.parametrize("policy", ["fifo", "lfu"])
@@ -72,7 +72,7 @@ def test_a_policy_does_not_grow_with_use(policy):
     manager = CacheManager(64, 4, policy=policy)
     for _ in range(500):
         serve(manager, [1] * 8)
-    assert len(manager.kernel.tree.order._plain._heap) < 200
+    assert len(manager.kernel.tree.order._plain._heap.items) < 200
 
 
 def test_text_behind_an_important_prompt_is_not_important_itself():

@@ -3,6 +3,7 @@
 import pytest
 from core_help import found, prefill, rejected, run, serve
 from hybrid_help import (
+    FULL,
     Ledger,
     conserved,
     counts,
@@ -10,24 +11,16 @@ from hybrid_help import (
     make,
     prefill_in_pieces,
     squeeze,
+    windowed,
 )
 
 from quire import errors
-from quire.core import ChunkedAttention, FullAttention, SlidingWindow
-
-FULL = FullAttention()
-SLIDING = SlidingWindow(8, interval=16)
-
-
-def pair(num_sliding, kind=SLIDING, **options):
-    """A full group that never runs short beside a windowed one."""
-    return make(("full", 512, FULL), ("sliding", num_sliding, kind), sub_block=False, **options)
+from quire.groups import ChunkedAttention, SlidingWindow
 
 
 def test_a_cut_is_allowed_while_the_window_there_is_cached():
-    kinds = (FULL, SLIDING)
-    manager = pair(64)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(64)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 40))
     manager.truncate(seq, 20)
     assert (seq.computed, held(seq, 1)) == (20, [3, 4])
@@ -38,9 +31,8 @@ def test_a_cut_is_allowed_while_the_window_there_is_cached():
 
 
 def test_a_cut_reads_the_window_that_another_request_healed():
-    kinds = (FULL, SLIDING)
-    manager = pair(14)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(14)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 40))
     manager.close(ledger.prefill(run(1000, 32)))
     with rejected(manager, errors.TruncateError, 24):
@@ -54,7 +46,7 @@ def test_a_cut_reads_the_window_that_another_request_healed():
 
 
 def test_a_cut_to_where_the_window_is_gone_is_refused():
-    manager = pair(10)
+    manager = windowed(10)
     seq = prefill_in_pieces(manager, run(0, 80), 8)
     with rejected(manager, errors.TruncateError, 20):
         manager.truncate(seq, 20)
@@ -62,9 +54,8 @@ def test_a_cut_to_where_the_window_is_gone_is_refused():
 
 
 def test_a_fork_shares_the_window():
-    kinds = (FULL, SLIDING)
-    manager = pair(64)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(64)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     before = counts(manager, 1)
     twin = manager.fork(seq)
@@ -81,9 +72,8 @@ def test_a_fork_shares_the_window():
 
 
 def test_a_suspended_sequence_holds_no_window_and_finds_it_again():
-    kinds = (FULL, SLIDING)
-    manager = pair(64)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(64)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 38))
     manager.suspend(seq)
     assert [counts(manager, group)[1] for group in (0, 1)] == [0, 0]
@@ -95,9 +85,8 @@ def test_a_suspended_sequence_holds_no_window_and_finds_it_again():
 
 
 def test_a_resume_after_the_window_went_computes_more():
-    kinds = (FULL, SLIDING)
-    manager = pair(10)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(10)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 22))
     manager.suspend(seq)
     squeeze(manager, 1000, 7)
@@ -110,7 +99,7 @@ def test_a_resume_after_the_window_went_computes_more():
 
 
 def test_eviction_of_a_prefix_empties_every_group():
-    manager = pair(64)
+    manager = windowed(64)
     serve(manager, run(0, 32))
     manager.evict(run(0, 8))
     assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
@@ -120,7 +109,7 @@ def test_eviction_of_a_prefix_empties_every_group():
 
 
 def test_all_that_is_cached_can_be_reclaimed():
-    manager = pair(20)
+    manager = windowed(20)
     for start in range(0, 5000, 1000):
         serve(manager, run(start, 30))
     while any(counts(manager, group)[2] for group in (0, 1)):
@@ -131,7 +120,7 @@ def test_all_that_is_cached_can_be_reclaimed():
 
 @pytest.mark.parametrize("priority", [0, 1])
 def test_a_hit_in_the_middle_of_what_another_generated_protects_two_windows(priority):
-    manager = pair(64)
+    manager = windowed(64)
     seq = prefill(manager, run(0, 6), priority=priority)
     batch = manager.batch([seq])
     for token in range(94):
@@ -149,7 +138,7 @@ def test_a_hit_in_the_middle_of_what_another_generated_protects_two_windows(prio
 def test_a_chunk_boundary_needs_nothing_of_its_group():
     kind = ChunkedAttention(16)
     manager = make(("full", 64, FULL), ("chunked", 8, kind), sub_block=False)
-    ledger = Ledger(manager, FULL, kind)
+    ledger = Ledger(manager)
     manager.close(ledger.prefill(run(0, 28)))
     squeeze(manager, 1000, 8)
     seq = manager.open([*run(0, 20).tolist(), 777])
@@ -161,7 +150,7 @@ def test_a_chunk_boundary_needs_nothing_of_its_group():
 
 
 def test_one_lost_block_leaves_the_rest_of_a_branch_matchable():
-    manager = pair(64, SlidingWindow(8, interval=32))
+    manager = windowed(64, SlidingWindow(8, interval=32))
     serve(manager, run(0, 240))
     squeeze(manager, 1000, 5)
     assert found(manager, run(0, 240)) == 240

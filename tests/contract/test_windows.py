@@ -4,23 +4,18 @@ import pytest
 from core_help import found, prefill, run, serve
 from hybrid_help import (
     BLOCK,
+    FULL,
+    SLIDING,
     Ledger,
     conserved,
     counts,
     held,
     make,
     squeeze,
+    windowed,
 )
 
-from quire.core import ChunkedAttention, FullAttention, SlidingWindow
-
-FULL = FullAttention()
-SLIDING = SlidingWindow(8, interval=16)
-
-
-def pair(num_sliding, kind=SLIDING, **options):
-    """A full group that never runs short beside a windowed one."""
-    return make(("full", 512, FULL), ("sliding", num_sliding, kind), sub_block=False, **options)
+from quire.groups import ChunkedAttention, SlidingWindow
 
 
 def lengths_found(manager, start=0, stop=32):
@@ -36,7 +31,7 @@ def lengths_found(manager, start=0, stop=32):
 
 
 def test_blocks_behind_the_window_are_cached_while_the_sequence_runs():
-    manager = pair(64)
+    manager = windowed(64)
     seq = prefill(manager, run(0, 40))
     free, active, cached = counts(manager, 1)
     assert free == 54
@@ -47,7 +42,7 @@ def test_blocks_behind_the_window_are_cached_while_the_sequence_runs():
 
 
 def test_blocks_behind_the_window_are_found_while_nobody_needs_the_memory():
-    manager = pair(64)
+    manager = windowed(64)
     prefill(manager, run(0, 40))
     assert lengths_found(manager, stop=40) == list(range(4, 41, 4))
 
@@ -55,7 +50,7 @@ def test_blocks_behind_the_window_are_found_while_nobody_needs_the_memory():
 @pytest.mark.parametrize("kind", [SlidingWindow(64), ChunkedAttention(64)])
 def test_the_windowed_pool_may_be_far_smaller_than_the_sequence(kind):
     manager = make(("full", 700, FULL), ("window", 16, kind), block_size=16)
-    ledger = Ledger(manager, FULL, kind)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 20))
     batch = manager.batch([seq])
     for step in range(2000):
@@ -69,7 +64,7 @@ def test_the_windowed_pool_may_be_far_smaller_than_the_sequence(kind):
 
 
 def test_sinks_of_a_running_sequence_are_protected_beside_its_window():
-    manager = pair(12, SlidingWindow(8, sinks=6))
+    manager = windowed(12, SlidingWindow(8, sinks=6))
     seq = prefill(manager, run(0, 40))
     assert counts(manager, 1) == (2, 4, 6)
     manager.close(seq)
@@ -81,22 +76,23 @@ def test_sinks_of_a_running_sequence_are_protected_beside_its_window():
 
 
 def test_blocks_that_no_kept_boundary_needs_go_first():
-    manager = pair(10)
+    manager = windowed(10)
     serve(manager, run(0, 32))
     squeeze(manager, 1000, 6)
     assert lengths_found(manager) == [16, 32]
+    assert [counts(manager, group)[2] for group in (0, 1)] == [14, 10]
     assert conserved(manager)
 
 
 def test_an_interval_is_four_windows_unless_it_is_given():
-    manager = pair(18, SlidingWindow(4))
+    manager = windowed(18, SlidingWindow(4))
     serve(manager, run(0, 64))
     squeeze(manager, 1000, 14)
     assert lengths_found(manager, stop=64) == [16, 32, 48, 64]
 
 
 def test_the_plain_blocks_of_the_run_used_longest_ago_go_first():
-    manager = pair(16)
+    manager = windowed(16)
     serve(manager, run(0, 32))
     serve(manager, run(1000, 32))
     manager.close(manager.open(run(0, 33)))
@@ -106,7 +102,7 @@ def test_the_plain_blocks_of_the_run_used_longest_ago_go_first():
 
 
 def test_kept_windows_go_by_recency():
-    manager = pair(10, SlidingWindow(8))
+    manager = windowed(10, SlidingWindow(8))
     serve(manager, run(0, 16))
     serve(manager, run(1000, 16))
     manager.close(manager.open(run(0, 17)))
@@ -116,7 +112,7 @@ def test_kept_windows_go_by_recency():
 
 
 def test_the_use_of_a_branch_moves_the_window_of_its_trunk():
-    manager = pair(18, SlidingWindow(8))
+    manager = windowed(18, SlidingWindow(8))
     trunks = [run(0, 16).tolist(), run(1000, 16).tolist()]
     for trunk in trunks:
         for branch in (5000, 6000):
@@ -128,7 +124,7 @@ def test_the_use_of_a_branch_moves_the_window_of_its_trunk():
 
 
 def test_kept_windows_of_a_lower_priority_go_first():
-    manager = pair(10, SlidingWindow(8))
+    manager = windowed(10, SlidingWindow(8))
     serve(manager, run(0, 16), priority=1)
     serve(manager, run(1000, 16))
     manager.close(manager.open(run(1000, 17)))
@@ -138,7 +134,7 @@ def test_kept_windows_of_a_lower_priority_go_first():
 
 
 def test_of_one_run_the_last_window_goes_last():
-    manager = pair(8)
+    manager = windowed(8)
     serve(manager, run(0, 32))
     squeeze(manager, 1000, 6)
     assert lengths_found(manager) == [32]
@@ -161,7 +157,7 @@ def test_a_shorter_prefix_stays_matchable_at_its_last_kept_boundary():
 
 
 def test_the_end_of_a_shared_prefix_is_a_kept_boundary():
-    manager = pair(18, SlidingWindow(8))
+    manager = windowed(18, SlidingWindow(8))
     system = run(0, 20).tolist()
     serve(manager, [*system, *run(1000, 16)])
     serve(manager, [*system, *run(2000, 16)])
@@ -171,21 +167,12 @@ def test_the_end_of_a_shared_prefix_is_a_kept_boundary():
     assert found(manager, [*system, *run(2000, 16)]) == 36
 
 
-def test_a_full_group_keeps_what_a_windowed_group_lost():
-    manager = pair(10)
-    serve(manager, run(0, 32))
-    squeeze(manager, 1000, 6)
-    assert [counts(manager, group)[2] for group in (0, 1)] == [14, 10]
-    assert found(manager, run(0, 32)) == 32
-
-
 # -- tombstones ----------------------------------------------------------------------------
 
 
 def test_a_request_that_computes_the_tokens_again_heals_the_tombstones():
-    kinds = (FULL, SLIDING)
-    manager = pair(13)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(13)
+    ledger = Ledger(manager)
     manager.close(ledger.prefill(run(0, 32)))
     manager.close(ledger.prefill(run(1000, 36)))
     assert lengths_found(manager) == [16, 32]
@@ -201,7 +188,7 @@ def test_a_request_that_computes_the_tokens_again_heals_the_tombstones():
 
 
 def test_a_commit_over_several_nodes_gives_back_its_own_blocks_of_each():
-    manager = pair(64)
+    manager = windowed(64)
     late = manager.open(run(0, 16))
     manager.reserve(late, 16)
     serve(manager, run(0, 16))
@@ -213,7 +200,7 @@ def test_a_commit_over_several_nodes_gives_back_its_own_blocks_of_each():
 
 
 def test_two_requests_that_heal_the_same_tombstones_leave_one_copy():
-    manager = pair(14)
+    manager = windowed(14)
     serve(manager, run(0, 32))
     squeeze(manager, 1000, 10)
     seqs = [manager.open([*run(0, 24).tolist(), 700 + i]) for i in range(2)]
@@ -242,9 +229,8 @@ def test_a_cached_leaf_that_no_group_can_hit_again_is_dropped():
 
 
 def test_the_window_of_a_running_sequence_is_never_evicted():
-    kinds = (FULL, SLIDING)
-    manager = pair(14)
-    ledger = Ledger(manager, *kinds)
+    manager = windowed(14)
+    ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 38))
     tables = [seq.block_ids(group).tolist() for group in (0, 1)]
     for start in range(1000, 30_000, 1000):
@@ -257,7 +243,7 @@ def test_the_window_of_a_running_sequence_is_never_evicted():
 
 
 def test_a_running_sequence_holds_its_whole_path_in_full_groups_alone():
-    manager = pair(64)
+    manager = windowed(64)
     serve(manager, run(0, 32))
     manager.open(run(0, 33))
     assert counts(manager, 0) == (504, 8, 0)

@@ -20,7 +20,7 @@ def bad_on_any(driver):
     calls += [("draft", name, 3), ("draft", name, [-1, 0, -1])]
     calls += [(call, name) for call in ("stops", "checkpoint", "blocks_of")]
     if name in driver.dead:
-        calls += [(call, name) for call in ("close", "suspend", "resume", "stop_storing")]
+        calls += [(call, name) for call in ("close", "suspend", "resume")]
         calls += [("fork", name, 0), ("batch", 0, [name]), ("hold", 0, name)]
     elif driver.old.seqs[name].state == "open":
         calls += [("resume", name), ("batch", 0, [name, name])]

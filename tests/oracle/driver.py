@@ -12,7 +12,7 @@ CROWD = 90
 
 WEIGHTS = {
     "open": 12, "prefill": 14, "reserve": 4, "commit": 7, "generate": 8, "step": 9, "batch": 2,
-    "close": 8, "fork": 4, "truncate": 4, "suspend": 2, "resume": 4, "stop_storing": 1, "probe": 3,
+    "close": 8, "fork": 4, "truncate": 4, "suspend": 2, "resume": 4, "probe": 3,
     "explain": 1.5, "fits": 4, "pin": 4, "unpin": 2, "evict": 1.5, "reclaim": 2, "clear": 0.3,
     "end_session": 1, "compact": 1.2, "resize": 1, "drawn": 0.3, "restore": 3, "restored": 3, "hold": 1.5,
     "let_go": 1.5, "draft": 3, "accept": 4, "checkpoint": 2, "take_copies": 4, "take_events": 1,
@@ -300,11 +300,6 @@ class Driver:
             if self.random.random() < 0.7 and self.lengths(name)[0] == "open":
                 self.prefill(name)
 
-    def act_stop_storing(self):
-        name = self.pick()
-        if name is not None:
-            self.both("stop_storing", name, touched=(name,))
-
     def act_checkpoint(self):
         name = self.pick()
         if name is not None:
@@ -582,6 +577,6 @@ class Driver:
 
 
 FEATURED = frozenset(NEEDS.values()) | {
-    "stop_storing", "truncate", "fits", "explain", "evict", "compact", "resize", "restore",
+    "truncate", "fits", "explain", "evict", "compact", "resize", "restore",
     "checkpoint", "what_if", "drawn", "usage", "kept", "bad", "reset",
 }  # fmt: skip

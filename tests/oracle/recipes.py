@@ -6,7 +6,7 @@ FEATURES = (
     "media", "scopes", "priority", "retain", "store_until", "hints", "lost", "explain", "observer",
     "pins", "drafts", "forks", "suspend", "truncate", "steps", "checkpoint", "compact", "resize",
     "restore", "hold", "kept", "fits", "usage", "drawn", "bad", "reset", "evict", "long", "order", "messages",
-    "events", "evictions", "curve", "debug", "clock", "sub_block", "what_if", "stop_storing", "crowd",
+    "events", "evictions", "curve", "debug", "clock", "sub_block", "what_if", "crowd",
 )  # fmt: skip
 """What a world may use. `lost`: the reasons of misses are compared; `messages`: those of errors; `order`: that of
 sparse groups; `long`: prompts of hundreds of blocks; `crowd`: dozens of sequences."""

@@ -13,7 +13,8 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from quire import exchange, ops
+from quire import exchange, groups, ops
+from quire.core import FullAttention
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
 from quire.errors import ConfigError, QuireError
@@ -265,9 +266,6 @@ class Old:
     def resume(self, name):
         return self.manager.resume(self.seqs[name])
 
-    def stop_storing(self, name):
-        return self.manager.stop_storing(self.seqs[name])
-
     def stops(self, name):
         return self.manager.stops(self.seqs[name])
 
@@ -433,6 +431,10 @@ class New(Old):
         return plain(told), str(told), told.points([0, 1, 7, 10**6]), told.hit_rate, told.ceiling
 
     limits: ClassVar = {**Old.limits, "hints": {"MAX_SESSIONS": 2}}
+
+    def kind(self, kind):
+        name, *numbers = kind
+        return getattr(groups, name, FullAttention)(*numbers)
 
     @classmethod
     def mended(cls):

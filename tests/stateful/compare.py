@@ -232,8 +232,6 @@ class Comparison:
         for live in self.running:
             seq = live.seq
             assert 0 <= seq.published <= seq.computed <= seq.capacity
-            if live.stopped:
-                live.store_limit = min(live.store_limit, seq.published)
             if seq.computed <= live.store_limit:
                 assert seq.published == seq.computed // size * size
             assert seq.computed == len(live.tokens)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from model import Memory
 
-from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
+from quire.core import FullAttention
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 
 @dataclass(frozen=True)

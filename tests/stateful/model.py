@@ -141,7 +141,7 @@ class Live:
 
     `known` are the tokens that it must commit next: its prompt, or after a resume all that it
     had; `tokens` those computed, `path` their identities. `store_limit` is the number of its tokens that may
-    ever be published; one that `stopped` storing publishes nothing more, wherever it is cut to.
+    ever be published.
     """
 
     seq: object
@@ -153,7 +153,6 @@ class Live:
     path: list = field(default_factory=list)
     suspended: bool = False
     store_limit: float = float("inf")
-    stopped: bool = False
     drafts: Drafts | None = None
 
     def twin(self, seq):

@@ -2,15 +2,8 @@
 
 from hypothesis import strategies as st
 
-from quire.core import (
-    ChunkedAttention,
-    FullAttention,
-    Hint,
-    MediaItem,
-    Recurrent,
-    Scope,
-    SlidingWindow,
-)
+from quire.core import FullAttention, Hint, MediaItem, Scope
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 SCOPES = (None, Scope(salt="x"), Scope(salt="y"))
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))

@@ -43,7 +43,7 @@ SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
 EXAMPLES, LONG = 60, 1000
 STEPS_PER_EXAMPLE = 40
 
-ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint", "stop_storing")
+ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint")
 CHANGES = ("evict", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
 
 steps = 0
@@ -208,8 +208,6 @@ class RequestMachine(RuleBasedStateMachine):
             if world.reserve(live, rest):
                 world.commit(live, rest, filler)
                 world.checkpoint(live)
-        elif action == "stop_storing":
-            world.stop_storing(live)
         self.count()
 
     @precondition(has_running)

@@ -156,12 +156,6 @@ class World(Handles):
         self.closed = [*self.closed[-3:], live]
         self.after()
 
-    def stop_storing(self, live):
-        """Publish nothing more of it."""
-        self.call(self.manager.stop_storing, live.seq)
-        live.stopped = True
-        self.after()
-
     # -- pins, eviction, memory ------------------------------------------------------------
 
     def end_session(self, name, scope):
@@ -273,7 +267,6 @@ class World(Handles):
             (partial(ops.draft, manager), 2),
             (manager.checkpoint,),
             (manager.stops,),
-            (manager.stop_storing,),
             (manager.reserve, 1),
             (manager.commit, [1]),
             (manager.truncate, 0),

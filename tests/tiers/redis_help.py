@@ -34,3 +34,9 @@ def get(tier, keys, payload_bytes=1000, timeout_s=5.0):
     for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
         assert outcome is not Outcome.HIT or buffer == record
     return outcomes
+
+
+def the_server(tier):
+    """The connections of a tier that has one server."""
+    (server,) = tier._servers._servers.values()
+    return server

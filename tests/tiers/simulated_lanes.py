@@ -14,7 +14,7 @@ from random import Random
 from typing import TypeVar
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Lanes, Signal, Work
+from quire.tiers.stack.lanes import Lanes, Work
 
 T = TypeVar("T")
 
@@ -38,8 +38,6 @@ class SimulatedLanes(Lanes):
 
     `switching`  the chance that a thread gives way where it takes a lock
     `stall_s`    a stack's own threads may stand still for so long there, as on a busy machine
-
-    `busy_cores` says how much of the processor the process uses from now on.
     """
 
     def __init__(self, seed: int = 0, *, switching: float = 0.05, stall_s: float = 0.0) -> None:
@@ -47,9 +45,7 @@ class SimulatedLanes(Lanes):
         self.stall_s = stall_s
         self.num_switches = 0
         self.random = Random(seed)
-        self.busy_cores = 0.0
         self._time = 0.0
-        self._used_s = 0.0
         self._jumped = 0.0
         self._ready: list[_Task] = []
         self._timers: list[tuple[float, int, _Task, int]] = []
@@ -68,9 +64,6 @@ class SimulatedLanes(Lanes):
     def now(self) -> float:
         return self._time + self._jumped
 
-    def cpu_s(self) -> float:
-        return self._used_s
-
     def jump(self, seconds: float) -> None:
         """Set the clock that the stack sees forward, or back; no time passes."""
         self._jumped += seconds
@@ -87,7 +80,7 @@ class SimulatedLanes(Lanes):
         self._ready.append(task)
         self.give_way(task)
 
-    def signal(self) -> Signal:
+    def signal(self) -> _Signal:
         return _Signal(self)
 
     def lock(self) -> AbstractContextManager[object]:
@@ -178,7 +171,6 @@ class SimulatedLanes(Lanes):
                 )
             when, _, task, wait_id = heappop(self._timers)
             if wait_id == task.wait_id:
-                self._used_s += self.busy_cores * max(0.0, when - self._time)
                 self._time = max(self._time, when)
                 self._ready.append(task)
         if len(self._ready) == 1:
@@ -199,7 +191,7 @@ class SimulatedLanes(Lanes):
         self._resume(self._pick())
 
 
-class _Signal(Signal):
+class _Signal:
     def __init__(self, lanes: SimulatedLanes) -> None:
         self._lanes = lanes
         self._is_set = False

@@ -7,7 +7,7 @@ import pytest
 from simulated_lanes import SimulatedLanes
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Deadline, LaneJob, ThreadLanes, TierLane
+from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, TierLane
 
 
 def job(work, drop=lambda: None):
@@ -92,7 +92,7 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
 def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
     before = threading.active_count()
     ended = threading.Event()
-    lane = TierLane(ThreadLanes(), "test", 3, ended.set)
+    lane = TierLane(Lanes(), "test", 3, ended.set)
     assert threading.active_count() == before
     done = threading.Semaphore(0)
     for _ in range(50):

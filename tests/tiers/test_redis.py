@@ -135,8 +135,8 @@ class TestCluster(RedisContract):
         return cluster[0].url.replace("redis://", "redis+cluster://")
 
     def owner_of(self, tier, name):
-        owner = tier._routes._owners[tier._routes._slot_of(name)]
-        return next(node for node in self._servers if node.port == owner.port)
+        owner = tier._servers.owner_of(name)
+        return next(node for node in self._servers if owner.endswith(f":{node.port}"))
 
     @contextmanager
     def broken(self, tier):

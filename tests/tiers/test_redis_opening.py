@@ -38,7 +38,6 @@ def test_a_replica_is_read_and_takes_nothing(server, tmp_path):
         assert get(far, [key]) == [HIT]
         assert far.put([other], [record_of(other)]) == [ERROR]
         assert far.last_failure.startswith("READONLY")
-        assert far.servers()[0].role == "slave"
 
 
 @needs_redis
@@ -47,10 +46,10 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
     with running(tmp_path, "--requirepass", "secret", *user.split()) as server:
         at = f"127.0.0.1:{server.port}"
         for url, reason in {
-            f"redis://{at}": "NOAUTH",
-            f"redis://:wrong@{at}": "refuses the password: WRONGPASS",
-            f"redis://quire:wrong@{at}": "refuses user 'quire': WRONGPASS",
-            f"redis://:secret@{at}/99": "refuses database 99: ERR DB index is out of range",
+            f"redis://{at}": "Authentication required",
+            f"redis://:wrong@{at}": "invalid username-password pair",
+            f"redis://quire:wrong@{at}": "invalid username-password pair",
+            f"redis://:secret@{at}/99": "DB index is out of range",
         }.items():
             with pytest.raises(TierError, match=reason) as caught:
                 Redis(url)
@@ -62,7 +61,7 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
             assert get(tier, [name_of(1)]) == [HIT]
             assert tier.put([name_of(2)], [record_of(name_of(2))]) == [ERROR]
             assert tier.last_failure.startswith("NOPERM")
-            with pytest.raises(TierError, match="NOPERM"):
+            with pytest.raises(TierError, match="no permissions"):
                 list(tier.scan())
         with pytest.raises(TierError, match="NOPERM"):
             Redis(f"redis://quire:right@{at}", prefix="other:")
@@ -72,10 +71,10 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
 def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
     with (
         server.gone(),
-        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be reached"),
+        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be opened: .*refused"),
     ):
         Redis(server.url)
-    with pytest.raises(TierError, match=r"nobody\.sock cannot be reached"):
+    with pytest.raises(TierError, match=r"nobody\.sock cannot be opened: .*"):
         Redis(f"unix://{tmp_path}/nobody.sock")
 
 
@@ -87,7 +86,7 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
         url = server.url.replace("redis://", "rediss://")
         with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
             Redis(url)
-        with pytest.raises(TierError, match=r"refuses to look for a key"):
+        with pytest.raises(TierError, match=r"cannot be opened"):
             Redis(server.url)
         with Redis(f"{url}?ssl_cert_reqs=none") as tier:
             assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
@@ -117,7 +116,7 @@ def test_a_url_that_cannot_work_is_refused_without_its_password(url, reason):
 
 
 def test_without_redis_py_the_message_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "redis.connection", None)
+    monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[redis\]'"):
         Redis("redis://127.0.0.1")
 

@@ -41,7 +41,7 @@ def after(world):
     assert [tier.reading for tier in stats.tiers] == ["closed"] * len(stats.tiers)
     assert [tier.queued_bytes for tier in stats.tiers] == [0] * len(stats.tiers)
     assert stack._reader.num_in_flight == 0
-    assert stack._prefetching.num_active == 0
+    assert stack._prefetching.active == {}
     stack.check()
     lanes = [lane for level in stack._levels for lane in (level.loads, level.stores)]
     assert sum(lane.num_alive for lane in lanes) <= len(stack.tiers) * (stack.settings.threads + 1)

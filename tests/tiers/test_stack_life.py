@@ -104,7 +104,7 @@ def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
         begun.cancel()
         assert begun.done
         world.lanes.sleep(2)
-        assert stack._reader.num_in_flight == stack._prefetching.num_active == 0
+        assert stack._reader.num_in_flight == len(stack._prefetching.active) == 0
 
     world.run(scenario)
 
@@ -116,9 +116,9 @@ def test_many_prefetches_take_turns():
         put(disk, range(300))
         disk.get_s = 1.0
         begun = [prefetch(stack, range(10 * i, 10 * i + 10)) for i in range(30)]
-        assert stack._prefetching.num_active == 30
+        assert len(stack._prefetching.active) == 30
         assert [each.finish(1000.0) for each in begun] == [10] * 30
-        assert stack._prefetching.num_active == 0
+        assert stack._prefetching.active == {}
 
     world.run(scenario)
 
@@ -310,7 +310,7 @@ stack.store(keys[:1], records[:1])
 if os.fork() == 0:
     sys.exit()  # a forked process has no thread to wait for
 os.wait()
-stack.feeding.begin(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100, 1 << 30)
+stack.feeding.begin(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100)
 """
 
 

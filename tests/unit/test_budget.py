@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import CacheManager
-from quire.budget import GroupSize, blocks_for, shift_budget, split_budget
-from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
+from quire.budget import GroupSize, shift_budget, split_budget
+from quire.core import FullAttention
 from quire.errors import ConfigError
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 FULL, SLIDING = FullAttention(), SlidingWindow(100)
 
@@ -28,14 +29,14 @@ FULL, SLIDING = FullAttention(), SlidingWindow(100)
     ],
 )
 def test_what_a_sequence_keeps_of_each_kind(kind, num_tokens, blocks):
-    assert blocks_for(kind, num_tokens, 16) == blocks
+    assert kind.blocks_for(num_tokens, 16) == blocks
 
 
 def test_groups_run_short_after_the_same_number_of_sequences():
     sizes = [GroupSize("full", FULL, 1000), GroupSize("sliding", SLIDING, 5000)]
     full, sliding = split_budget(100_000_000, sizes, 16, 8192)
-    sequences = full.num_blocks / blocks_for(FULL, 8192, 16)
-    assert sliding.num_blocks == pytest.approx(sequences * blocks_for(SLIDING, 8192, 16), rel=0.01)
+    sequences = full.num_blocks / FULL.blocks_for(8192, 16)
+    assert sliding.num_blocks == pytest.approx(sequences * SLIDING.blocks_for(8192, 16), rel=0.01)
     assert (full.kind, sliding.kind) == (FULL, SLIDING)
 
 
@@ -50,7 +51,7 @@ def test_a_budget_below_one_expected_sequence_holds_a_shorter_one():
     sizes = [GroupSize("full", FULL, 1000), GroupSize("sliding", SLIDING, 1000)]
     full, sliding = split_budget(30_000, sizes, 16, 8192)
     assert full.num_blocks + sliding.num_blocks == 30
-    assert sliding.num_blocks >= blocks_for(SLIDING, full.num_blocks * 16, 16) - 2
+    assert sliding.num_blocks >= SLIDING.blocks_for(full.num_blocks * 16, 16) - 2
 
 
 def test_a_budget_that_holds_no_sequence_says_what_one_takes():
@@ -70,7 +71,7 @@ SIZES = st.lists(st.tuples(KINDS, st.integers(1, 10_000)), min_size=1, max_size=
 
 @given(SIZES, st.integers(1, 10**9), st.sampled_from([1, 4, 16]), st.integers(1, 20_000))
 def test_a_split_stays_within_the_budget_and_holds_a_sequence(sizes, capacity, size, tokens):
-    least = sum(blocks_for(s.kind, size, size) * s.bytes_per_block for s in sizes)
+    least = sum(s.kind.blocks_for(size, size) * s.bytes_per_block for s in sizes)
     if capacity < least:
         with pytest.raises(ConfigError, match="holds no sequence"):
             split_budget(capacity, sizes, size, tokens)
@@ -79,7 +80,7 @@ def test_a_split_stays_within_the_budget_and_holds_a_sequence(sizes, capacity, s
     used = sum(g.num_blocks * s.bytes_per_block for g, s in zip(groups, sizes, strict=True))
     assert used <= capacity < used + max(s.bytes_per_block for s in sizes)
     assert all(
-        g.num_blocks >= blocks_for(s.kind, size, size) for g, s in zip(groups, sizes, strict=True)
+        g.num_blocks >= s.kind.blocks_for(size, size) for g, s in zip(groups, sizes, strict=True)
     )
 
 
@@ -115,11 +116,11 @@ def test_no_group_gives_what_one_sequence_needs():
 
 @given(SIZES, st.data())
 def test_a_shift_never_grows_the_bytes(sizes, data):
-    counts = [data.draw(st.integers(blocks_for(s.kind, 4, 4), 1000)) for s in sizes]
+    counts = [data.draw(st.integers(s.kind.blocks_for(4, 4), 1000)) for s in sizes]
     pressure = {s.name: data.draw(st.integers(0, 100)) for s in sizes}
     shifted = shift_budget(sizes, counts, pressure, 4)
     bytes_of = [
         sum(n * s.bytes_per_block for n, s in zip(c, sizes, strict=True)) for c in (counts, shifted)
     ]
     assert bytes_of[1] <= bytes_of[0]
-    assert all(n >= blocks_for(s.kind, 4, 4) for n, s in zip(shifted, sizes, strict=True))
+    assert all(n >= s.kind.blocks_for(4, 4) for n, s in zip(shifted, sizes, strict=True))

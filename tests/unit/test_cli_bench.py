@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from cli_help import shown, told
 
 from quire.bench import core_rows, hf_rows, turn_rows
 from quire.bench.hf_models import random_llama
-from quire.cli.app import app
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +54,14 @@ def test_an_unknown_row_is_refused_with_the_known_ones():
 
 def test_the_command_prints_a_table_or_json():
     words = ["bench", "hf", "--quick", "--rows", "hf_ttft_warm_64"]
-    shown = CliRunner().invoke(app, words).stdout
-    assert "hf_ttft_warm_64" in shown
-    assert "ratio to hand" in shown
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert found[0]["name"] == "hf_ttft_warm_64"
+    text = shown(*words)
+    assert "hf_ttft_warm_64" in text
+    assert "ratio to hand" in text
+    assert told(*words)[0]["name"] == "hf_ttft_warm_64"
 
 
 def test_core_has_rows_of_full_attention_beside_a_sliding_window():
-    words = ["bench", "core", "--rows", "hybrid_insert_turn,hybrid_decode_256", "--json"]
-    insert, decode = json.loads(CliRunner().invoke(app, words).stdout)
+    insert, decode = told("bench", "core", "--rows", "hybrid_insert_turn,hybrid_decode_256")
     assert insert["median_us"] > 0
     assert decode["median_us"] > decode["reserve_only_us"] > 0
 
@@ -79,11 +76,8 @@ def test_a_served_turn_publishes_the_same_whatever_is_switched_on(monkeypatch):
     monkeypatch.setattr(turn_rows, "LOOP", loop)
     monkeypatch.setattr(turn_rows, "WARMUP", 20)
     rows = core_rows.rows(list(turn_rows.makers()))
-    assert [row["name"] for row in rows] == [
-        "turn_evicting",
-        "turn_evicting_curve",
-        "turn_evicting_events",
-    ]
+    names = ["turn_evicting", "turn_evicting_curve", "turn_evicting_events"]
+    assert [row["name"] for row in rows] == names
     assert all(row["median_us"] > 0 for row in rows)
     assert len({row["hit_rate"] for row in rows}) == 1
     assert rows[0]["published_blocks"] > 60

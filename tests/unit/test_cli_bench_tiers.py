@@ -1,14 +1,12 @@
 """`quire bench tiers`: what tiers give, on little data."""
 
 import gc
-import json
 
 import pytest
-from typer.testing import CliRunner
+from cli_help import shown, told
 
 from quire.bench import tier_rows
 from quire.bench.tier_rows import rows
-from quire.cli.app import app
 from quire.errors import ConfigError
 
 SMALL = {"block_bytes": (4 << 10, 100_000), "round_bytes": 1 << 20, "rounds": 2}
@@ -57,6 +55,6 @@ def test_what_cannot_be_measured_is_refused(words, message):
 
 def test_the_command_prints_json_or_a_table():
     words = ["bench", "tiers", "host:16MiB", "--block-bytes", "16KiB", "--bytes", "1MiB", "--quick"]
-    (row,) = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    (row,) = told(*words)
     assert row["tier"] == "host"
-    assert "16,384" in CliRunner().invoke(app, words).stdout
+    assert "16,384" in shown(*words)

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cli_help import refusal, run, saved_llama, shown, told
 from rich.console import Console
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
+from transformers import AutoTokenizer
 
-from quire import demo_model
 from quire.cli import comparison, demo
-from quire.cli.app import app
 from quire.cli.chat import prompt_ids, timed
 from quire.cli.models import load
 from quire.engines.hf import PrefixCache
@@ -35,40 +33,14 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random model with the packaged tokenizer, saved as any model is."""
-    path = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        pad_token_id=256,
-        bos_token_id=257,
-        eos_token_id=258,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(path)
-    AutoTokenizer.from_pretrained(demo_model()).save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def run():
-    runner = CliRunner()
-    return lambda *words, **options: runner.invoke(app, [str(word) for word in words], **options)
+    return saved_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def compared(folder):
     """A demo of two calls and the sample."""
     model, tokenizer = load(str(folder))
-    size = comparison.DemoSize(
-        num_conversations=2, num_turns=1, system_tokens=300, max_new_tokens=4
-    )
+    size = comparison.DemoSize(2, 1, 300, 4)
     pair = comparison.SideBySide(model, tokenizer, PrefixCache(model, "8MiB"), size)
     return comparison.compare(pair, size, lambda _what: None, setup_s=0.0)
 
@@ -80,11 +52,9 @@ def drawn(found, columns):
     return console.export_text()
 
 
-def test_the_demo_compares_and_reports(run, folder, tmp_path):
+def test_the_demo_compares_and_reports(folder, tmp_path):
     saved = tmp_path / "run.json"
-    result = run("demo", "--model", folder, "--json", "--save", saved, *SMALL_DEMO)
-    assert result.exit_code == 0
-    found = json.loads(result.stdout)
+    found = told("demo", "--model", folder, "--save", saved, *SMALL_DEMO)
     assert found["outputs_identical"] is True
     assert len(found["turns"]) == 4
     assert len(found["sample"]["replies"]) == 4
@@ -95,13 +65,11 @@ def test_the_demo_compares_and_reports(run, folder, tmp_path):
     assert found["prompt_tokens"] == sum(call["prompt_tokens"] for call in calls)
     assert found["reused_tokens"] == sum(call["cached_tokens"] for call in calls)
     assert found["hit_rate"] == found["reused_tokens"] / found["prompt_tokens"]
-    assert found["ttft_ms_cold_median"] > 0
-    assert found["ttft_ms_warm_median"] > 0
-    assert found["ttft_speedup_median"] > 0
-    assert found["seconds"] > 0
+    medians = ("ttft_ms_cold_median", "ttft_ms_warm_median", "ttft_speedup_median", "seconds")
+    assert all(found[name] > 0 for name in medians)
     pool = found["pool"]
     assert pool["free"] + pool["active"] + pool["cached"] == pool["num_blocks"]
-    assert "tokens 0-" in run("inspect", saved).stdout
+    assert "tokens 0-" in shown("inspect", saved)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -116,12 +84,12 @@ def test_the_demo_table_fits_the_terminal(compared, columns):
 def test_the_demo_table_says_where_an_output_differs(compared):
     first = replace(compared.turns[0], identical=False)
     wrong = replace(compared, turns=[first, *compared.turns[1:]])
-    shown = drawn(wrong, 80)
-    assert "NO: 1 of 3 calls gave other tokens" in shown
-    assert "yes: " not in shown
+    text = drawn(wrong, 80)
+    assert "NO: 1 of 3 calls gave other tokens" in text
+    assert "yes: " not in text
 
 
-def test_the_demo_fails_in_red_where_an_output_differs(run, folder, monkeypatch):
+def test_the_demo_fails_in_red_where_an_output_differs(folder, monkeypatch):
     def wrong_with_quire(generate, *args, **arguments):
         made = timed(generate, *args, **arguments)
         is_quire = type(generate.__self__).__name__ == "PrefixCache"
@@ -134,46 +102,29 @@ def test_the_demo_fails_in_red_where_an_output_differs(run, folder, monkeypatch)
     assert json.loads(result.stdout)["outputs_identical"] is False
 
 
-def test_generate_reuses_the_conversation_so_far(run, folder, tmp_path):
+def test_generate_reuses_the_conversation_so_far(folder, tmp_path):
     turns = tmp_path / "turns.txt"
     turns.write_text("What is a list?\n\nAnd a tuple?\n")
-    result = run(
-        "generate", "--model", folder, "--system", "Be brief. " * 9, "--turns", turns,
-        "--max-new-tokens", 5, "--json",
-    )  # fmt: skip
-    assert result.exit_code == 0
-    first, second = json.loads(result.stdout)["turns"]
+    words = ("--system", "Be brief. " * 9, "--turns", turns, "--max-new-tokens", 5)
+    first, second = told("generate", "--model", folder, *words)["turns"]
     assert first["cached_tokens"] == 0
     assert second["cached_tokens"] >= 96
     assert second["computed_tokens"] == second["prompt_tokens"] - second["cached_tokens"]
     assert first["new_tokens"] <= 5
 
 
-def test_generate_streams_the_text_and_says_what_was_reused(run, folder):
+def test_generate_streams_the_text_and_says_what_was_reused(folder):
     words = ("generate", "--model", folder, "--max-new-tokens", 4)
-    told = run(*words, "--json", "Hello")
-    shown = run(*words, "Hello")
-    assert shown.stdout == json.loads(told.stdout)["turns"][0]["text"] + "\n"
-    assert "0 cached + " in shown.stderr
-    assert "first token after" in shown.stderr
-    assert run(*words, input="Hello").stdout == shown.stdout
+    done = run(*words, "Hello")
+    assert done.stdout == told(*words, "Hello")["turns"][0]["text"] + "\n"
+    assert "0 cached + " in done.stderr
+    assert "first token after" in done.stderr
+    assert shown(*words, input="Hello") == done.stdout
 
 
-def test_generate_samples_the_same_text_for_the_same_seed(run, folder):
-    words = (
-        "generate",
-        "--model",
-        folder,
-        "--max-new-tokens",
-        9,
-        "--temperature",
-        1,
-        "--json",
-        "a",
-    )
-    texts = [
-        json.loads(run(*words, "--seed", seed).stdout)["turns"][0]["text"] for seed in (1, 1, 2)
-    ]
+def test_generate_samples_the_same_text_for_the_same_seed(folder):
+    words = ("generate", "--model", folder, "--max-new-tokens", 9, "--temperature", 1, "a")
+    texts = [told(*words, "--seed", seed)["turns"][0]["text"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -193,40 +144,29 @@ def test_generate_samples_the_same_text_for_the_same_seed(run, folder):
         (("bench", "hf", "--rows", "no_such"), "no_such"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, words, reason):
-    result = run(*words)
-    assert result.exit_code == 2
-    assert reason in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stdout == ""
+def test_bad_input_is_one_line_and_exit_code_2(words, reason):
+    assert reason in refusal(*words)
 
 
-def test_a_folder_without_a_model_is_named(run, tmp_path):
-    result = run("generate", "--model", tmp_path, "hi")
-    assert result.exit_code == 2
-    assert "without config.json" in result.stderr
+def test_a_folder_without_a_model_is_named(tmp_path):
+    assert "without config.json" in refusal("generate", "--model", tmp_path, "hi")
 
 
-def test_weights_that_cannot_be_read_are_one_line(run, folder, tmp_path):
+def test_weights_that_cannot_be_read_are_one_line(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "model.safetensors").write_bytes(b"no weights")
-    result = run("generate", "--model", broken, "hi")
-    assert result.exit_code == 2
-    assert "cannot be loaded" in result.stderr
+    assert "cannot be loaded" in refusal("generate", "--model", broken, "hi")
 
 
-def test_a_model_that_the_hub_does_not_give_is_one_line(run, monkeypatch):
+def test_a_model_that_the_hub_does_not_give_is_one_line(monkeypatch):
     monkeypatch.setattr("quire.cli.models._hub_answers", lambda: False)
-    result = run("generate", "--model", "nobody/no-such-model", "hi")
-    assert result.exit_code == 2
-    assert "pass a local folder" in result.stderr
+    said = refusal("generate", "--model", "nobody/no-such-model", "hi")
+    assert "pass a local folder" in said
 
 
-def test_a_pool_that_is_too_small_is_bad_input(run, folder):
-    result = run("generate", "--model", folder, "--kv-memory", "100B", "hi")
-    assert result.exit_code == 2
-    assert "100" in result.stderr
+def test_a_pool_that_is_too_small_is_bad_input(folder):
+    assert "100" in refusal("generate", "--model", folder, "--kv-memory", "100B", "hi")
 
 
 def test_a_tokenizer_without_a_template_joins_the_messages(folder):

@@ -1,38 +1,21 @@
 """The command line with tenants, adapters and images."""
 
-import json
-
 import pytest
+from cli_help import LLAMA, refusal, saved_llama, shown
+from cli_help import told as told_by
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("typer")
 
-from typer.testing import CliRunner  # noqa: E402
-
 from quire import demo_model  # noqa: E402
-from quire.cli.app import app  # noqa: E402
 
-VOCAB = 264
 IMAGE = "<image>"
 TEMPLATE = (
     "{% for said in messages %}{{ said['role'] }}: {% for part in said['content'] %}"
     "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %} {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
-TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "pad_token_id": 256,
-    "bos_token_id": 257,
-    "eos_token_id": 258,
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,12 +28,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory):
-    """A random model with the packaged tokenizer."""
-    path = tmp_path_factory.mktemp("text")
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT)).save_pretrained(path)
-    transformers.AutoTokenizer.from_pretrained(demo_model()).save_pretrained(path)
-    return path
+    return saved_llama(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +44,7 @@ def vision_model(tmp_path_factory):
     }  # fmt: skip
     config = transformers.LlavaConfig(
         vision_config=tower,
-        text_config={"model_type": "llama", **TEXT, "vocab_size": VOCAB + 8},
+        text_config=LLAMA | {"model_type": "llama", "vocab_size": LLAMA["vocab_size"] + 8},
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
         vision_feature_layer=-1,
     )
@@ -106,45 +84,29 @@ def picture(path, seed):
     return path
 
 
-@pytest.fixture
-def run():
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, [str(word) for word in words])
+def told(*words):
+    return told_by("generate", "--max-new-tokens", 4, *words)
 
 
-@pytest.fixture
-def told(run):
-    """Run `quire generate --json` and return what it says."""
-
-    def generate(*words):
-        result = run("generate", "--max-new-tokens", 4, "--json", *words)
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
-
-    return generate
-
-
-def test_generate_names_its_scope(told, text_model, adapter):
+def test_generate_names_its_scope(text_model, adapter):
     words = ("--model", text_model, "Hello there, how are you?")
     assert told(*words)["scope"] == {"salt": None, "lora": None}
     scope = {"salt": "me", "lora": str(adapter)}
     assert told("--salt", "me", "--lora", adapter, *words)["scope"] == scope
 
 
-def test_an_adapter_changes_the_text_and_stands_in_the_saved_tree(
-    run, told, text_model, adapter, tmp_path
-):
+def test_an_adapter_changes_the_text_and_stands_in_the_saved_tree(text_model, adapter, tmp_path):
     saved = tmp_path / "run.json"
     words = ("--model", text_model, "Hello there, how are you?")
     plain = told(*words)["turns"][0]["text"]
     adapted = told("--lora", adapter, "--salt", "me", "--save", saved, *words)["turns"][0]["text"]
     assert adapted != plain
-    shown = run("inspect", saved).stdout
-    assert "salt='me'" in shown
-    assert "lora='cats_v1'" in shown
+    text = shown("inspect", saved)
+    assert "salt='me'" in text
+    assert "lora='cats_v1'" in text
 
 
-def test_images_are_part_of_the_conversation(told, vision_model, tmp_path):
+def test_images_are_part_of_the_conversation(vision_model, tmp_path):
     turns = tmp_path / "turns.txt"
     turns.write_text("What is on it?\nAnd behind it?\n")
     words = ("--model", vision_model, "--turns", turns)
@@ -165,27 +127,19 @@ def test_images_are_part_of_the_conversation(told, vision_model, tmp_path):
         (("--image", "no/such.png", "hi"), "cannot read the image 'no/such.png'"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, words, reason):
-    result = run("generate", *words)
-    assert result.exit_code == 2
-    assert reason in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_bad_input_is_one_line_and_exit_code_2(words, reason):
+    assert reason in refusal("generate", *words)
 
 
-def test_an_image_for_a_model_that_reads_none_is_refused(run, text_model, tmp_path):
+def test_an_image_for_a_model_that_reads_none_is_refused(text_model, tmp_path):
     image = picture(tmp_path / "a.png", 1)
-    result = run("generate", "--model", text_model, "--image", image, "hi")
-    assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
+    refusal("generate", "--model", text_model, "--image", image, "hi")
 
 
-def test_an_adapter_of_another_model_is_refused(run, adapter):
-    result = run("generate", "--lora", adapter, "hi")
-    assert result.exit_code == 2
-    assert "does not fit the model" in result.stderr
+def test_an_adapter_of_another_model_is_refused(adapter):
+    assert "does not fit the model" in refusal("generate", "--lora", adapter, "hi")
 
 
-def test_a_snapshot_that_cannot_be_written_is_refused(run, text_model):
-    result = run("generate", "--model", text_model, "--save", "no/such/run.json", "hi")
-    assert result.exit_code == 2
-    assert "cannot write 'no/such/run.json'" in result.stderr
+def test_a_snapshot_that_cannot_be_written_is_refused(text_model):
+    said = refusal("generate", "--model", text_model, "--save", "no/such/run.json", "hi")
+    assert "cannot write 'no/such/run.json'" in said

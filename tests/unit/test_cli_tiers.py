@@ -1,36 +1,24 @@
 """Tiers on the command line: what is kept between two runs of a command, and bad words."""
 
-import json
-
 import pytest
-from typer.testing import CliRunner
-
-from quire.cli.app import app
+from cli_help import run, told
 
 PROMPT = "What is a list, and how does it differ from a tuple, in words that all understand? " * 2
 
 
-@pytest.fixture
-def run():
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, [str(word) for word in words])
-
-
-def generated(run, *words):
-    result = run("generate", "--json", "--max-new-tokens", 2, *words, PROMPT)
-    assert result.exit_code == 0, result.output
-    (turn,) = json.loads(result.stdout)["turns"]
+def generated(*words):
+    (turn,) = told("generate", "--max-new-tokens", 2, *words, PROMPT)["turns"]
     return turn
 
 
-def test_a_second_run_finds_on_disk_what_the_first_one_computed(run, tmp_path):
+def test_a_second_run_finds_on_disk_what_the_first_one_computed(tmp_path):
     file = tmp_path / "tiers.toml"
     file.write_text(
         f'[[tiers]]\nkind = "disk"\npath = "{tmp_path / "kv"}"\ncapacity = "64MiB"\n'
         "[stack]\ngate = false\n"
     )
-    first = generated(run, "--tier-file", file)
-    again = generated(run, "--tier-file", file, "--tier", "host:8MiB")
+    first = generated("--tier-file", file)
+    again = generated("--tier-file", file, "--tier", "host:8MiB")
     assert first["tier_tokens"] == {}
     assert again["tier_tokens"]["disk"] >= 100
     assert again["text"] == first["text"]
@@ -44,7 +32,7 @@ def test_a_second_run_finds_on_disk_what_the_first_one_computed(run, tmp_path):
         (("--tier-file", "nowhere.toml"), "nowhere.toml"),
     ],
 )
-def test_tiers_that_cannot_be_are_refused_before_anything_is_loaded(run, words, says):
+def test_tiers_that_cannot_be_are_refused_before_anything_is_loaded(words, says):
     result = run("generate", *words, "hello")
     assert result.exit_code
     assert says in result.output + str(result.exception)
@@ -59,7 +47,7 @@ def test_tiers_that_cannot_be_are_refused_before_anything_is_loaded(run, words, 
         '[stack]\nwrite = "never"\n[[tiers]]\nkind="host"\ncapacity="1MiB"',
     ],
 )
-def test_a_file_that_says_something_else_is_refused(run, tmp_path, text):
+def test_a_file_that_says_something_else_is_refused(tmp_path, text):
     file = tmp_path / "tiers.toml"
     file.write_text(text)
     result = run("generate", "--tier-file", file, "hello")

@@ -3,8 +3,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from quire.core import ChunkedAttention, FullAttention, Recurrent, SlidingWindow  # noqa: E402
+from quire.core import FullAttention  # noqa: E402
 from quire.errors import ConfigError, UnsupportedModel  # noqa: E402
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow  # noqa: E402
 from quire.tensors import KVLayout, ModelLayout, StateLayout, StateShape  # noqa: E402
 from quire.tensors.kinds import KVShape, LayerKind  # noqa: E402
 

@@ -1,67 +1,39 @@
 """`quire replay`: rows for people and for programs."""
 
 import csv
-import json
 
 import pytest
+from cli_help import refusal, shown, told
 from replay_help import random_chains, trace_of
-from typer.testing import CliRunner
+from trace_help import mooncake_rows, write
 
-from quire.cli.app import app
 from quire.sim.curves import curves
 from quire.sim.replay import REASONS, replay
 from quire.sim.trace import open_trace
 
-CHAINS = random_chains(11, num_requests=80)
+TRACE = trace_of(random_chains(11, num_requests=80), tail=0, block_size=16)
 
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    trace = trace_of(CHAINS, tail=0, block_size=16)
-    rows = [
-        {
-            "timestamp": 1000 * request.row,
-            "input_length": request.prompt_tokens,
-            "output_length": 40,
-            "hash_ids": request.blocks.tolist(),
-        }
-        for request in trace
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write(tmp_path / "trace.jsonl", mooncake_rows(TRACE, output=40))
 
 
 @pytest.fixture
-def run(path):
-    def call(*words):
-        words = ["replay", str(path), "--block-size", "16", "--jobs", "1", *words]
-        return CliRunner().invoke(app, words)
-
-    return call
+def command(path):
+    return ("replay", path, "--block-size", "16", "--jobs", "1")
 
 
 @pytest.fixture
-def refused(run):
-    def call(*words):
-        done = run(*words)
-        assert done.exit_code == 2
-        assert done.stdout == ""
-        return " ".join(done.stderr.split())
-
-    return call
+def rows_of(command):
+    return lambda *words: told(*command, *words)["rows"]
 
 
-def rows_of(done):
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)["rows"]
-
-
-def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(run, path):
+def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(command, path):
     trace = open_trace(path, block_size=16)
     curve = curves(trace).optimum
-    rows = rows_of(run("--capacity", "20", "--capacity", "50%", "--policies", "fifo,lru", "--json"))
-    unique = json.loads(run("--json").stdout)["num_unique"]
+    found = told(*command, "--capacity", "20", "--capacity", "50%", "--policies", "fifo,lru")
+    rows, unique = found["rows"], found["num_unique"]
     assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [
         (20, "fifo"), (20, "lru"), (unique // 2, "fifo"), (unique // 2, "lru"),
     ]  # fmt: skip
@@ -74,71 +46,60 @@ def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(run, pat
         assert row["seconds"] > 0
 
 
-def test_without_options_it_shows_five_capacities_and_the_policies_worth_a_look(run):
-    rows = rows_of(run("--json"))
+def test_without_options_it_shows_five_capacities_and_the_policies_worth_a_look(rows_of):
+    rows = rows_of()
     policies = ["lru", "learned", "optimum"]
     assert [row["policy"] for row in rows] == policies * 5
-    assert [round(row["share"], 2) for row in rows[:: len(policies)]] == [
-        0.01,
-        0.05,
-        0.1,
-        0.25,
-        0.5,
-    ]
+    assert [round(row["share"], 2) for row in rows[::3]] == [0.01, 0.05, 0.1, 0.25, 0.5]
 
 
-def test_the_table_names_the_figures_and_the_command(run):
-    done = run("--capacity", "20,30", "--policies", "lru,optimum")
-    row, *_ = rows_of(run("--capacity", "20", "--policies", "lru", "--json"))
-    assert done.exit_code == 0
-    assert f"{100 * row['token_hit']:.2f} %" in done.stdout
-    assert f"{row['evictions']:,}" in done.stdout
-    assert "quire " in done.stdout.splitlines()[-2]
+def test_the_table_names_the_figures_and_the_command(command, rows_of):
+    text = shown(*command, "--capacity", "20,30", "--policies", "lru,optimum")
+    row, *_ = rows_of("--capacity", "20", "--policies", "lru")
+    assert f"{100 * row['token_hit']:.2f} %" in text
+    assert f"{row['evictions']:,}" in text
+    assert "quire " in text.splitlines()[-2]
 
 
-def test_csv_has_the_rows_of_json(run, tmp_path):
-    rows = rows_of(run("--json", "--csv", str(tmp_path / "rows.csv"), "--capacity", "20"))
+def test_csv_has_the_rows_of_json(rows_of, tmp_path):
+    rows = rows_of("--csv", tmp_path / "rows.csv", "--capacity", "20")
     with (tmp_path / "rows.csv").open() as file:
         listed = list(csv.DictReader(file))
     assert [float(row["token_hit"]) for row in listed] == [row["token_hit"] for row in rows]
     assert [int(row["missed_cold"]) for row in listed] == [row["missed"]["cold"] for row in rows]
 
 
-def test_bytes_become_blocks_of_the_model_rounded_down(run):
-    done = run("--capacity", "100MiB", "--model", "llama-3.1-8b", "--policies", "lru", "--json")
-    (row,) = rows_of(done)
+def test_bytes_become_blocks_of_the_model_rounded_down(rows_of):
+    words = ("--capacity", "100MiB", "--model", "llama-3.1-8b", "--policies", "lru")
+    (row,) = rows_of(*words)
     assert row["capacity_blocks"] == (100 << 20) // (16 * 131_072)
 
 
-def test_with_a_model_rows_say_what_prefill_is_saved(run):
-    rows = rows_of(run("--capacity", "2,50%,100%", "--model", "llama-3.1-8b", "--json"))
+def test_with_a_model_rows_say_what_prefill_is_saved(rows_of):
+    rows = rows_of("--capacity", "2,50%,100%", "--model", "llama-3.1-8b")
     for row in rows:
         assert 0 <= row["saved_prefill_flops"] < row["prefill_flops"]
         assert 0 <= row["saved_prefill_s"] < row["prefill_s"]
     saved = [row["saved_prefill_flops"] for row in rows if row["policy"] == "lru"]
     assert saved == sorted(saved)
-    assert "saved_prefill_s" not in rows_of(run("--capacity", "2", "--json"))[0]
+    assert "saved_prefill_s" not in rows_of("--capacity", "2")[0]
 
 
-def test_a_capacity_beyond_the_trace_is_reported_as_asked_for(run):
-    (row,) = rows_of(run("--capacity", "2000000000", "--policies", "lru", "--json"))
+def test_a_capacity_beyond_the_trace_is_reported_as_asked_for(rows_of):
+    (row,) = rows_of("--capacity", "2000000000", "--policies", "lru")
     assert (row["capacity_blocks"], row["evictions"]) == (2_000_000_000, 0)
 
 
-def test_concurrent_rows_say_how_long_requests_waited(run):
-    lru, optimum = rows_of(
-        run("--concurrent", "--decode-rate", "1", "--capacity", "30", "--policies", "lru,optimum",
-            "--json")
-    )  # fmt: skip
+def test_concurrent_rows_say_how_long_requests_waited(command, rows_of):
+    words = ("--concurrent", "--capacity", "30")
+    lru, optimum = rows_of(*words, "--decode-rate", "1", "--policies", "lru,optimum")
     assert lru["mean_wait_s"] > 0
     assert "mean_wait_s" not in optimum
-    assert "mean wait" in run("--concurrent", "--capacity", "30").stdout
+    assert "mean wait" in shown(*command, *words)
 
 
-def test_hints_reach_the_replay(run, path):
-    (row,) = rows_of(
-        run("--foreseen", "last-use", "--capacity", "12", "--policies", "lru", "--json")
-    )
+def test_hints_reach_the_replay(rows_of, path):
+    (row,) = rows_of("--foreseen", "last-use", "--capacity", "12", "--policies", "lru")
     result = replay(open_trace(path, block_size=16), 12, hints="last-use")
     assert row["token_hit"] == result.token_hit
 
@@ -167,5 +128,5 @@ def test_hints_reach_the_replay(run, path):
         (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "there is no folder '/nowhere'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_that_says_why(refused, words, message):
-    assert message in refused(*words)
+def test_what_cannot_be_is_one_line_that_says_why(command, words, message):
+    assert message in refusal(*command, *words)

@@ -3,7 +3,7 @@
 import pytest
 from replay_help import random_chains, trace_of
 
-from quire.core.hints import NO_HINT, Hint
+from quire.core.terms import NO_HINT, Hint
 from quire.errors import ConfigError
 from quire.sim.foresight import ALL, KINDS, MAX_TURNS, foresee
 from quire.sim.replay import replay

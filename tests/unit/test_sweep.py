@@ -1,10 +1,10 @@
 """Sweeps: the same rows, in the same order, wherever they were computed."""
 
-import json
 import sys
 
 import pytest
 from replay_help import random_chains, trace_of
+from trace_help import mooncake_rows, write
 
 from quire.errors import ConfigError, TraceError
 from quire.sim.curves import curves
@@ -20,18 +20,8 @@ POINTS = points_of([40, 7, 20], ["fifo", "optimum", "lru", "lfu"])
 @pytest.fixture
 def trace(tmp_path):
     """A trace in a file, so that other processes can read it."""
-    path = tmp_path / "trace.jsonl"
-    rows = [
-        {
-            "timestamp": 1000 * request.row,
-            "input_length": request.prompt_tokens,
-            "output_length": 1,
-            "hash_ids": request.blocks.tolist(),
-        }
-        for request in trace_of(random_chains(7), tail=0)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return open_trace(path, block_size=4)
+    rows = mooncake_rows(trace_of(random_chains(7), tail=0))
+    return open_trace(write(tmp_path / "trace.jsonl", rows), block_size=4)
 
 
 def timeless(results):

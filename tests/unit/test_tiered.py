@@ -11,12 +11,13 @@ from watching import watchers
 torch = pytest.importorskip("torch")
 
 from quire import ops  # noqa: E402
-from quire.core import CacheManager, FullAttention, LayerGroup, Scope, SlidingWindow  # noqa: E402
+from quire.core import CacheManager, FullAttention, LayerGroup, Scope  # noqa: E402
 from quire.engines.tiered.cost import PrefillCost  # noqa: E402
 from quire.engines.tiered.opening import open_stack  # noqa: E402
 from quire.engines.tiered.parts import Origin  # noqa: E402
 from quire.engines.tiered.store import TieredStore  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
+from quire.groups import SlidingWindow  # noqa: E402
 from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
 from quire.tensors.payload import ExactForm  # noqa: E402
@@ -209,16 +210,13 @@ def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(
 
 def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(stack, monkeypatch):
     engine = Engine(stack, beside=True)
-    looking = threading.Event()
-    monkeypatch.setattr(stack.feeding.lanes, "cpu_s", lambda: looking.wait(10) and 0.0)
+    monkeypatch.setattr(type(stack.feeding), "_has_time", lambda _: False)
     head = run(0, 8)
     engine.serve(head + run(100, 9))
     first = next(iter(engine.store.beside._held))
     engine.serve(head + run(200, 9))
-    monkeypatch.setattr(type(stack.feeding), "_must_spare", True)
     engine.store.beside._finish(first)
     monkeypatch.undo()
-    looking.set()
     assert stack.stats().passed_over == 1
     assert Engine(stack).serve(head + run(100, 9)) == {"host": 8}
     assert Engine(stack).serve(head + run(200, 9)) == {"host": 16}

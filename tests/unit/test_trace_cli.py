@@ -1,21 +1,12 @@
 """quire trace: what a trace is like, and converting it."""
 
-import json
-
 import numpy as np
 import pytest
+from cli_help import refusal, shown, told
 from trace_help import row, write
-from typer.testing import CliRunner
 
 import traces
-from quire.cli.app import app
 from quire.sim.trace import open_trace
-
-
-@pytest.fixture
-def run():
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, ["trace", *(str(word) for word in words)])
 
 
 @pytest.mark.parametrize(
@@ -26,13 +17,13 @@ def run():
         (traces.CODING_AGENT, 47_061_278, 1_727_499, 96.31),
     ],
 )
-def test_info_gives_the_published_numbers_of_whole_traces(run, name, references, unique, ceiling):
-    found = json.loads(run("info", traces.whole_path(name), "--json").stdout)
+def test_info_gives_the_published_numbers_of_whole_traces(name, references, unique, ceiling):
+    found = told("trace", "info", traces.whole_path(name))
     assert (found["references"], found["unique_blocks"]) == (references, unique)
     assert round(100 * found["ceiling"], 2) == ceiling
 
 
-def test_info_counts_what_the_rows_say(run, tmp_path):
+def test_info_counts_what_the_rows_say(tmp_path):
     rows = [
         row([0, 1, 2, 3], at=0, session_id="a"),
         row([0, 1, 4, 5], rest=8, at=60_000, session_id="b"),
@@ -40,7 +31,7 @@ def test_info_counts_what_the_rows_say(run, tmp_path):
         row([0, 1, 4, 5], rest=8, at=90_000, session_id="a"),
     ]
     path = write(tmp_path / "t", rows)
-    found = json.loads(run("info", path, "--json", "--trace-block-size", 16).stdout)
+    found = told("trace", "info", path, "--trace-block-size", 16)
     assert (found["rows"], found["requests"], found["without_prompt"]) == (4, 3, 1)
     assert (found["span_s"], found["sessions"], found["violations"]) == (90.0, 2, 0)
     assert (found["prompt_tokens"], found["output_tokens"]) == (64 + 56 + 56, 3)
@@ -52,10 +43,10 @@ def test_info_counts_what_the_rows_say(run, tmp_path):
     assert found["reuse_seconds"]["percentiles"]["max"] == 60.0
 
 
-def test_distances_are_those_of_a_list_kept_block_by_block(run, tmp_path):
+def test_distances_are_those_of_a_list_kept_block_by_block(tmp_path):
     path = tmp_path / "t.gz"
     path.write_bytes(traces.head_path(traces.AGENT).read_bytes())
-    found = json.loads(run("info", path, "--json").stdout)
+    found = told("trace", "info", path)
     stack, distances, gaps, last = [], [], [], {}
     for request in open_trace(path):
         blocks = request.blocks.tolist()
@@ -78,27 +69,26 @@ def test_distances_are_those_of_a_list_kept_block_by_block(run, tmp_path):
         assert sum(share for _, share in document["histogram"]) == pytest.approx(1)
 
 
-def test_info_draws_sizes_and_distances(run):
-    shown = run("info", traces.head_path(traces.CONVERSATION))
-    assert shown.exit_code == 0
+def test_info_draws_sizes_and_distances():
+    text = shown("trace", "info", traces.head_path(traces.CONVERSATION))
     for part in ("mooncake", "ceiling", "footprint", "blocks between uses", "time between uses"):
-        assert part in shown.stdout
+        assert part in text
 
 
-def test_info_says_when_nothing_comes_back(run, tmp_path):
-    shown = run("info", write(tmp_path / "t", [row([0, 1, 2, 3])]))
-    assert "No block is used twice" in shown.stdout
+def test_info_says_when_nothing_comes_back(tmp_path):
+    path = write(tmp_path / "t", [row([0, 1, 2, 3])])
+    assert "No block is used twice" in shown("trace", "info", path)
 
 
-def test_info_says_that_ids_were_renamed(run, tmp_path):
+def test_info_says_that_ids_were_renamed(tmp_path):
     path = write(tmp_path / "t", [row([0, 1, 2, 3]), row([9, 1, 2, 3])])
-    assert json.loads(run("info", path, "--json").stdout)["violations"] == 1
-    assert "renamed by prefix" in run("info", path).stdout
+    assert told("trace", "info", path)["violations"] == 1
+    assert "renamed by prefix" in shown("trace", "info", path)
 
 
-def test_convert_writes_a_trace_that_reads_the_same(run, tmp_path):
+def test_convert_writes_a_trace_that_reads_the_same(tmp_path):
     source, target = traces.head_path(traces.AGENT), tmp_path / "t.jsonl.gz"
-    written = json.loads(run("convert", source, target, "--json").stdout)
+    written = told("trace", "convert", source, target)
     assert written["requests"] == sum(1 for _ in open_trace(source))
     assert (written["block_size"], written["bytes"]) == (16, target.stat().st_size)
     before, after = (
@@ -108,19 +98,16 @@ def test_convert_writes_a_trace_that_reads_the_same(run, tmp_path):
     assert before == after
 
 
-def test_convert_makes_larger_blocks(run, tmp_path):
+def test_convert_makes_larger_blocks(tmp_path):
     target = tmp_path / "t"
-    shown = run("convert", traces.head_path(traces.AGENT), target, "--to-block-size", 64)
-    assert "blocks of 64 tokens" in " ".join(shown.stdout.split())
+    words = ("trace", "convert", traces.head_path(traces.AGENT), target, "--to-block-size", 64)
+    assert "blocks of 64 tokens" in " ".join(shown(*words).split())
     assert open_trace(target).block_size == 64
 
 
 @pytest.mark.parametrize("command", ["info", "convert"])
-def test_a_bad_file_is_one_line_and_exit_code_2(run, tmp_path, command):
+def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path, command):
     path = write(tmp_path / "t", [row([0, 1, 2, 3]), row([0]) | {"input_length": -3}])
     others = [tmp_path / "out"] if command == "convert" else []
-    result = run(command, path, *others)
-    assert result.exit_code == 2
-    assert "row 2: input_length is -3" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert "row 2: input_length is -3" in refusal("trace", command, path, *others)
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ import pytest
 from trace_help import by_prefix, row, write
 
 import traces
-from quire.core.hints import Hint
+from quire.core.terms import Hint
 from quire.errors import ConfigError, TraceError
 from quire.sim.trace import TraceRequest, open_trace, save_trace, with_block_size
 from quire.sim.trace.rows import compress

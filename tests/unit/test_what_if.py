@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from replay_help import ListTrace
 
 from quire import ops
-from quire.core import CacheManager, LayerGroup, Scope, SlidingWindow
+from quire.core import CacheManager, LayerGroup, Scope
 from quire.errors import ConfigError
 from quire.exchange import residency, restore
 from quire.foresight import LiveCurve
+from quire.groups import SlidingWindow
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress

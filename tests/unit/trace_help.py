@@ -65,3 +65,16 @@ def violations(prompts: Iterable[list]) -> int:
             count += first.setdefault(id_, (before,)) != (before,)
             before = id_
     return count
+
+
+def mooncake_rows(trace, output=1) -> list[dict]:
+    """Return the requests of a trace as Mooncake rows, a second apart."""
+    return [
+        {
+            "timestamp": 1000 * each.row,
+            "input_length": each.prompt_tokens,
+            "output_length": output,
+            "hash_ids": each.blocks.tolist(),
+        }
+        for each in trace
+    ]

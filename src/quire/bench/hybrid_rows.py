@@ -8,7 +8,8 @@ from collections.abc import Callable
 from quire.bench import workloads as load
 from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, store
 from quire.bench.timing import Row, once_us, repeat_us
-from quire.core import CacheManager, LayerGroup, Sequence, SlidingWindow
+from quire.core import CacheManager, LayerGroup, Sequence
+from quire.groups import SlidingWindow
 
 SIZE = load.BLOCK_SIZE
 SLIDING = 1

@@ -21,12 +21,7 @@ BLOCK_SIZE = 16
 VOCABULARY = 128_000
 """Token ids are drawn uniformly from `0 .. VOCABULARY - 1`."""
 
-MATCH_LENGTHS = {
-    "match_1k": 1_024,
-    "match_8k": 8_192,
-    "match_32k": 32_768,
-    "match_128k": 131_072,
-}
+MATCH_LENGTHS = {"match_1k": 1_024, "match_8k": 8_192, "match_32k": 32_768, "match_128k": 131_072}
 """Prompt length in tokens of each row that matches one edge."""
 
 NUM_TURNS = 102

@@ -80,8 +80,7 @@ def hf(*, rows: Rows = None, quick: Quick = False, as_json: AsJson = False) -> N
 @app.command("tiers")
 def tiers(
     places: Annotated[
-        list[str] | None,
-        typer.Argument(help="Tiers, written as for --tier; places of their own."),
+        list[str] | None, typer.Argument(help="Tiers, written as for --tier; places of their own.")
     ] = None,
     *,
     block_bytes: Annotated[

@@ -1,19 +1,31 @@
 """`quire cache`: verify and evict what a tier holds."""
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
+from rich.text import Text
 
 from quire.cli.options import AsJson
-from quire.cli.output import print_json, stdout
-from quire.cli.tier_check import read_all, show_verified, steps
+from quire.cli.output import print_json, progress, stdout
+from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import check_installed, kind_of, path_of, reading, shown, writing
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
+if TYPE_CHECKING:
+    from quire.tiers.base import Outcome, Tier
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 DAMAGED = 1
+"""The exit code."""
+
+SHOWN = 10
+"""Damaged records in a table, at most."""
 
 Place = Annotated[
     str,
@@ -113,8 +125,7 @@ def evict(
     place: Place,
     *,
     to: Annotated[
-        str | None,
-        typer.Option(help="Keep so much, the records used last.", show_default=False),
+        str | None, typer.Option(help="Keep so much, the records used last.", show_default=False)
     ] = None,
     scope: Scope = None,
     prefix: Prefix = None,
@@ -177,3 +188,84 @@ def evict(
         f"{'would evict' if dry_run else 'evicted'} {len(gone):,} records "
         f"({format_bytes(gone_bytes)}); {len(entries) - len(gone):,} left ({format_bytes(left)})"
     )
+
+
+@contextmanager
+def steps(what: str) -> Generator[Callable[[int, int], None]]:
+    """Show how many records of how many are done, on a terminal."""
+    with progress(what) as begin:
+        yield lambda done, total: begin(f"{what} {done:,} of {total:,}")
+
+
+def read_all(
+    tier: "Tier", only: frozenset[bytes] | None = None
+) -> tuple[list[dict[str, Any]], Counter[str], int]:
+    """Read every record, or some; return those that are damaged, counts by outcome, and bytes."""
+    from quire.tiers.base import Outcome
+    from quire.tiers.contents.batches import batches, carved
+
+    entries = [entry for entry in tier.scan() if only is None or entry.key in only]
+    damaged: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    with steps("verifying") as advance:
+        for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
+            buffers = carved([entry.num_bytes for entry in batch])
+            outcomes = tier.get([entry.key for entry in batch], buffers, 60.0)
+            for entry, buffer, outcome in zip(batch, buffers, outcomes, strict=True):
+                found, reason = _judged(entry.key, buffer, outcome)
+                counts[found] += 1
+                if found is Outcome.CORRUPT:
+                    damaged.append(
+                        {"key": entry.key.hex(), "bytes": entry.num_bytes, "reason": reason}
+                    )
+            advance(done, len(entries))
+    return damaged, counts, sum(entry.num_bytes for entry in entries)
+
+
+def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":
+    """Return the outcome of a record and the reason of its damage, if there is one.
+
+    A slab's place without the record that it should have reads as absent. If what it has is another
+    record, it was given to that one meanwhile; if it is none, it is damaged.
+    """
+    from quire.errors import RecordError
+    from quire.tiers.base import Outcome
+    from quire.tiers.format import verify as verify_record
+
+    if outcome not in (Outcome.CORRUPT, Outcome.ABSENT) or (
+        outcome is Outcome.ABSENT and not any(record[:8])
+    ):
+        return outcome, ""
+    try:
+        header = verify_record(record)
+    except RecordError as error:
+        return Outcome.CORRUPT, str(error)
+    if header.key != key:
+        return outcome, f"holds the record of key {header.key.hex()}"
+    return outcome, "is not the record that was stored here"
+
+
+def show_verified(found: dict[str, Any]) -> None:
+    """Print what verifying found."""
+    console = stdout()
+    damaged = found["damaged"]
+    facts = [
+        ("records", f"{found['records']:,} ({format_bytes(found['bytes'])})"),
+        ("whole", f"{found['whole']:,}"),
+        ("damaged", Text(f"{len(damaged):,}", "red" if damaged else "green")),
+    ]
+    facts += [
+        (name, f"{found[name]:,}")
+        for name in ("dropped", "foreign", "gone", "unread")
+        if found[name]
+    ]
+    console.print(facts_table(facts))
+    if damaged:
+        table = plain_table(Column("damaged record", no_wrap=True), "size", Column("why"))
+        for each in damaged[:SHOWN]:
+            table.add_row(each["key"][:16] + "...", format_bytes(each["bytes"]), each["reason"])
+        console.print(table)
+        if len(damaged) > SHOWN:
+            console.print(f"and {len(damaged) - SHOWN:,} more; --json lists all")
+        if not found["dropped"]:
+            console.print("reads of these are misses; --repair drops them")

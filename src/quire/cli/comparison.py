@@ -28,14 +28,8 @@ class DemoSize(NamedTuple):
 
     def check(self) -> None:
         """Raise `ConfigError` unless the numbers are within the demo's text."""
-        limits = {
-            "num_conversations": MAX_CONVERSATIONS,
-            "num_turns": MAX_TURNS,
-            "system_tokens": 100_000,
-            "max_new_tokens": 1000,
-        }
-        for name, limit in limits.items():
-            value = getattr(self, name)
+        limits = (MAX_CONVERSATIONS, MAX_TURNS, 100_000, 1000)
+        for name, value, limit in zip(self._fields, self, limits, strict=False):
             if not 1 <= value <= limit:
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option} is {value}; it must be between 1 and {limit}")
@@ -131,11 +125,10 @@ class SideBySide:
     def __init__(self, model: Any, tokenizer: Any, cache: Any, size: DemoSize) -> None:
         self.model, self.tokenizer, self.cache = model, tokenizer, cache
         self._size = size
-        self.system = system_text(
-            size.system_tokens, lambda text: len(tokenizer(text)["input_ids"])
-        )
+        text = system_text(size.system_tokens, lambda text: len(tokenizer(text)["input_ids"]))
+        self._system = message("system", text)
         self._talks = {
-            label: ([message("system", self.system)], [message("system", self.system)])
+            label: ([self._system], [self._system])
             for label in ascii_uppercase[: size.num_conversations]
         }
         pad = model.generation_config.pad_token_id
@@ -161,7 +154,7 @@ class SideBySide:
 
     def sample(self) -> DemoCall:
         """Draw four replies to one question, seeded, under the same system prompt."""
-        talk = [message("system", self.system), message("user", SAMPLED_QUESTION)]
+        talk = [self._system, message("user", SAMPLED_QUESTION)]
         return self._call(
             "samples", 1, talk, list(talk), do_sample=True, num_return_sequences=NUM_SAMPLES
         )

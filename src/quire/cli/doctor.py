@@ -3,8 +3,9 @@
 import importlib.util
 import os
 import platform
+import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes
-from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, Extra, install
+from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, install
 
 BASE = ("numpy", "msgspec")
 """Packages of the base install."""
@@ -26,9 +27,7 @@ PACKAGES = tuple(dict.fromkeys((*BASE, *_OPTIONAL)))
 IMPORTED_AS: dict[str, str] = {package: module for module, package in DISTRIBUTIONS.items()}
 
 
-def doctor(
-    as_json: AsJson = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """What is installed, what each extra would add, and what the machine has.
 
     Works with nothing but the base install and the cli extra.
@@ -53,23 +52,20 @@ def doctor(
         state = Text(f"missing: {missing}", "yellow") if missing else Text("there", "green")
         table.add_row(name, extra["purpose"], state)
     console.print(table)
-    lacking = [extra for extra in found["extras"].values() if extra["missing"]]
-    for extra in lacking:
-        console.print(Text.assemble("to get it:  ", (extra["install"], "bold")))
+    for extra in found["extras"].values():
+        if extra["missing"]:
+            console.print(Text.assemble("to get it:  ", (extra["install"], "bold")))
 
 
 def examine() -> dict[str, Any]:
     """Return versions, extras and devices as plain data."""
     versions = {name: _version(name) for name in PACKAGES}
-    extras = {
-        name: {
-            "packages": _packages(extra),
-            "missing": [package for package in _packages(extra) if versions[package] is None],
-            "purpose": extra.purpose,
-            "install": install(name),
-        }
-        for name, extra in EXTRAS.items()
-    }
+    extras: dict[str, Any] = {}
+    for name, extra in EXTRAS.items():
+        packages = [DISTRIBUTIONS.get(each, each) for each in extra.modules]
+        missing = [package for package in packages if versions[package] is None]
+        about = {"purpose": extra.purpose, "install": install(name)}
+        extras[name] = {"packages": packages, "missing": missing} | about
     return {
         "quire": __version__,
         "installed_as": _installed_as(),
@@ -82,10 +78,6 @@ def examine() -> dict[str, Any]:
     } | _devices()
 
 
-def _packages(extra: Extra) -> list[str]:
-    return [DISTRIBUTIONS.get(name, name) for name in extra.modules]
-
-
 def _version(package: str) -> str | None:
     try:
         module = IMPORTED_AS.get(package, package)
@@ -95,11 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def _installed_as() -> str | None:
-    try:
-        requires(DISTRIBUTION)
-    except PackageNotFoundError:
-        return None
-    return DISTRIBUTION
+    return next((DISTRIBUTION for _ in distributions(name=DISTRIBUTION)), None)
 
 
 def _cpu_cores() -> int:
@@ -114,13 +102,10 @@ def _memory_bytes() -> dict[str, int | None]:
     total = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = None
     meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text("ascii", "replace").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    return {"total": total, "available": available}
+    said = meminfo.read_text("ascii", "replace") if meminfo.is_file() else ""
+    kib = re.search(r"^MemAvailable: *(\d+)", said, re.MULTILINE)
+    return {"total": total, "available": int(kib[1]) * 1024 if kib else None}
 
 
 def _devices() -> dict[str, Any]:

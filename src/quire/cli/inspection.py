@@ -83,9 +83,11 @@ def inspect(
             soft_wrap=False,
         )
     try:
-        show(console, state, text=text or bool(state.get("text_is_bytes")))
+        with console.capture() as drawn:
+            show(console, state, text=text or bool(state.get("text_is_bytes")))
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
+    console.file.write(drawn.get())
 
 
 def _inspect_tier(place: str, *, top: int, report: Path | None, as_json: bool) -> None:
@@ -118,10 +120,8 @@ def show(console: Console, state: dict[str, Any], *, text: bool) -> None:
     console.print()
     memory = {group["name"]: group for group in state.get("memory", ())}
     for group in state["groups"]:
-        facts = [
-            (group["name"], pool_bar(group)),
-            ("", pool_counts(group) + Text(f" of {state['block_size']} tokens, {state['policy']}")),
-        ]
+        counts = pool_counts(group).append(f" of {state['block_size']} tokens, {state['policy']}")
+        facts = [(group["name"], pool_bar(group)), ("", counts)]
         if group["name"] in memory:
             facts.append(("", Text(_memory(memory[group["name"]]), "bright_black")))
         console.print(facts_table(facts))
@@ -184,22 +184,18 @@ def _grow(tree: Tree, nodes: list[dict[str, Any]], state: dict[str, Any], *, tex
     for node in nodes:
         num_blocks = len(node["tokens"]) // size
         stop = node["end"] * size
-        start = stop - num_blocks * size
+        tokens = f"  tokens {stop - num_blocks * size:,}-{stop:,}  "
         held = (f"{node['locks']} ref", ACTIVE) if node["locks"] else ("cached", CACHED)
-        label = Text.assemble(
-            (f"{num_blocks} block{'s' if num_blocks != 1 else ''}", "bold"),
-            f"  tokens {start:,}-{stop:,}  ",
-            held,
-        )
+        count = f"{num_blocks} block{'s' if num_blocks != 1 else ''}", "bold"
+        label = Text.assemble(count, tokens, held)
         if node["pins"]:
             label.append("  pinned", "magenta")
         if node["priority"]:
             label.append(f"  priority {node['priority']}", "magenta")
         for note in held_notes(node, state):
             label.append(f"  {note}", "yellow")
-        _grow(
-            tree.add(_Label(label, node["tokens"], text=text)), node["children"], state, text=text
-        )
+        below = tree.add(_Label(label, node["tokens"], text=text))
+        _grow(below, node["children"], state, text=text)
 
 
 class _Label:
@@ -239,17 +235,14 @@ def _sequences(state: dict[str, Any]) -> Any:
 
 def _statistics(stats: dict[str, Any]) -> list[tuple[str, Any]]:
     found = f"{stats['hit_tokens']:,} of {stats['prompt_tokens']:,}"
-    facts = [
+    missed = {reason: tokens for reason, tokens in stats["missed"].items() if tokens}
+    kinds = ("published", "deduplicated", "copied", "evicted")
+    return [
         ("requests", f"{stats['num_requests']:,}"),
         ("found", f"{found} prompt tokens ({stats['hit_rate']:.1%})"),
+        *((f"missed {missed[why]:,}", f"{why}: {MISSES.get(why, '')}") for why in missed),
+        ("blocks", ", ".join(f"{stats[f'{kind}_blocks']:,} {kind}" for kind in kinds)),
     ]
-    for reason, tokens in stats["missed"].items():
-        if tokens:
-            facts.append((f"missed {tokens:,}", f"{reason}: {MISSES.get(reason, '')}"))
-    kinds = ("published", "deduplicated", "copied", "evicted")
-    counts = ", ".join(f"{stats[f'{kind}_blocks']:,} {kind}" for kind in kinds)
-    facts.append(("blocks", counts))
-    return facts
 
 
 def _scope_name(scope: str) -> str:

@@ -86,8 +86,6 @@ Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Of all that is dra
 Below: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--below",
-        help="Memory below the device: name=size@speed, by commas.",
-        show_default=False,
+        "--below", help="Memory below the device: name=size@speed, by commas.", show_default=False
     ),
 ]

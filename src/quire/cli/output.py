@@ -141,11 +141,15 @@ def is_utf8(console: Console) -> bool:
 def milliseconds(seconds: float) -> str:
     """Return a duration in ms with three digits that say something: 4.21, 42.1, 421."""
     ms = seconds * 1000
-    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
+    return f"{ms:,.{2 if ms < 10 else 1 if ms < 100 else 0}f}"
 
 
 def times(factor: float) -> str:
     """Return a ratio for people: 1.04x, 9.3x, 24x."""
-    return (
-        f"{factor:.2f}x" if factor < 2 else f"{factor:.1f}x" if factor < 10 else f"{factor:,.0f}x"
-    )
+    return f"{factor:,.{2 if factor < 2 else 1 if factor < 10 else 0}f}x"
+
+
+def in_units(value: float, units: Iterable[tuple[float, str]], form: str = ".3g") -> str:
+    """Return a number in the first of the units (the largest first) that it is at least one of."""
+    size, name = next(((size, name) for size, name in units if value >= size), (1, ""))
+    return f"{value / size:{form}}{name}" if name else f"{value:,.0f}"

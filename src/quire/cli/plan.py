@@ -176,14 +176,12 @@ def _memory(memory: "Budget") -> Any:
     if memory.block_bytes:
         size = f"{format_bytes(memory.block_bytes)} each"
         facts.append(("blocks", f"{memory.num_blocks:,} of {memory.block_size} tokens, {size}"))
-    user = (
-        f"{short_tokens(memory.context)} tokens each ({format_bytes(memory.sequence_bytes)} a user)"
-    )
-    facts.append(("users", f"{memory.users:,} with {user}"))
-    others = ", ".join(
-        f"{short_tokens(tokens)}: {users:,}" for tokens, users in memory.users_by_context
-    )
-    facts.append(("", f"{others}; the longest alone: {memory.longest_tokens:,} tokens"))
+    each = f"{short_tokens(memory.context)} tokens each"
+    user = f"{format_bytes(memory.sequence_bytes)} a user"
+    counts = (f"{short_tokens(tokens)}: {users:,}" for tokens, users in memory.users_by_context)
+    alone = f"the longest alone: {memory.longest_tokens:,} tokens"
+    facts.append(("users", f"{memory.users:,} with {each} ({user})"))
+    facts.append(("", f"{', '.join(counts)}; {alone}"))
     if not memory.users:
         facts.append(("", Text(f"none fits; it takes --num-gpus {memory.num_gpus_needed}", "red")))
     if memory.kv_copies > 1:
@@ -293,7 +291,4 @@ def _advice(made: "DeploymentPlan") -> Text:
 
 
 def _count(number: int) -> str:
-    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return str(number)
+    return output.in_units(number, ((10**12, " T"), (10**9, " B"), (10**6, " M"), (10**3, " k")))

@@ -1,19 +1,30 @@
 """`quire replay`: a trace through the real cache, by capacity and policy."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
 
 from quire.cli import inputs
 from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.options import AsJson, CsvTo, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
 from quire.cli.output import print_json, progress, stderr, stdout
-from quire.cli.replay_table import show
+from quire.cli.tables import plain_table
+from quire.config import format_bytes
 from quire.extras import require
 
 DEFAULT_GPU = "h100"
+
+
+Row: TypeAlias = dict[str, Any]
+
+Cell: TypeAlias = Callable[[Row], str]
+"""The text of a row in a column."""
 
 
 def replay(
@@ -45,12 +56,10 @@ def replay(
         bool, typer.Option("--concurrent", help="Let requests overlap, and wait for room.")
     ] = False,
     prefill_rate: Annotated[
-        float | None,
-        typer.Option(help="Prompt tokens per second of a request, with --concurrent."),
+        float | None, typer.Option(help="Prompt tokens per second of a request, with --concurrent.")
     ] = None,
     decode_rate: Annotated[
-        float | None,
-        typer.Option(help="Output tokens per second of a request, with --concurrent."),
+        float | None, typer.Option(help="Output tokens per second of a request, with --concurrent.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Replays at a time.", show_default="CPU cores")
@@ -118,3 +127,117 @@ def csv_of(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return csv_text(flat)
+
+
+def show(console: Console, document: dict[str, Any], command: str) -> None:
+    """Print the rows, what they have in common, and the command that computes them again."""
+    console.print()
+    console.print(
+        Text.assemble(
+            (str(document["trace"]), "bold"),
+            f": {document['num_requests']:,} requests, {document['prompt_tokens']:,} prompt "
+            f"tokens, {document['num_unique']:,} different blocks of {document['block_size']} "
+            f"tokens; at most {document['ceiling']:.2%} can be found",
+        )
+    )
+    columns = _columns(document["rows"])
+    console.print(_table(document["rows"], columns))
+    for line in _notes(document):
+        console.print(Text(f"  {line}", "bright_black"))
+    console.print(Text(f"\n  {command}\n", "bright_black"), soft_wrap=True)
+
+
+def _table(rows: list[Row], columns: dict[str, Cell]) -> Any:
+    table = plain_table(*map(_head, columns), num_keys=3)
+    last = None
+    for row in rows:
+        capacity = row["capacity_blocks"]
+        if last not in (None, capacity):
+            table.add_section()
+        cells = [cell(row) for cell in columns.values()]
+        if capacity == last:
+            cells[:2] = "", ""
+        table.add_row(*cells, style="bold" if _is_best(row, rows) else "")
+        last = capacity
+    return table
+
+
+def _head(name: str) -> Column:
+    if name == "policy":
+        return Column(name, no_wrap=True)
+    return Column(name, justify="right", style="bright_black" * (name in QUIET))
+
+
+def _columns(rows: list[Row]) -> dict[str, Cell]:
+    """Return the columns that rows fill."""
+    columns = dict(COLUMNS)
+    if "saved_prefill_s" in rows[0]:
+        columns["saved prefill"] = lambda row: f"{row['saved_prefill_s']:,.0f} s"
+    if any("mean_wait_s" in row for row in rows):
+        columns["mean wait"] = _known("mean_wait_s", "{:,.2f} s")
+    columns["CPU s"] = lambda row: f"{row['seconds']:.2f}"
+    return columns
+
+
+def _known(name: str, form: str) -> Cell:
+    """Return a cell that is empty where a row has no such figure."""
+    return lambda row: "" if row.get(name) is None else form.format(row[name])
+
+
+def _missed(*reasons: str) -> Cell:
+    def cell(row: Row) -> str:
+        tokens = sum(row["missed"][reason] for reason in reasons)
+        return f"{tokens / max(row['prompt_tokens'], 1):.1%}"
+
+    return cell
+
+
+def _of_best(row: Row) -> str:
+    best = row["optimum_token_hit"]
+    return f"{row['token_hit'] / best:.1%}" if best else ""
+
+
+COLUMNS: dict[str, Cell] = {
+    "blocks": lambda row: f"{row['capacity_blocks']:,}",
+    "of all": lambda row: f"{100 * row['share']:.3g} %" if row["share"] else "",
+    "policy": lambda row: row["policy"],
+    "token hit": lambda row: f"{100 * row['token_hit']:.2f} %",
+    "of best": _of_best,
+    "evicted": _known("evictions", "{:,}"),
+    "gone": _missed("evicted"),
+    "block hit": lambda row: f"{100 * row['block_hit']:.2f} %",
+    "cold": _missed("cold"),
+    "other": _missed("oversized", "partial_block"),
+}
+"""Those that matter most stand first: in a narrow terminal the others are below."""
+
+QUIET = ("gone", "cold", "other", "CPU s")
+"""Columns that are read last."""
+
+
+def _is_best(row: Row, rows: list[Row]) -> bool:
+    """Whether no other policy finds more at this capacity, and there are others."""
+    others = [
+        each["token_hit"]
+        for each in rows
+        if each["capacity_blocks"] == row["capacity_blocks"] and each["policy"] != "optimum"
+    ]
+    return row["policy"] != "optimum" and len(others) > 1 and row["token_hit"] == max(others)
+
+
+def _notes(document: dict[str, Any]) -> list[str]:
+    notes = [
+        "of best: share of what the optimum finds, which knows the future",
+        "gone: prompt tokens that were seen before and are not cached any more",
+    ]
+    if document["hints"] != "none":
+        notes.append(f"hints: {document['hints']}")
+    if document["concurrent"]:
+        notes.append("requests overlap; the optimum is that of one request at a time")
+    if "model" in document:
+        row = document["rows"][0]
+        notes.append(
+            f"without a cache, {document['model']} needs {row['prefill_s']:,.0f} s of prefill on "
+            f"{document['gpu']}; a block is {format_bytes(document['kv_bytes_per_block'])}"
+        )
+    return notes

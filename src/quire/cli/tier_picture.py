@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from quire.cli.output import HEIGHTS, is_utf8, progress
+from quire.cli.output import HEIGHTS, in_units, is_utf8, progress
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import check_installed, kind_of, reading, shown
 from quire.config import format_bytes
@@ -98,16 +98,11 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
     utf8 = is_utf8(console)
     found = picture.found
     total = found.total
+    sizes = (f"{count:,} of {format_bytes(size)}" for size, count in found.record_sizes.items())
     facts = [
         ("tier", f"{name or picture.place} ({picture.kind})"),
         ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
-        (
-            "sizes",
-            ", ".join(
-                f"{count:,} of {format_bytes(size)}" for size, count in found.record_sizes.items()
-            )
-            or "none",
-        ),
+        ("sizes", ", ".join(sizes) or "none"),
     ]
     if picture.used_at is not None:
         first, last = (_ago(time.time() - at) for at in picture.used_at)
@@ -123,12 +118,9 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
     if found.scopes:
         console.print(_prefixes(found, top, utf8=utf8))
     if found.unnamed.records:
-        line = Text.assemble(
-            ("without a name", "bold"),
-            f"  {found.unnamed.records:,} records, {format_bytes(found.unnamed.num_bytes)}  ",
-            _strip(found.unnamed, total, utf8=utf8),
-        )
-        console.print(line)
+        records, size, strip = _counts(found.unnamed, total, utf8=utf8)
+        head = "without a name", "bold"
+        console.print(Text.assemble(head, f"  {records} records, {size}  ", strip))
         if not found.scopes:
             console.print(
                 "Keys are digests: without names.jsonl beside the records nobody can tell their "
@@ -202,10 +194,9 @@ def _strip(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> Text:
 
 
 def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
+    if seconds < 60:
+        return f"{max(seconds, 0):.0f} s ago"
+    return in_units(seconds, ((86400, " d ago"), (3600, " h ago"), (60, " min ago")), ".1f")
 
 
 def _short(model: str) -> str:
@@ -219,13 +210,10 @@ def _printable(text: str) -> str:
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    parts: list[str] = []
-    first = last = None
-    for layer in (*layers, None):
-        if layer is not None and last is not None and layer == last + 1:
-            last = layer
-            continue
-        if first is not None:
-            parts.append(str(first) if first == last else f"{first}-{last}")
-        first = last = layer
-    return ", ".join(parts)
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

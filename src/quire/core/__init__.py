@@ -2,14 +2,7 @@
 
 from quire.core.copies import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
-from quire.core.groups import (
-    ChunkedAttention,
-    FullAttention,
-    LayerGroup,
-    Recurrent,
-    SlidingWindow,
-)
-from quire.core.hints import Hint
+from quire.core.groups import FullAttention, Kind, LayerGroup
 from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
@@ -19,26 +12,25 @@ from quire.core.policy import Entry, Policy, RankedPolicy
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
+from quire.core.terms import Hint
 
 __all__ = [
     "BlockCopy",
     "BlockTables",
     "CacheManager",
-    "ChunkedAttention",
     "DecodeBatch",
     "Entry",
     "FullAttention",
     "Hint",
     "Hit",
+    "Kind",
     "LayerGroup",
     "MediaItem",
     "Pin",
     "Policy",
     "RankedPolicy",
-    "Recurrent",
     "Scope",
     "Sequence",
-    "SlidingWindow",
     "Stats",
     "Watcher",
 ]

@@ -17,11 +17,6 @@ GAP = -1
 """Stands in a list of blocks where there is none."""
 
 
-def without_gaps(ids: memoryview[int]) -> memoryview[int]:
-    """Return the blocks of a list that are there."""
-    return memoryview(array("i", [block for block in ids if block != GAP])) if GAP in ids else ids
-
-
 class BlockPool:
     """The physical blocks of one layer group, `name`.
 
@@ -118,6 +113,18 @@ class BlockPool:
                 self.waiting.pop(block, None)
         self.ids[start : self._top] = block_ids
         self._top = start
+
+    def release(self, block_ids: memoryview[int]) -> None:
+        """Give up a hold on each of these blocks: those that nobody else holds are given back. Gaps are passed over."""
+        if self.shared or GAP in block_ids:
+            own = array("i")
+            for block in block_ids:
+                if block in self.shared:
+                    self.unshare(block)
+                elif block != GAP:
+                    own.append(block)
+            block_ids = memoryview(own)
+        self.give_back(block_ids)
 
     def cache(self, num_blocks: int) -> None:
         """Active to cached: so many blocks of the tree are referenced by nobody now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.core.blocks import BlockPool
+from quire.errors import CopyError
 
 
 class BlockCopy(NamedTuple):
@@ -44,10 +45,15 @@ class CopyPlan:
             src, num_tokens = earlier[0], min(num_tokens, earlier[1])
         waiting[copy.dst] = (src, num_tokens)
 
-    def touches(self, group: int, block_id: int) -> bool:
-        """Whether this block waits for a copy or is read by one."""
+    def check_done(self, group: int, block: int) -> None:
+        """Raise `CopyError` if this block waits for a copy or is read by one."""
         waiting = self._pools[group].waiting
-        return block_id in waiting or any(src == block_id for src, _ in waiting.values())
+        if block in waiting or any(src == block for src, _ in waiting.values()):
+            msg = (
+                f"block {block} of group {group} waits for a planned copy; call take_copies() "
+                "and do them before the forward whose tokens are committed"
+            )
+            raise CopyError(msg)
 
     def take(self) -> list[BlockCopy]:
         """Return the plan and start an empty one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from operator import index
 
 from quire.core.blocks import GAP
@@ -76,23 +75,20 @@ def truncate(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     seq.fill()
     keep, in_tail = divmod(num_tokens, size)
     published = seq.node.end
-    taken_back = _head(kernel, seq, keep, in_tail) if keep < published and in_tail else b""
-    goes_back = num_tokens < computed
+    goes_back, reopens = num_tokens < computed, keep < computed // size
+    head = _head(kernel, seq, keep, in_tail) if reopens and in_tail else b""
     if goes_back:
         _check_sparse(kernel, seq, num_tokens)
         kernel.tree.leave(seq.node, rows.standing(row))
         _free_states(kernel, seq)
-    if keep >= published and keep < computed // size:
-        at = (keep - published) * kernel.tree.block_bytes
-        taken_back = seq.private_key[at : at + in_tail * TOKEN_BYTES]
     _keep_known(seq, num_tokens)
     _free(kernel, seq, max(published, keep + (in_tail > 0)), seq.num_blocks)
-    if keep < computed // size:
-        rows.write_tail(row, 0, taken_back)
+    if reopens:
+        rows.write_tail(row, 0, head)
         seq.private_key = seq.private_key[: max(keep - published, 0) * kernel.tree.block_bytes]
     if keep < published:
-        for window in rows.windows:
-            _refresh(kernel, seq, window.index, keep + 1)
+        # behind a window others may have healed gaps
+        seq.read_table([window.index for window in rows.windows], keep + 1)
         _unpublish(kernel, seq, keep, in_tail)
     if goes_back:
         kernel.tree.stand(seq.node, rows.standing(row))
@@ -120,7 +116,7 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
             )
             raise TruncateError(msg)
     for state in rows.states:
-        if num_tokens and (in_tail or state.snapshot(node, keep) is None):
+        if num_tokens and (in_tail or state.block_at(node, keep - 1) == GAP):
             msg = (
                 f"truncate to {num_tokens} tokens, but recurrent group {state.index} has no "
                 f"snapshot of exactly that length; the longest below is "
@@ -129,18 +125,12 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
             raise TruncateError(msg)
 
 
-def _refresh(kernel: Kernel, seq: Sequence, group: int, end: int) -> None:
-    """Read a table anew up to block `end`: behind the window others may have healed gaps."""
-    for node in seq.node.path():
-        stop = min(node.end, end)
-        if node.start < stop:
-            ids = node.blocks[group][: stop - node.start]
-            kernel.rows.slots(group, seq.row, node.start, stop)[:] = memoryview(ids)
-
-
 def _head(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> bytes:
-    """Return the first tokens of published block `keep`, which must be the sequence's alone."""
+    """Return the first tokens of full block `keep`, which must be the sequence's alone if it is published."""
     node, num_below = seq.node, 0
+    at = (keep - node.end) * kernel.tree.block_bytes
+    if at >= 0:
+        return seq.private_key[at : at + in_tail * TOKEN_BYTES]
     alone = True
     while True:
         alone &= node.locks == 1 and len(node.children) == num_below
@@ -176,23 +166,18 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
     Blocks that this sequence published and nobody else uses leave the tree; what it found
     cached stays, except a block that it goes on writing to.
     """
-    tree = kernel.tree
-    node = seq.node
+    tree, node = kernel.tree, seq.node
     own = keep if in_tail else max(keep, seq.num_cached // kernel.rows.block_size)
-    while node.end > keep and node.parent is not None:
-        parent, start = node.parent, node.start
+    while (parent := node.parent) is not None and node.end > keep:
         if node.locks == 1 and not node.children and node.end > own:
-            _withdraw(kernel, seq, node, max(own, start), freed_from=keep + (in_tail > 0))
-            if start >= own:
-                node = parent
-            continue
-        if start < keep:
-            parent = tree.split(node, keep - start)
-        below = node
-        while below is not parent:
-            tree.unlock(below)
-            assert below.parent is not None
-            below = below.parent
+            first = max(own, parent.end)
+            _withdraw(kernel, seq, node, first, freed_from=keep + (in_tail > 0))
+            if first > parent.end:
+                continue
+        else:
+            if parent.end < keep:
+                parent = tree.split(node, keep - parent.end)
+            tree.unlock(node)
         node = parent
     seq.node = node
 
@@ -211,30 +196,13 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
 
 def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
     """Give up private blocks [start, stop) of a sequence's table."""
-    if start >= stop:
-        return
-    for g in kernel.rows.token_groups:
-        slots = kernel.rows.slots(g, seq.row, start, stop)
-        if kernel.tree.pools[g].shared or seq.private_key:
-            slots = _unshared(kernel, g, slots)
-        kernel.tree.pools[g].give_back(slots)
+    for group in kernel.rows.token_groups if start < stop else ():
+        kernel.pools[group].release(kernel.rows.slots(group, seq.row, start, stop))
 
 
 def _free_states(kernel: Kernel, seq: Sequence) -> None:
     """Give up the states that a sequence works on."""
     for state in kernel.rows.states:
         slot = kernel.rows.entry(state.index, seq.row, 0)
-        state.pool.give_back(_unshared(kernel, state.index, slot))
+        state.pool.release(slot)
         slot[0] = GAP
-
-
-def _unshared(kernel: Kernel, group: int, slots: memoryview[int]) -> memoryview[int]:
-    """Drop the holds on shared blocks; return the ids that nobody else holds."""
-    pool = kernel.tree.pools[group]
-    own: list[int] = []
-    for block in slots:
-        if block in pool.shared:
-            pool.unshare(block)
-        elif block != GAP:
-            own.append(block)
-    return memoryview(array("i", own))

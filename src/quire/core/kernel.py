@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
-from quire.core.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
+from quire.core.groups import FullAttention
 from quire.core.lookup import Lookup
 from quire.core.node import Node, NodePart
 from quire.core.order import Order
@@ -18,11 +18,9 @@ from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
 from quire.core.settings import ManagerSettings
 from quire.core.sparse import Site, SparseGroup
-from quire.core.states import StateGroup
 from quire.core.stats import Counters, Missed
 from quire.core.tokens import Key
 from quire.core.tree import PrefixTree
-from quire.core.windows import WindowGroup
 from quire.errors import ConfigError
 
 Leaving: TypeAlias = Literal["evicted", "invalidated", "truncated", "cleared"]
@@ -159,14 +157,10 @@ def _sparse_groups(
 ) -> tuple[SparseGroup, ...]:
     sparse: list[SparseGroup] = []
     for index, (group, pool) in enumerate(zip(settings.groups, pools, strict=True)):
-        site = Site(index, len(sparse), pool, order)
-        match group.kind:
-            case SlidingWindow() | ChunkedAttention():
-                sparse.append(WindowGroup(site, group.kind, settings.block_size))
-            case Recurrent():
-                sparse.append(StateGroup(site, group.kind.interval))
-            case FullAttention():
-                pass
+        site = Site(index, len(sparse), pool, order, settings.block_size)
+        made = group.kind.group(site)
+        if made is not None:
+            sparse.append(made)
     return tuple(sparse)
 
 

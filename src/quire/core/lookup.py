@@ -9,7 +9,6 @@ import msgspec
 
 from quire.core.blocks import GAP
 from quire.core.node import Match, Node
-from quire.core.states import StateGroup
 from quire.core.stats import Missed
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
@@ -46,9 +45,8 @@ class Lookup:
         self._tree = tree
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        states = any(isinstance(group, StateGroup) for group in tree.sparse)
         self.evicted: Evicted | None = None
-        self._sub_block = sub_block and block_size > 1 and not states
+        self._sub_block = sub_block and block_size > 1 and not tree.states
 
     def find(self, root: Node, key: Key, limit: int) -> Match:
         """Find what is cached of the first `limit` tokens of a key."""
@@ -77,8 +75,7 @@ class Lookup:
         refused = match.num_blocks - end
         if not refused:
             return match
-        while end <= node.start and node.parent is not None:
-            node = node.parent
+        node = node.holding(end - 1)
         if end == node.end:
             return Match(node, end, refused=refused)
         assert node.parent is not None

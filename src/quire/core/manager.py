@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Unpack
 
+from quire.config import check_count
 from quire.core import decode, give, publish, snapshots, take
 from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
-from quire.core.groups import LayerGroup, check_count, check_group
-from quire.core.hints import check_session_id
+from quire.core.groups import LayerGroup, check_group
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
@@ -23,8 +23,8 @@ from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import USUAL, RequestTerms, wanted_terms
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.terms import ORDINARY, RequestTerms, check_seconds, check_session_id, terms_of
+from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 
@@ -113,8 +113,7 @@ class CacheManager(Interruptible):
 
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """
-        key = key_of(tokens)
-        root = self.default_root
+        root, key = self.default_root, key_of(tokens)
         if scope is not None or media is not NO_MEDIA or len(self.kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         return self.kernel.lookup.hit(root, key)
@@ -133,14 +132,11 @@ class CacheManager(Interruptible):
         The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
         many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
         """
-        deadline = self.settings.check_duration("ttl_s", ttl_s)
-        kernel, tree = self.kernel, self.kernel.tree
+        seconds, kernel = check_seconds("ttl_s", ttl_s, self.settings.clock), self.kernel
         root, key = self.read(key_of(tokens), scope, media)
-        found = tree.match(root, key, len(key) - len(key) % tree.block_bytes)
-        found = kernel.lookup.accepted(found)
-        if deadline:
-            deadline += tree.order.now()
-        return kernel.pins.add(found, found.num_blocks * self.block_size, deadline)
+        found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
+        deadline = kernel.tree.order.now() + seconds if seconds else 0.0
+        return kernel.pins.add(kernel.lookup.accepted(found), deadline)
 
     @mutating
     def evict(
@@ -156,11 +152,8 @@ class CacheManager(Interruptible):
         Without tokens the whole scope is dropped. Raises what `probe` raises.
         """
         if tokens is None:
-            if scope is not None:
-                check_scope(scope)
-            return invalidate(self.kernel, self._root(scope), key_of([]))
-        root, key = self.read(key_of(tokens), scope, media)
-        return invalidate(self.kernel, root, key)
+            return invalidate(self.kernel, self._root(scope), EMPTY_KEY)
+        return invalidate(self.kernel, *self.read(key_of(tokens), scope, media))
 
     @mutating
     def reclaim(self, num_blocks: int, group: int | None = None) -> int:
@@ -169,11 +162,11 @@ class CacheManager(Interruptible):
         Without a group, leaves lose their last blocks in every group. In one group with a
         window or a state, blocks go where they are missed least, and the prefixes stay.
         """
-        num_blocks = check_count("num_blocks", num_blocks)
+        num_blocks, sparse = check_count("num_blocks", num_blocks), None
         if group is not None:
             check_group(group, len(self.pools))
+            sparse = sparse_at(self.kernel.tree.sparse, group)
         self.kernel.pins.release_expired()
-        sparse = sparse_at(self.kernel.tree.sparse, group) if group is not None else None
         if sparse is not None:
             return evict_in(self.kernel, sparse, num_blocks)
         return evict(self.kernel, num_blocks)
@@ -194,8 +187,7 @@ class CacheManager(Interruptible):
         Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
         """
         check_session_id(session_id)
-        if scope is not None:
-            check_scope(scope)
+        check_scope(NO_SCOPE if scope is None else scope)
         return self.kernel.owners.end(scope or NO_SCOPE, session_id)
 
     # -- requests --------------------------------------------------------------------------
@@ -211,13 +203,13 @@ class CacheManager(Interruptible):
         """Start a request: reference what is cached of its prompt.
 
         At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
-        `RequestTerms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         kernel = self.kernel
-        wanted = wanted_terms(self.settings, terms) if terms else USUAL
-        key = given = key_of(tokens)
-        root = self.default_root
+        wanted = terms_of(self.settings.clock, terms) if terms else ORDINARY
+        root, given = self.default_root, key_of(tokens)
+        key = given
         if scope is not None or media is not NO_MEDIA or len(kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         check_fits(kernel, len(key) // TOKEN_BYTES)
@@ -294,16 +286,6 @@ class CacheManager(Interruptible):
             raise
 
     @mutating
-    def stop_storing(self, seq: Sequence) -> None:
-        """Publish nothing of this sequence from its next block on (a part not to be reused).
-
-        Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        seq.store_until = 0
-        seq.node.writer = None
-
-    @mutating
     def suspend(self, seq: Sequence) -> None:
         """Preempt: private blocks are freed, published ones are cached until evicted."""
         self.check_open(seq)
@@ -351,9 +333,9 @@ class CacheManager(Interruptible):
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
 
-        `pad`, `quire.core.decode.NO_BLOCK`, stands after a table's end and, in a windowed group, for what lies behind the window of the
-        next token. A kernel must not read there: every number from 0 on is somebody's block. Raises
-        `ConfigError`, `SequenceError`.
+        `pad` stands after a table's end and, in a windowed group, for what lies behind the window of the next
+        token. A kernel must not read there: every number from 0 on is somebody's block. Raises `ConfigError`,
+        `SequenceError`.
         """
         if not isinstance(seqs, tuple | list):
             raise SequenceError(f"tables of a list of sequences, got {seqs!r}")
@@ -427,16 +409,14 @@ class CacheManager(Interruptible):
         """
         if not key:
             raise TokensError("the prompt is empty; a lookup needs at least one token")
-        if scope is not None:
-            check_scope(scope)
-        known = self.kernel.tree.media
+        root, known = self._root(scope), self.kernel.tree.media
         if media is not NO_MEDIA:
             check_media(media, len(key) // TOKEN_BYTES)
         if media:
             key = known.peek(key, media)
         elif len(known):
             check_sign(key)
-        return self._root(scope), key
+        return root, key
 
     def check_known(self, seq: Sequence) -> None:
         """Raise `SequenceError` unless this is a sequence of this manager that was not closed."""
@@ -452,8 +432,10 @@ class CacheManager(Interruptible):
             raise SequenceError(f"{seq!r} is {seq.state}; resume it first")
 
     def _root(self, scope: Scope | None) -> Node:
-        root = self.default_root if scope is None else self.kernel.tree.roots.get(scope)
-        return root if root is not None else Node()
+        if scope is None:
+            return self.default_root
+        check_scope(scope)
+        return self.kernel.tree.roots.get(scope) or Node()
 
     def __repr__(self) -> str:
         pool = self.pools[0]

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from quire.core.hints import FOREVER, NO_HINT, Hint
 from quire.core.policy import Entry, Policy
 
 NO_CHILDREN: dict[bytes, Node] = {}
+
+FOREVER = float("inf")
+"""Seconds that do not run out."""
 
 
 class NodePart(msgspec.Struct, gc=False, eq=False):
@@ -29,23 +31,6 @@ class NodePart(msgspec.Struct, gc=False, eq=False):
         raise NotImplementedError
 
 
-class Part(msgspec.Struct, gc=False, eq=False):
-    """A sparse group's share of a node. `NodePart` is a watcher's.
-
-    `guards`   sequences and pins that stand at the end of the node
-    `guarded`  blocks of the part that those references protect
-    `num_held` blocks of the part that are there
-    `listed`   whether it stands among the parts that may have passing blocks
-    `rank`     its eviction class, None while nothing of it can be evicted by itself
-    """
-
-    guards: int = 0
-    guarded: int = 0
-    num_held: int = 0
-    listed: bool = False
-    rank: tuple[bool, int] | None = None
-
-
 class Owner(msgspec.Struct, eq=False):
     """A session, or a single request with a forecast, and the nodes that it alone has used.
 
@@ -57,24 +42,6 @@ class Owner(msgspec.Struct, eq=False):
     nodes: dict[int, Node] = msgspec.field(default_factory=dict[int, "Node"])
     num_open: int = 0
     due: float = FOREVER
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The terms on which the blocks of a request are kept.
-
-    `priority`   blocks of a higher one are evicted later
-    `retain_s`   seconds after its last use for which a path is evicted only when all else is gone; 0 for none
-    `owner`      of the nodes that it stores
-    `hint`       its caller's forecast of their reuse
-    """
-
-    priority: int = 0
-    retain_s: float = 0.0
-    owner: Owner | None = None
-    hint: Hint = NO_HINT
-
-
-ORDINARY = Terms()
 
 
 class Mark(msgspec.Struct, gc=False, eq=False):
@@ -155,6 +122,13 @@ class Node(Entry, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
+
+    def holding(self, at: int) -> Node:
+        """Return the node that has block `at` of the path to this one; the root for none."""
+        node = self
+        while node.parent is not None and at < node.parent.end:
+            node = node.parent
+        return node
 
     def path(self) -> list[Node]:
         """Return the nodes from below the root down to this one."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
-from quire.core.hints import FOREVER
-from quire.core.node import Mark, Node, Owner, Terms
-from quire.core.policy import Capacity, Policy, PolicyFactory
+from quire.core.node import FOREVER, Mark, Node, Owner
+from quire.core.policy import Capacity, Clock, LazyHeap, Policy, PolicyFactory
+from quire.core.terms import Terms
 from quire.errors import ConfigError
 
-Clock = Callable[[], float]
-
 SPENT, PLAIN, RETAINED = range(3)
+
+UNMARKED = Mark()
+"""Stands for the mark of a node on ordinary terms."""
 
 
 class Order:
@@ -31,13 +32,11 @@ class Order:
     def __init__(self, factory: PolicyFactory, capacity: Capacity, clock: Clock | None) -> None:
         self._factory = factory
         self._capacity = capacity
-        self._clock = clock
+        self.clock = clock
         self._tick = count().__next__
         self._latest = 0.0
         self._classes: dict[tuple[int, int], Policy] = {}
-        self._policies: list[Policy] = []
-        self._due: list[tuple[float, int, Node | Owner]] = []
-        self._max_due = 64
+        self._due = LazyHeap[tuple[float, int, Node | Owner]](_is_there)
         try:
             self._plain = self._policy_of((PLAIN, 0))
         except TypeError as error:
@@ -45,27 +44,23 @@ class Order:
         if not isinstance(self._plain, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
             msg = f"policy is a name or makes quire.core.Policy objects, not {self._plain!r}"
             raise ConfigError(msg)
-        self.has_clock = clock is not None
 
-    # -- nodes ---------------------------------------------------------------------------
+    # -- terms ---------------------------------------------------------------------------
 
     def stored(self, node: Node, terms: Terms) -> None:
         """A request of these terms made a node."""
         if terms.priority or terms.owner is not None:
-            node.mark = Mark(terms.priority)
-            if terms.owner is not None:
-                self._own(node, terms.owner)
+            self._mark(node, Mark(terms.priority, owner=terms.owner))
 
     def used(self, node: Node, terms: Terms) -> None:
         """A request of these terms uses a node; one that is not its owner's makes it an ordinary one."""
         mark = node.mark
-        if mark is None:
-            if terms.priority > 0:
-                node.mark = Mark(terms.priority)
-            return
-        mark.priority = max(mark.priority, terms.priority)
-        if mark.owner is not terms.owner:
-            self._disown(node)
+        if mark is not None:
+            mark.priority = max(mark.priority, terms.priority)
+            if mark.owner is not terms.owner:
+                self._disown(node)
+        elif terms.priority > 0:
+            node.mark = Mark(terms.priority)
 
     def retain(self, node: Node, seconds: float) -> None:
         """Retain a referenced node for so many seconds from now on."""
@@ -75,19 +70,26 @@ class Order:
 
     def alike(self, node: Node, terms: Terms) -> bool:
         """Whether what a request stores next may join a node that it used, on the same terms."""
-        mark = node.mark
-        if mark is None:
-            return not terms.priority and terms.owner is None
+        mark = node.mark or UNMARKED
         kept = terms.retain_s > 0 or not mark.keep_until
         return kept and mark.priority == terms.priority and mark.owner is terms.owner
 
     def joinable(self, upper: Node, lower: Node) -> bool:
         """Whether two nodes of one path are kept on the same terms from now on."""
-        if upper.mark is lower.mark:
-            return True
-        now, one, two = self.now(), upper.mark or Mark(), lower.mark or Mark()
+        now, one, two = self.now(), upper.mark or UNMARKED, lower.mark or UNMARKED
         same = one.priority == two.priority and one.owner is two.owner
         return same and max(one.keep_until, now) == max(two.keep_until, now)
+
+    def expect(self, owner: Owner, due: float) -> None:
+        """Say from when on nobody is expected to come back to an owner's nodes."""
+        now = self.now()
+        was_done, owner.due = owner.due <= now, due
+        if was_done != (due <= now):
+            self._refile(owner.nodes.values())
+        elif now < due < FOREVER:
+            self._due.push((due, self._tick(), owner))
+
+    # -- uses ----------------------------------------------------------------------------
 
     def touched(self, node: Node) -> None:
         """A request found this node and references it."""
@@ -95,11 +97,9 @@ class Order:
 
     def released(self, node: Node) -> None:
         """The node is cached now: it joins its class."""
-        mark = node.mark
-        if mark is None:
-            self._plain.released(node)
-            return
-        policy = mark.policy = self._policy_of(self._class_of(node, mark))
+        mark, policy = node.mark, self._plain
+        if mark is not None:
+            policy = mark.policy = self._policy_of(self._class_of(node, mark))
         policy.released(node)
 
     def referenced(self, node: Node) -> None:
@@ -111,40 +111,23 @@ class Order:
         self._holder(node).exposed(node)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper` took over the head of `lower`, which is cached or referenced."""
-        upper.uses, upper.note = lower.uses, lower.note
-        if lower.mark is not None:
-            mark = lower.mark
-            upper.mark = Mark(mark.priority, mark.keep_until, policy=mark.policy)
-            if mark.owner is not None:
-                self._own(upper, mark.owner)
+        """`upper` took over the head of `lower`, which is cached or referenced; who cut it references it next."""
+        upper.uses, upper.note, mark = lower.uses, lower.note, lower.mark
+        if mark is not None:
+            self._mark(upper, Mark(mark.priority, mark.keep_until, mark.owner, mark.policy))
         if not lower.locks:
             self._holder(lower).split(upper, lower)
-            if upper.mark is not None and lower.mark is not None and lower.mark.is_due:
-                self._remind(upper, upper.mark)
 
     def gone(self, node: Node) -> None:
         """A node left the tree."""
-        if node.mark is not None:
-            self._disown(node)
-            node.mark = None
-
-    # -- owners --------------------------------------------------------------------------
-
-    def expect(self, owner: Owner, due: float) -> None:
-        """Say from when on nobody is expected to come back to an owner's nodes."""
-        now = self.now()
-        was_done, owner.due = owner.due <= now, due
-        if was_done != (due <= now):
-            self._refile(list(owner.nodes.values()))
-        elif now < due < FOREVER:
-            self._push(due, owner)
+        self._disown(node)
+        node.mark = None
 
     # -- victims -------------------------------------------------------------------------
 
     def victim(self) -> tuple[Node, int] | None:
         """Return the node to take blocks from next and how many may go; None when nothing is cached."""
-        if self._due:
+        if self._due.items:
             self._expire()
         for policy in self._policies:
             found = policy.victim()
@@ -154,15 +137,15 @@ class Order:
 
     def order(self) -> Iterator[Node]:
         """Iterate over the cached nodes that policies hold, class by class, coldest first."""
-        if self._due:
+        if self._due.items:
             self._expire()
         for policy in self._policies:
             yield from policy.order()  # pyright: ignore[reportReturnType]
 
     def now(self) -> float:
         """Return the injected clock's time in seconds, never falling; 0 without a clock."""
-        if self._clock is not None:
-            self._latest = max(self._latest, self._clock())
+        if self.clock is not None:
+            self._latest = max(self._latest, self.clock())
         return self._latest
 
     # -- classes -------------------------------------------------------------------------
@@ -174,7 +157,9 @@ class Order:
         """Return the class that a node belongs to now, and look at it again when its retention ends."""
         now = self.now()
         if mark.keep_until > now:
-            self._remind(node, mark)
+            if not mark.is_due:
+                mark.is_due = True
+                self._due.push((mark.keep_until, self._tick(), node))
             return RETAINED, mark.priority
         return SPENT if mark.owner is not None and mark.owner.due <= now else PLAIN, mark.priority
 
@@ -185,20 +170,10 @@ class Order:
             self._policies = [self._classes[each] for each in sorted(self._classes)]
         return policy
 
-    def _change_class(self, node: Node) -> None:
-        """Take a cached node to the class that it belongs to now."""
-        mark = node.mark
-        assert mark is not None
-        policy, held_by = self._policy_of(self._class_of(node, mark)), self._holder(node)
-        if policy is not held_by:
-            held_by.referenced(node)
-            mark.policy = policy
-            policy.returned(node)
-
-    def _own(self, node: Node, owner: Owner) -> None:
-        assert node.mark is not None
-        node.mark.owner = owner
-        owner.nodes[id(node)] = node
+    def _mark(self, node: Node, mark: Mark) -> None:
+        node.mark = mark
+        if mark.owner is not None:
+            mark.owner.nodes[id(node)] = node
 
     def _disown(self, node: Node) -> None:
         mark = node.mark
@@ -206,31 +181,24 @@ class Order:
             del mark.owner.nodes[id(node)]
             mark.owner = None
 
-    def _refile(self, nodes: list[Node]) -> None:
+    def _refile(self, nodes: Iterable[Node]) -> None:
         """Take the cached ones of these nodes to the classes that they belong to now."""
         for node in sorted(nodes, key=_last_use):
-            if not node.locks:
-                self._change_class(node)
-
-    # -- what is due ---------------------------------------------------------------------
-
-    def _remind(self, node: Node, mark: Mark) -> None:
-        if not mark.is_due:
-            mark.is_due = True
-            self._push(mark.keep_until, node)
-
-    def _push(self, due: float, item: Node | Owner) -> None:
-        if len(self._due) >= self._max_due:
-            self._due = [each for each in self._due if _is_there(each[2])]
-            heapq.heapify(self._due)
-            self._max_due = max(64, 2 * len(self._due))
-        heapq.heappush(self._due, (due, self._tick(), item))
+            mark = node.mark
+            if node.locks or mark is None:
+                continue
+            policy, held_by = self._policy_of(self._class_of(node, mark)), self._holder(node)
+            if policy is not held_by:
+                held_by.referenced(node)
+                mark.policy = policy
+                policy.returned(node)
 
     def _expire(self) -> None:
+        """Look again at what is due: retention that ended, owners that are done."""
         now = self.now()
         nodes: list[Node] = []
-        while self._due and self._due[0][0] <= now:
-            item = heapq.heappop(self._due)[2]
+        while (first := self._due.first()) is not None and first[0] <= now:
+            item = heapq.heappop(self._due.items)[2]
             if isinstance(item, Owner):
                 nodes += item.nodes.values() if item.due <= now else ()
             elif item.mark is not None:
@@ -241,7 +209,8 @@ class Order:
         self._refile(nodes)
 
 
-def _is_there(item: Node | Owner) -> bool:
+def _is_there(entry: tuple[float, int, Node | Owner]) -> bool:
+    item = entry[2]
     return bool(item.nodes) if isinstance(item, Owner) else item.mark is not None
 
 

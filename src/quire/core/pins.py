@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
+from operator import attrgetter
 from typing import Self
 
 from quire.core.node import Match, Node
 from quire.core.sparse import SparseGroup
-from quire.core.tokens import IntArray, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.core.tree import PrefixTree
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
@@ -49,12 +49,7 @@ class Pin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -92,14 +87,15 @@ class Pins:
         """Return the nodes that pins hold, and how many pins each."""
         return Counter(node for pin in self.held.values() for node in pin.node.path())
 
-    def add(self, found: Match, num_tokens: int, deadline: float) -> Pin:
-        """Pin a matched prefix; raise `PinBudgetExceeded` and change nothing."""
+    def add(self, found: Match, deadline: float) -> Pin:
+        """Pin a matched prefix, up to a time in seconds if not 0; raise `PinBudgetExceeded` and change nothing."""
         tree = self._tree
+        num_tokens = found.num_blocks * tree.block_bytes // TOKEN_BYTES
         self.release_expired()
         pinned = self.pinned()
         wanted = self.num_blocks + sum(n for node, n in found.nodes() if node not in pinned)
         for group in tree.sparse:
-            self._check_reach(group, found.num_blocks, group.pool.num_blocks)
+            self.check_reach(group, found.num_blocks, group.pool.num_blocks)
         if tree.full and wanted > self.budget:
             what = (
                 f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
@@ -120,7 +116,9 @@ class Pins:
 
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
-        timed = sorted((pin for pin in self.held.values() if pin.deadline), key=_deadline)
+        timed = sorted(
+            (pin for pin in self.held.values() if pin.deadline), key=attrgetter("deadline")
+        )
         now = self._tree.order.now() if timed else 0.0
         return [pin for pin in timed if pin.deadline <= now]
 
@@ -129,22 +127,7 @@ class Pins:
         for pin in self.expired():
             self._release(pin)
 
-    def check_sizes(self, num_blocks: list[int]) -> None:
-        """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
-        self.release_expired()
-        for group, pool in self._tree.full:
-            budget = int(self.share * num_blocks[group])
-            if self.num_blocks > budget:
-                what = f"{self.num_blocks} blocks are pinned, {num_blocks[group]} allow {budget}"
-                raise pool.shortage(what, self.num_blocks, "close pins", PinBudgetExceeded)
-        for group in self._tree.sparse:
-            self._check_reach(group, 0, num_blocks[group.index])
-
-    def _release(self, pin: Pin) -> None:
-        del self.held[id(pin)]
-        self._tree.let_go(pin.node, self._tree.sparse)
-
-    def _check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:
+    def check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:
         """Raise `PinBudgetExceeded` if one more pin, of `end` blocks, needs too much of a sparse group."""
         wanted = sum(group.reach(pin.node.end) for pin in self.held.values()) + group.reach(end)
         budget = int(self.share * num_blocks)
@@ -155,6 +138,6 @@ class Pins:
             )
             raise group.pool.shortage(what, wanted, MEND, PinBudgetExceeded)
 
-
-def _deadline(pin: Pin) -> float:
-    return pin.deadline
+    def _release(self, pin: Pin) -> None:
+        del self.held[id(pin)]
+        self._tree.let_go(pin.node, self._tree.sparse)

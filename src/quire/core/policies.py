@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from quire.core.policy import WHOLE, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
 from quire.errors import ConfigError
+from quire.plugins import load_offered, names_offered
 
 GROUP = "quire.policies"
 """Entry points of packages that offer a policy."""
@@ -74,7 +73,7 @@ class Lru(Policy):
 
     def victim(self) -> tuple[Entry, int] | None:
         oldest = self._ends.newer
-        return None if oldest is self._ends or oldest is None else (oldest, WHOLE)
+        return None if oldest is self._ends or oldest is None else (oldest, ENDLESS)
 
     def order(self) -> Iterator[Entry]:
         entry = self._ends.newer
@@ -100,7 +99,6 @@ class Fifo(RankedPolicy):
         super().released(entry)
 
     def referenced(self, entry: Entry) -> None:
-        super().referenced(entry)
         entry.uses = entry.end
 
 
@@ -141,7 +139,7 @@ POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
 
 def policy_names() -> list[str]:
     """Return the names that `CacheManager` takes: the core's own, and what entry points offer."""
-    return sorted({*POLICIES, *_offered()})
+    return sorted(POLICIES.keys() | names_offered(GROUP))
 
 
 def factory_of(policy: object) -> PolicyFactory:
@@ -152,7 +150,7 @@ def factory_of(policy: object) -> PolicyFactory:
     """
     factory = policy
     if isinstance(policy, str):
-        factory = POLICIES.get(policy) or _load(policy)
+        factory = POLICIES.get(policy) or load_offered(GROUP, policy)
     if isinstance(factory, type) and not issubclass(factory, Policy):
         try:
             factory = factory()
@@ -160,22 +158,8 @@ def factory_of(policy: object) -> PolicyFactory:
             msg = f"policy is a class that is no Policy and wants arguments: {error}"
             raise ConfigError(msg) from error
     if not callable(factory):
-        msg = f"policy is one of {', '.join(policy_names())} or makes quire.core.Policy objects"
-        raise ConfigError(f"{msg}, got {policy!r}")
+        known = ", ".join(policy_names())
+        raise ConfigError(
+            f"unknown policy {policy!r}; there are {known}, and what makes quire.core.Policy objects"
+        )
     return cast("PolicyFactory", factory)
-
-
-@cache
-def _offered() -> dict[str, EntryPoint]:
-    return {offer.name: offer for offer in entry_points(group=GROUP)}
-
-
-def _load(name: str) -> object:
-    offer = _offered().get(name)
-    if offer is None:
-        raise ConfigError(f"unknown policy {name!r}; there are {', '.join(policy_names())}")
-    try:
-        return offer.load()
-    except (ImportError, AttributeError) as error:
-        msg = f"the policy {name!r} ({offer.value}) cannot be loaded: {error}"
-        raise ConfigError(msg) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,11 +15,17 @@ Tick: TypeAlias = Callable[[], int]
 Capacity: TypeAlias = Callable[[], int]
 """Blocks of the pool as it is now; of several pools, of the smallest one."""
 
-WHOLE = 1 << 31
-"""More blocks than an entry has: all of a victim may go."""
+Clock: TypeAlias = Callable[[], float]
+"""Seconds, rising."""
+
+ENDLESS = 1 << 31
+"""More blocks than there are: all of them."""
 
 Rank: TypeAlias = tuple[float, int]
 """A value, and the tick at which an entry got it: no two are equal."""
+
+
+Item = TypeVar("Item", bound=tuple[Any, ...])
 
 
 class Entry(msgspec.Struct, gc=False, eq=False):
@@ -71,15 +77,13 @@ class Policy(ABC):
     def returned(self, entry: Entry) -> None:
         """A cached entry comes from another class; its last use there still counts."""
 
-    @abstractmethod
-    def referenced(self, entry: Entry) -> None:
+    def referenced(self, entry: Entry) -> None:  # noqa: B027 - a heap need not look
         """A cached entry got its first reference, or left the cache."""
 
     def exposed(self, entry: Entry) -> None:  # noqa: B027 - LRU need not look
         """The last entry below this cached one went away: it may be a victim now."""
 
-    @abstractmethod
-    def split(self, upper: Entry, lower: Entry) -> None:
+    def split(self, upper: Entry, lower: Entry) -> None:  # noqa: B027 - a heap need not look
         """A new cached entry took over the head of `lower`, with its uses and note."""
 
     @abstractmethod
@@ -94,63 +98,67 @@ class Policy(ABC):
         """Iterate over the cached entries that this policy holds, coldest first."""
 
 
+PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]
+"""What the manager is given as `policy`: it makes one policy object per priority class."""
+
+
+class LazyHeap(Generic[Item]):
+    """A heap of items that may go out of date: dropped at the front, and all of them before the heap doubles."""
+
+    def __init__(self, holds: Callable[[Item], bool]) -> None:
+        self.items: list[Item] = []
+        self._holds = holds
+        self._limit = 64
+
+    def push(self, item: Item) -> None:
+        """Add an item."""
+        if len(self.items) >= self._limit:
+            self.items = [each for each in self.items if self._holds(each)]
+            heapq.heapify(self.items)
+            self._limit = max(64, 2 * len(self.items))
+        heapq.heappush(self.items, item)
+
+    def first(self) -> Item | None:
+        """Return the least item that is not out of date, None without any."""
+        while self.items and not self._holds(self.items[0]):
+            heapq.heappop(self.items)
+        return self.items[0] if self.items else None
+
+
 class RankedPolicy(Policy):
     """A policy that evicts the evictable entry of the lowest rank, kept in a heap.
 
-    `note` holds an entry's rank; subclasses set it. The heap holds (rank, tick, entry), which may be out of
-    date: one counts only if its entry is evictable and has that very rank, which each push makes anew. An entry that becomes a
-    candidate costs one push; stale ones are dropped when popped, and all at once when they outnumber the rest.
+    `note` holds an entry's rank; subclasses set it. An item of the heap counts only if its entry is evictable and has that
+    very rank, which each push makes anew. An entry that becomes a candidate costs one push.
     """
 
     def __init__(self, tick: Tick, capacity: Capacity) -> None:
         super().__init__(tick, capacity)
-        self._heap: list[tuple[Rank, int, Entry]] = []
-        self._num_cached = 0
+        self._heap = LazyHeap(_counts)
 
     def released(self, entry: Entry) -> None:
-        self._num_cached += 1
         if entry.evictable:
             self._push(entry)
 
     def returned(self, entry: Entry) -> None:
         RankedPolicy.released(self, entry)
 
-    def referenced(self, entry: Entry) -> None:
-        self._num_cached -= 1
-
     def exposed(self, entry: Entry) -> None:
         self._push(entry)
 
-    def split(self, upper: Entry, lower: Entry) -> None:
-        self._num_cached += 1
-
     def victim(self) -> tuple[Entry, int] | None:
-        heap = self._heap
-        while heap:
-            rank, _, entry = heap[0]
-            if entry.note is rank and entry.evictable:
-                return entry, WHOLE
-            heapq.heappop(heap)
-        return None
+        first = self._heap.first()
+        return (first[2], ENDLESS) if first is not None else None
 
     def order(self) -> Iterator[Entry]:
-        for rank, _, entry in sorted(self._heap, key=_place):
-            if entry.note is rank and entry.evictable:
-                yield entry
+        return (item[2] for item in sorted(self._heap.items) if _counts(item))
 
     def _push(self, entry: Entry) -> None:
-        heap = self._heap
-        if len(heap) > 2 * self._num_cached + 64:
-            heap[:] = [item for item in heap if item[2].note is item[0] and item[2].evictable]
-            heapq.heapify(heap)
         value, tick = entry.note
         entry.note = rank = (value, tick)  # another object: what stands in a heap counts no more
-        heapq.heappush(heap, (rank, self.tick(), entry))
+        self._heap.push((rank, self.tick(), entry))
 
 
-def _place(item: tuple[Rank, int, Entry]) -> tuple[Rank, int]:
-    return item[:2]
-
-
-PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]
-"""What the manager is given as `policy`: it makes one policy object per priority class."""
+def _counts(item: tuple[Rank, int, Entry]) -> bool:
+    rank, _, entry = item
+    return entry.note is rank and entry.evictable

@@ -6,14 +6,14 @@ from array import array
 from collections.abc import Sequence as Items
 from typing import NoReturn
 
-from quire.core.blocks import GAP, without_gaps
+from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
-from quire.core.node import NO_CHILDREN, Node
+from quire.core.node import Node
+from quire.core.policy import ENDLESS
 from quire.core.sequence import Sequence
 from quire.core.snapshots import keep_if_due
-from quire.core.terms import ENDLESS
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
-from quire.errors import CommitError, CopyError
+from quire.errors import CommitError
 
 NO_IDS = memoryview(array("i"))
 
@@ -88,12 +88,13 @@ def publish(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> None:
 
 def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     """Enter the sequence's next blocks into the tree; return how many of them were not there."""
-    tree, rows, row = kernel.tree, kernel.rows, seq.row
+    tree, rows, row, size = kernel.tree, kernel.rows, seq.row, kernel.tree.block_bytes
     node = seq.node
-    first = b""
-    if node.children is not NO_CHILDREN:
-        first, key, num_blocks = _follow(kernel, seq, key, num_blocks)
-        node = seq.node
+    if node.children and key[:size].tobytes() in node.children:
+        found = tree.match(node, key, len(key))
+        _rebase(kernel, seq, tree.node_at(found))
+        node, num_blocks = seq.node, num_blocks - found.num_blocks
+        key = key[found.num_blocks * size :]
         if not num_blocks:
             return 0
     start = node.end
@@ -102,7 +103,8 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     for state in rows.states:
         ids[state.index] = NO_IDS
     if (
-        node.locks == 1
+        seq.number  # what a restore brings is a node of its own: windows are kept at its end
+        and node.locks == 1
         and not node.children
         and node.parent is not None
         and tree.order.alike(node, seq.terms)
@@ -110,8 +112,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
         tree.extend(node, key, ids)
     else:
         blocks = tuple(array("i", each.tobytes()) for each in ids)
-        first = first or key[: tree.block_bytes].tobytes()
-        new = seq.node = tree.add(node, first, key, blocks, seq.terms)
+        new = seq.node = tree.add(node, key, blocks, seq.terms)
         tree.stand(new, rows.windows)
         tree.leave(node, rows.windows)
         node = new
@@ -121,23 +122,6 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     for tell in kernel.watchers.stored:
         tell(seq, node, num_blocks)
     return num_blocks
-
-
-def _follow(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> tuple[bytes, Key, int]:
-    """Take over the tree's blocks as far as it has these tokens.
-
-    Returns what is left of them: the first block, all bytes, and the number of blocks.
-    """
-    tree, first = kernel.tree, b""
-    while num_blocks:
-        first = key[: tree.block_bytes].tobytes()
-        if first not in seq.node.children:
-            break
-        found = tree.match(seq.node, key, len(key))
-        key = key[found.num_blocks * tree.block_bytes :]
-        num_blocks -= found.num_blocks
-        _rebase(kernel, seq, tree.node_at(found))
-    return first, key, num_blocks
 
 
 def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
@@ -150,7 +134,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.give_back(without_gaps(slots))
+            pool.release(slots)
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -202,23 +186,13 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
 
 def _release_behind(kernel: Kernel, seq: Sequence) -> None:
     """Free unpublished blocks that lie behind the windows of a sequence."""
-    rows = kernel.rows
-    for window in rows.windows:
+    whole = seq.computed - seq.computed % kernel.rows.block_size
+    for window in kernel.rows.windows:
         start = max(seq.node.end, window.num_sinks)
-        slots = rows.slots(
-            window.index,
-            seq.row,
-            start,
-            max(window.first(seq.computed // rows.block_size), start),
-        )
-        for at, block in enumerate(slots):
-            if block == GAP:
-                continue
-            if block in window.pool.shared:
-                window.pool.unshare(block)
-            else:
-                window.pool.give_back(slots[at : at + 1])
-            slots[at] = GAP
+        stop = max(window.first_of(whole), start)
+        slots = kernel.rows.slots(window.index, seq.row, start, stop)
+        window.pool.release(memoryview(array("i", reversed(slots))))
+        slots[:] = memoryview(array("i", [GAP]) * len(slots))
 
 
 def check_copies(kernel: Kernel, seq: Sequence) -> None:
@@ -226,19 +200,9 @@ def check_copies(kernel: Kernel, seq: Sequence) -> None:
     computed = kernel.rows.computed[seq.row]
     tail, in_tail = divmod(computed, kernel.rows.block_size)
     for state in kernel.rows.states:
-        _refuse_pending(kernel, state.index, kernel.rows.flat[state.index][seq.row])
-    for group in kernel.rows.token_groups:
-        if in_tail:
-            _refuse_pending(kernel, group, kernel.rows.slots(group, seq.row, tail, tail + 1)[0])
-
-
-def _refuse_pending(kernel: Kernel, group: int, block: int) -> None:
-    if kernel.copies.touches(group, block):
-        msg = (
-            f"block {block} of group {group} waits for a planned copy; call take_copies() "
-            "and do them before the forward whose tokens are committed"
-        )
-        raise CopyError(msg)
+        kernel.copies.check_done(state.index, kernel.rows.flat[state.index][seq.row])
+    for group in kernel.rows.token_groups if in_tail else ():
+        kernel.copies.check_done(group, kernel.rows.slots(group, seq.row, tail, tail + 1)[0])
 
 
 def _refuse(expected: bytes, key: Key, computed: int) -> NoReturn:

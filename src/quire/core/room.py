@@ -20,12 +20,14 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
             break
     else:
         return
-    if any(map(_is_short, kernel.pools, needed)):
+    if _shortest(kernel, needed):
         kernel.pins.release_expired()
-        _refuse_if_short(kernel, needed)
-    short = max((needed[g] - pool.num_free for g, pool in kernel.tree.full), default=0)
-    if short > 0:
-        evict(kernel, short)
+        if (short := _shortest(kernel, needed)) is not None:
+            mend = "close or suspend sequences, release pins, or enlarge the pool"
+            raise short[0].shortage("no room", short[1], mend)
+    missing = max((needed[g] - pool.num_free for g, pool in kernel.tree.full), default=0)
+    if missing > 0:
+        evict(kernel, missing)
     for group in kernel.tree.sparse:
         num_blocks = needed[group.index]
         if group.pool.num_free < num_blocks:
@@ -78,7 +80,7 @@ def clear(kernel: Kernel) -> int:
     """Drop all that is cached; see `CacheManager.clear`."""
     tree = kernel.tree
     kernel.pins.release_expired()
-    dropped = sum(invalidate_below(kernel, root) for root in tree.roots.values())
+    dropped = sum(invalidate_tree(kernel, root) for root in tree.roots.values())
     for group in tree.sparse:
         evict_in(kernel, group, group.pool.num_cached, "invalidated")
     for tell in kernel.watchers.leaving:
@@ -91,46 +93,35 @@ def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
     tree = kernel.tree
     kernel.pins.release_expired()
     if not key:
-        return invalidate_below(kernel, root)
+        return invalidate_tree(kernel, root)
     whole = len(key) - len(key) % tree.block_bytes
-    found = tree.match(root, key, whole)
-    covered, last = found.num_blocks * tree.block_bytes == whole, found.last
-    rest = key[whole:]
+    found, rest = tree.match(root, key, whole), key[whole:]
+    covered = found.num_blocks * tree.block_bytes == whole
     if found.into:
-        if not covered or not last.key.startswith(rest, found.into * tree.block_bytes):
+        if not covered or not found.last.key.startswith(rest, found.into * tree.block_bytes):
             return 0
-        return invalidate_below(kernel, last) + invalidate_path(kernel, last)
-    dropped = 0
-    for child in list(found.node.children.values()) if covered else ():
-        if child.key.startswith(rest):
-            dropped += invalidate_below(kernel, child) + invalidate_node(kernel, child)
-    return dropped + invalidate_path(kernel, found.node)
-
-
-def invalidate_below(kernel: Kernel, node: Node) -> int:
-    """Drop everything below a node that nobody references; return the blocks dropped."""
-    below = [node]
-    for each in below:
-        below.extend(each.children.values())
-    dropped = 0
-    for each in reversed(below[1:]):
-        dropped += invalidate_node(kernel, each)
+        tops = [found.last]
+    else:
+        children = found.node.children.values() if covered else ()
+        tops = [child for child in children if child.key.startswith(rest)]
+    dropped = sum(invalidate_tree(kernel, top) for top in tops)
+    node = found.node
+    while node.parent is not None and node.evictable:  # nothing else needs it
+        node, last = node.parent, node
+        dropped += invalidate_node(kernel, last)
     return dropped
 
 
-def invalidate_path(kernel: Kernel, node: Node) -> int:
-    """Drop the blocks from a node upwards, as far as nothing else needs them."""
-    dropped = 0
-    while node.evictable:
-        parent = node.parent
-        assert parent is not None
-        dropped += invalidate_node(kernel, node)
-        node = parent
-    return dropped
+def invalidate_tree(kernel: Kernel, top: Node) -> int:
+    """Drop a node and everything below it, as far as nobody references it; return the blocks dropped."""
+    nodes = [top]
+    for each in nodes:
+        nodes.extend(each.children.values())
+    return sum(invalidate_node(kernel, each) for each in reversed(nodes))
 
 
 def invalidate_node(kernel: Kernel, node: Node) -> int:
-    """Drop a whole node, unless something references it or hangs below it."""
+    """Drop a whole node, unless something references it or hangs below it; return its blocks."""
     if not node.evictable:
         return 0
     num_blocks = node.num_blocks
@@ -167,7 +158,9 @@ def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
         blocks = range(node.end - num_blocks, node.end)
         for tell in kernel.watchers.leaving:
             tell(node, blocks, None, why)
-    kernel.tree.drop_tail(node, num_blocks)
+    for g, pool in kernel.tree.full:
+        pool.drop(memoryview(node.blocks[g])[-num_blocks:])
+    kernel.tree.cut_tail(node, num_blocks)
 
 
 def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
@@ -180,12 +173,9 @@ def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
         node = parent
 
 
-def _refuse_if_short(kernel: Kernel, needed: Items[int]) -> None:
+def _shortest(kernel: Kernel, needed: Items[int]) -> tuple[BlockPool, int] | None:
+    """Return the first pool that could not give so many blocks, and how many are needed of it."""
     for pool, num_blocks in zip(kernel.pools, needed, strict=True):
         if pool.num_available < num_blocks:
-            mend = "close or suspend sequences, release pins, or enlarge the pool"
-            raise pool.shortage("no room", num_blocks, mend)
-
-
-def _is_short(pool: BlockPool, num_blocks: int) -> bool:
-    return pool.num_available < num_blocks
+            return pool, num_blocks
+    return None

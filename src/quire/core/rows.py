@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.sparse import SparseGroup
-from quire.core.states import StateGroup
-from quire.core.tokens import INT32, TOKEN_BYTES, IndexArray, IntArray
+from quire.core.sparse import SparseGroup, TableGroup
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
 from quire.core.tree import PrefixTree
-from quire.core.windows import WindowGroup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +40,8 @@ class Rows:
 
     `computed`, `capacity`  int32 [rows], tokens
     `flat[group]`           int32 [arena], block ids; of a recurrent group [rows], its state, -1 for none
-    `offset`, `ends`        intp [rows], entries of the arena and blocks; `sizes` those of the extent
+    `offset`, `ends`        int32 [rows], entries of the arena and blocks; `sizes` those of the extent
+    `numbers`               int32 [4, rows], these four together
     `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
     `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
                             but the recurrent ones
@@ -60,14 +59,10 @@ class Rows:
         self.version = self.epoch = 0
         self.num_rows = 64
         self.unused = list(range(self.num_rows - 1, -1, -1))
-        self.windows = tuple(each for each in tree.sparse if isinstance(each, WindowGroup))
-        self.states = tuple(each for each in tree.sparse if isinstance(each, StateGroup))
+        self.windows, self.states = tree.windows, tree.states
         without = {state.index for state in self.states}
         self.token_groups = tuple(g for g in range(num_groups) if g not in without)
-        self.computed_array = np.zeros(self.num_rows, dtype=INT32)
-        self.capacity_array = np.zeros(self.num_rows, dtype=INT32)
-        self.offset_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
-        self.ends_array: IndexArray = np.zeros(self.num_rows, dtype=np.intp)
+        self.numbers = np.zeros((4, self.num_rows), dtype=INT32)
         self.tails = np.zeros((self.num_rows, self.block_size), dtype=INT32)
         self.sizes = [0] * self.num_rows
         sizes = [MIN_ARENA if g in self.token_groups else self.num_rows for g in range(num_groups)]
@@ -114,7 +109,7 @@ class Rows:
         waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
-    def window_at(self, group: int) -> WindowGroup | None:
+    def window_at(self, group: int) -> TableGroup | None:
         """Return the windowed group of this index, if it is one."""
         return next((window for window in self.windows if window.index == group), None)
 
@@ -160,26 +155,6 @@ class Rows:
         base = (row * self.block_size + at) * TOKEN_BYTES
         self.tail_bytes[base : base + len(key)] = key
 
-    def check(self) -> str:
-        """Return what is wrong with the extents, or nothing."""
-        used = [(self.offset[r] + self.ends[r] - n, n) for r, n in enumerate(self.sizes) if n]
-        waiting = [(at, size) for size, starts in self.waiting.items() for at in starts]
-        end = 0
-        for start, size in sorted(used + waiting):
-            if start != end:
-                return f"an extent starts at {start}, the one before ends at {end}"
-            end += size
-        if end != self.top or end > self.arena_size:
-            return f"extents end at {end} of {self.arena_size}, {self.top} were given out"
-        if any(self.sizes[row] for row in self.unused):
-            return "an unused row has an extent"
-        num_used = sum(self.sizes)
-        if self.arena_size > max(MIN_ARENA, 4 * num_used):
-            return f"an arena of {self.arena_size} for {num_used} entries in use"
-        if any(len(self.flat[group]) != self.arena_size for group in self.token_groups):
-            return "the groups have arenas of different sizes"
-        return ""
-
     def _new_extent(self, size: int, more: int) -> int:
         """Return where an extent starts that was not used yet, when so many entries more will be in use."""
         if self.top + size > self.arena_size:
@@ -224,10 +199,7 @@ class Rows:
         """Have twice as many rows."""
         more = self.num_rows
         self.unused[:0] = range(2 * more - 1, more - 1, -1)
-        self.computed_array = _grown(self.computed_array, more)
-        self.capacity_array = _grown(self.capacity_array, more)
-        self.offset_array = _grown(self.offset_array, more)
-        self.ends_array = _grown(self.ends_array, more)
+        self.numbers = np.hstack((self.numbers, np.zeros((4, more), dtype=INT32)))
         self.tails = _grown(self.tails, more)
         self.sizes += [0] * more
         for state in self.states:
@@ -237,10 +209,9 @@ class Rows:
         self._view()
 
     def _view(self) -> None:
-        self.computed: memoryview[int] = self.computed_array.data
-        self.capacity: memoryview[int] = self.capacity_array.data
-        self.offset: memoryview[int] = self.offset_array.data
-        self.ends: memoryview[int] = self.ends_array.data
+        self.computed_array, self.capacity_array, self.offset_array, self.ends_array = self.numbers
+        views: list[memoryview[int]] = [row.data for row in self.numbers]
+        self.computed, self.capacity, self.offset, self.ends = views
         self.flat_tails = self.tails.reshape(-1)
         self.tail_bytes: memoryview[int] = self.flat_tails.data.cast("B")
         self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
 import msgspec
 import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.groups import check_group
-from quire.core.node import ORDINARY, Node, Terms
+from quire.core.node import Node
+from quire.core.policy import ENDLESS
 from quire.core.rows import Rows
 from quire.core.scope import Scope
-from quire.core.terms import ENDLESS
+from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
+from quire.interrupts import mutating
 
 
 class Script(msgspec.Struct, gc=False, eq=False):
@@ -138,20 +143,27 @@ class Sequence(msgspec.Struct, eq=False):
 
     def fill(self) -> None:
         """Read the head of a fork's row from the tree, unless it was read before."""
-        if not self.unfilled:
-            return
-        rows, row = self.rows, self.row
-        try:
-            rows.place(row, 0, rows.ends[row])
-            for node in self.node.path():
-                stop = min(node.end, self.unfilled)
-                for group in rows.token_groups if node.start < stop else ():
-                    ids = node.blocks[group][: stop - node.start]
-                    rows.slots(group, row, node.start, stop)[:] = memoryview(ids)
-        except BaseException as error:
-            rows.cut_off("the reading of a table", error)
-            raise
+        if self.unfilled:
+            self._fill()
+
+    @mutating
+    def _fill(self) -> None:
+        self.rows.place(self.row, 0, self.rows.ends[self.row])
+        self.read_table(self.rows.token_groups, self.unfilled)
         self.unfilled = 0
+
+    def read_table(self, groups: Items[int], stop: int) -> None:
+        """Read the table of these groups from the tree, up to block `stop` and as far as it is published."""
+        for node in self.node.path():
+            start, end = node.start, min(node.end, stop)
+            for group in groups if start < end else ():
+                ids = node.blocks[group][: end - start]
+                self.rows.slots(group, self.row, start, end)[:] = memoryview(ids)
+
+    @property
+    def cut_off(self) -> Callable[[str, BaseException], None]:
+        """What a call of its own tells the manager when something else than a refusal leaves it."""
+        return self.rows.cut_off
 
     def __repr__(self) -> str:
         if self.rows.interrupted:

@@ -7,15 +7,11 @@ from typing import TypedDict
 
 import msgspec
 
-from quire.config import nearest
-from quire.core.groups import LayerGroup, check_count, check_groups
-from quire.core.order import Clock
+from quire.config import check_count, nearest
+from quire.core.groups import LayerGroup, check_groups
 from quire.core.policies import factory_of
-from quire.core.policy import PolicyFactory
+from quire.core.policy import Clock, PolicyFactory
 from quire.errors import ConfigError
-
-MAX_SECONDS = 1e9
-"""The longest retention or time to live: about 31 years."""
 
 
 class Options(TypedDict, total=False):
@@ -49,18 +45,6 @@ class ManagerSettings(msgspec.Struct, frozen=True):
             raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
         if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
             raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
-
-    def check_duration(self, name: str, seconds: float | None) -> float:
-        """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
-        if seconds is None:
-            return 0.0
-        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
-            msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
-            raise ConfigError(f"{msg}, got {seconds!r}")
-        if self.clock is None:
-            msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
-            raise ConfigError(msg)
-        return seconds
 
 
 def settings_of(

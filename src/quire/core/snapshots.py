@@ -15,13 +15,10 @@ def stops(kernel: Kernel, seq: Sequence) -> list[int]:
     rows = kernel.rows
     if not rows.states:
         return []
-    size = rows.block_size
     last = max(seq.known_end, seq.computed)
     found = set(_ends(kernel, seq))
     for state in rows.states:
-        if state.interval is not None:
-            first = seq.computed // state.interval * state.interval
-            found.update(end // size * size for end in range(first, last, state.interval))
+        found.update(state.due(seq.computed, last))
     return sorted(stop for stop in found if seq.computed < stop < last)
 
 
@@ -30,11 +27,7 @@ def keep_if_due(kernel: Kernel, seq: Sequence) -> None:
     computed, size = seq.computed, kernel.rows.block_size
     if computed % size or not computed or seq.private_key:
         return
-    regular = (
-        -(-computed // state.interval) * state.interval < computed + size
-        for state in kernel.rows.states
-        if state.interval is not None
-    )
+    regular = (computed in state.due(computed, computed + size) for state in kernel.rows.states)
     if computed in _ends(kernel, seq) or any(regular):
         _keep(kernel, seq, passing=False)
 
@@ -69,7 +62,8 @@ def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
 
 def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
     rows = kernel.rows
-    missing = [state for state in rows.states if state.snapshot(seq.node, seq.node.end) is None]
+    last = seq.node.end - 1
+    missing = [state for state in rows.states if state.block_at(seq.node, last) == GAP]
     if any(state.pool.num_available < 1 for state in missing):
         return False
     for state in missing:

@@ -1,30 +1,30 @@
-"""Sparse groups: layer groups that may drop blocks of a prefix and keep the rest of it.
+"""Sparse groups, as the kernel knows them: layer groups that may drop blocks of a prefix and keep the rest of it.
 
-A full-attention group lives and dies with the nodes of the tree. A group with a window or a
-state needs little of a long prefix, so its blocks are references, cached and evicted on terms
-of their own: what it drops leaves a gap in the node, and the node stays.
+A full-attention group lives and dies with the nodes of the tree. A group with a window or a state needs little of
+a long prefix, so its blocks are guarded, cached and evicted on terms of their own: what it drops leaves a gap in the
+node, and the node stays. The kernel asks and tells them what stands here; `quire.groups` has those that ship.
 
     node           |=========== run of tokens, blocks of the full groups ===========|
     sliding group      . . . . [window] . . . . . . . [window] . . . . . . . [window]
     recurrent group                   *                      *                      *
                               a multiple of `interval`    another        end of the node
+
+A boundary is a number of blocks from the root. Whoever stands at the end of a node, a sequence or a pin, has
+locked its path in the full groups, and guards that end in these.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from quire.core.blocks import BlockPool
-from quire.core.hints import FOREVER
-from quire.core.node import Node, Part
+from quire.core.node import Node
 from quire.core.order import Order
-
-Queue: TypeAlias = OrderedDict[Node, None]
+from quire.core.tokens import IntArray
 
 Drop = Callable[[Node], None]
 """Takes a node that no hit can end in any more out of the tree."""
@@ -32,21 +32,15 @@ Drop = Callable[[Node], None]
 Tell = Callable[[Node, range, int], None]
 """Is told of the blocks of a node that one group is about to free, though a kept boundary needs them."""
 
-FAR = 2**31
-"""Beyond all blocks."""
 
+class Site(msgspec.Struct, frozen=True):
+    """Where a sparse group stands: its index among all groups, its place among the sparse, what it works with."""
 
-class WindowPart(Part, gc=False, eq=False):
-    """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
-
-    `need`   the first block needed by those who stand at the node's end or below it; FAR without any
-    `below`  the children that need blocks of this node or above it, counted by the first that they need
-    `swept`  the first block that may be passing: those before it were looked at
-    """
-
-    below: dict[int, int] | None = None
-    need: int = FAR
-    swept: int = 0
+    index: int
+    place: int
+    pool: BlockPool
+    order: Order
+    block_size: int
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -69,41 +63,28 @@ class Standing(msgspec.Struct, frozen=True):
         return sorted(touched, key=lambda node: -node.end)
 
 
-class Site(msgspec.Struct, frozen=True):
-    """Where a sparse group stands: its index among all groups and its place among the sparse."""
-
-    index: int
-    place: int
-    pool: BlockPool
-    evictor: Order
-
-
 class SparseGroup(ABC):
-    """The parts of all nodes in one sparse group, and the order in which they lose blocks.
+    """One such group: it hears of every change of the tree, tells its pool, and keeps `node.parts[place]`.
 
-    Blocks in the tree are cached unless they are guarded:
+    Its blocks in the tree are cached unless they are guarded:
 
-        pool.num_cached == sum(part.num_held - part.guarded)
-
-    Eviction takes passing blocks first, which no kept boundary needs; then kept ones, the
-    lowest class (retained, priority) first; in both, from the part used longest ago. Kept
-    boundaries are the ends of nodes (leaf ends, branch points) and multiples of an interval.
+        pool.num_cached == sum(num_cached(node))
     """
 
     def __init__(self, site: Site) -> None:
         self.index = site.index
         self.place = site.place
         self.pool = site.pool
-        self._evictor = site.evictor
-        self._passing: Queue = OrderedDict()
-        self._kept: dict[tuple[bool, int], Queue] = {}
-        self._next_expiry = FOREVER
 
     # -- what a hit needs ------------------------------------------------------------------
 
     @abstractmethod
     def accepted(self, node: Node, end: int) -> int:
-        """Return the largest boundary up to block `end`, on the path to `node`, for a hit."""
+        """Return the largest boundary up to `end`, on the path to `node`, for a hit."""
+
+    @abstractmethod
+    def required(self, end: int) -> list[int]:
+        """Return which blocks (or states after them) a hit at this boundary needs, rising."""
 
     @abstractmethod
     def reach(self, end: int) -> int:
@@ -132,12 +113,24 @@ class SparseGroup(ABC):
         """Whether nothing is kept for the end of this node alone, so that it need not be an end."""
 
     @abstractmethod
-    def joined(self, node: Node, upper: Part) -> None:
+    def joined(self, node: Node, upper: Any) -> None:
         """`node` took over the run of the node above it, whose part this was."""
 
     @abstractmethod
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         """The last blocks of a leaf leave the tree; those from `freed_from` on are freed."""
+
+    @abstractmethod
+    def touched(self, node: Node) -> None:
+        """A request found this node."""
+
+    @abstractmethod
+    def forget(self, node: Node) -> None:
+        """The node left the tree."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all nodes: the tree ends."""
 
     @abstractmethod
     def guard(self, node: Node) -> None:
@@ -147,163 +140,98 @@ class SparseGroup(ABC):
     def unguard(self, node: Node) -> None:
         """Take one protection of the end of this node away."""
 
-    @abstractmethod
-    def would_guard(self, standing: Standing) -> int:
-        """Return how many more blocks would be guarded, below 0 for fewer. Changes nothing."""
-
-    def touched(self, node: Node) -> None:
-        """A request found this node."""
-        part = node.parts[self.place]
-        if part.rank is not None:
-            self._file(node, part)
-            if part.listed:
-                self._passing.move_to_end(node)
-
-    def forget(self, node: Node) -> None:
-        """The node left the tree."""
-        part = node.parts[self.place]
-        self._unfile(node, part)
-        if part.listed:
-            del self._passing[node]
-            part.listed = False
-
-    def clear(self) -> None:
-        """Forget all nodes: the tree ends."""
-        self._passing.clear()
-        self._kept.clear()
-
     # -- eviction --------------------------------------------------------------------------
 
+    @abstractmethod
     def evict(self, num_blocks: int, drop: Drop, tell: Tell | None) -> int:
         """Free up to `num_blocks` cached blocks; return how many were."""
-        done = self._evict_passing(num_blocks, tell)
-        if done < num_blocks:
-            done += self._evict_kept(num_blocks - done, drop, tell)
-        return done
-
-    @abstractmethod
-    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
-        """Free up to so many passing blocks of a part; unlist it when it has no more."""
-
-    @abstractmethod
-    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
-        """Free up to so many unprotected blocks of a part."""
-
-    @abstractmethod
-    def unthinned(self, node: Node) -> int:
-        """Return how many cached blocks of a node leave with the node alone."""
 
     @abstractmethod
     def is_spent(self, node: Node) -> bool:
         """Whether no hit can end inside this node any more, for want of this group's blocks."""
 
+    # -- what others ask -------------------------------------------------------------------
+
+    @abstractmethod
+    def would_guard(self, standing: Standing) -> int:
+        """Return how many more blocks would be guarded, below 0 for fewer. Changes nothing."""
+
+    @abstractmethod
+    def num_cached(self, node: Node) -> int:
+        """Return how many blocks of a node are there and not guarded."""
+
     @abstractmethod
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
-        """Iterate over (boundary in blocks, block id) of what is there, for people and checks."""
+        """Iterate over (boundary, block id) of what is there of a node."""
 
-    def _evict_passing(self, num_blocks: int, tell: Tell | None) -> int:
-        done = 0
-        while self._passing and done < num_blocks:
-            node = next(iter(self._passing))
-            part = node.parts[self.place]
-            done += self._sweep(node, part, num_blocks - done, tell)
-            if not part.listed:
-                del self._passing[node]
-        return done
+    @abstractmethod
+    def block_at(self, node: Node, at: int) -> int:
+        """Return block `at` of the path to a node (or that of the state after it), GAP where none is there."""
 
-    def _evict_kept(self, num_blocks: int, drop: Drop, tell: Tell | None) -> int:
-        self._refile_expired()
-        done = 0
-        for rank in sorted(self._kept):
-            order = self._kept[rank]
-            for _ in range(len(order)):
-                if done >= num_blocks or not order:
-                    break
-                node = next(iter(order))
-                part = node.parts[self.place]
-                freed = self._thin(node, part, num_blocks - done, tell)
-                done += freed
-                if not part.num_held or not freed:
-                    self._unfile(node, part)
-                    if node.evictable and self.is_spent(node):
-                        drop(node)
-                elif done < num_blocks:
-                    order.move_to_end(node)
-        return done
+    @abstractmethod
+    def kept_ends(self, node: Node) -> list[int]:
+        """Return the boundaries in a node, rising, whose blocks are kept longest."""
 
-    def _refile_expired(self) -> None:
-        """Put parts whose retention ran out among the others, as those used longest ago."""
-        now = self._evictor.now()
-        if now < self._next_expiry:
-            return
-        retained = [node for rank in self._kept if rank[0] for node in self._kept[rank]]
-        self._next_expiry = min(
-            (n.keep_until for n in retained if n.keep_until > now), default=FOREVER
-        )
-        for node in reversed(retained):
-            if node.keep_until <= now:
-                part = node.parts[self.place]
-                self._file(node, part)
-                assert part.rank is not None
-                self._kept[part.rank].move_to_end(node, last=False)
+    @abstractmethod
+    def check(self, node: Node, num_standing: int) -> str:
+        """Return what is wrong with the part of a node at whose end so many stand, or nothing."""
 
-    def _enter(self, node: Node, part: Part) -> None:
-        """Put a part into both eviction orders as the one used last, if anything is there."""
-        if part.num_held:
-            self._file(node, part)
-            self._list(node, part)
-        else:
-            self._unfile(node, part)
+    @abstractmethod
+    def data(self, node: Node) -> dict[str, Any]:
+        """Return the part of a node as data that JSON can hold, `group` among it."""
 
-    def _list(self, node: Node, part: Part) -> None:
-        """Put a part among those that may have passing blocks, as the one used last."""
-        if part.listed:
-            self._passing.move_to_end(node)
-        else:
-            part.listed = True
-            self._passing[node] = None
+    @abstractmethod
+    def eviction_order(self) -> list[int]:
+        """Return the ends of the nodes in the order in which they lose blocks, for snapshots."""
 
-    def _file(self, node: Node, part: Part) -> None:
-        """Put a part into its eviction class, as the one used last."""
-        keep_until, now_in = node.keep_until, part.rank
-        if now_in is not None and not keep_until and now_in == (False, node.priority):
-            self._kept[now_in].move_to_end(node)
-            return
-        rank = (keep_until > 0 and keep_until > self._evictor.now(), node.priority)
-        if rank[0]:
-            self._next_expiry = min(self._next_expiry, keep_until)
-        if part.rank is not None and part.rank != rank:
-            del self._kept[part.rank][node]
-        order = self._kept.get(rank)
-        if order is None:
-            order = self._kept[rank] = OrderedDict()
-        order[node] = None
-        order.move_to_end(node)
-        part.rank = rank
 
-    def _unfile(self, node: Node, part: Part) -> None:
-        if part.rank is not None:
-            del self._kept[part.rank][node]
-            part.rank = None
+class TableGroup(SparseGroup):
+    """A group in which a sequence has a table of blocks, with gaps behind what its next token reads.
 
-    def check(self, node: Node) -> str:
-        """Return what is wrong with the part of this node, or nothing."""
-        part = node.parts[self.place]
-        held = sum(1 for _ in self.held(node))
-        if held != part.num_held:
-            return f"{held} blocks are there, counted {part.num_held}"
-        if part.listed != (node in self._passing):
-            return "the list of passing parts is wrong"
-        if part.rank is not None and node not in self._kept[part.rank]:
-            return "its eviction class is wrong"
-        if part.rank is None and part.num_held > part.guarded + self.unthinned(node):
-            return "it has blocks to give and no eviction class"
-        return ""
+    `num_sinks`  blocks at the head that are never behind; a locked node protects those that it has
+    """
 
-    def order(self) -> list[int]:
-        """Return the ends of the nodes in both eviction orders, for snapshots."""
-        kept = [node.end for rank in sorted(self._kept) for node in self._kept[rank]]
-        return [node.end for node in self._passing] + [-1] + kept
+    num_sinks: int
+
+    @abstractmethod
+    def first_of(self, num_tokens: int) -> int:
+        """Return the first block that the next token after so many reads, sinks apart."""
+
+    @abstractmethod
+    def lacks(self, node: Node, first: int, end: int) -> bool:
+        """Whether one of the blocks [first, end) of a path is gone."""
+
+    @abstractmethod
+    def recount(self, node: Node) -> None:
+        """The node's first reference came, or its last one went: sinks change sides."""
+
+    @abstractmethod
+    def extended_by_one(self, node: Node) -> None:
+        """`extended` by one block; at every block that a batch fills."""
+
+    @abstractmethod
+    def find_gaps(self, node: Node, num_blocks: int) -> None:
+        """Count those of the last blocks of a node, just added, that it has never had."""
+
+    @abstractmethod
+    def merge(self, node: Node, own: memoryview[int]) -> None:
+        """Replace a sequence's blocks of this run by the tree's, giving its own where gaps are."""
+
+
+class StateGroup(SparseGroup):
+    """A group in which a sequence has one block, its state, and works on a copy of the snapshot that it found."""
+
+    @abstractmethod
+    def due(self, start: int, stop: int) -> Iterable[int]:
+        """Return the ends of blocks, in tokens, at which snapshots are kept regularly: all of [start, stop), maybe others."""
+
+    @abstractmethod
+    def keep(self, node: Node, block: int, *, passing: bool) -> None:
+        """Enter a snapshot of the state at the end of a node, in a block that was allocated."""
+
+    @abstractmethod
+    def rename(self, node: Node, renamed: IntArray) -> None:
+        """The blocks of this group were moved: block b is renamed[b] now."""
 
 
 def sparse_at(groups: tuple[SparseGroup, ...], index: int) -> SparseGroup | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,70 +29,21 @@ class Missed(NamedTuple):
     last_user: int = 0
 
 
-class Stats(msgspec.Struct, frozen=True):
-    """Counters since the manager was made. Tokens unless the name says otherwise.
+class Counters(msgspec.Struct):
+    """The running counts of a manager, read through `Stats`."""
 
-    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at open.
-    """
-
-    num_requests: int
-    prompt_tokens: int
-    hit_tokens: int
-    missed: dict[str, int]
-    computed_tokens: int
-    recomputed_tokens: int
-    published_blocks: int
-    restored_blocks: int
-    deduplicated_blocks: int
-    evicted_blocks: int
-    invalidated_blocks: int
-    copied_blocks: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens found cached, 0 to 1; 0 before the first request."""
-        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    @property
-    def missed_tokens(self) -> int:
-        """Prompt tokens that were not found: prompt_tokens - hit_tokens."""
-        return self.prompt_tokens - self.hit_tokens
-
-
-class Counters:
-    """The manager's running counts, read through `Stats`.
-
-    prompt_tokens == hit_tokens + sum of the missed tokens of each reason
-    """
-
-    __slots__ = (
-        "computed_tokens",
-        "copied_blocks",
-        "deduplicated_blocks",
-        "evicted_blocks",
-        "hit_tokens",
-        "invalidated_blocks",
-        "missed",
-        "num_requests",
-        "prompt_tokens",
-        "published_blocks",
-        "recomputed_tokens",
-        "restored_blocks",
-    )
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.prompt_tokens = 0
-        self.hit_tokens = 0
-        self.missed: dict[str, int] = dict.fromkeys(MISS_REASONS, 0)
-        self.computed_tokens = 0
-        self.recomputed_tokens = 0
-        self.published_blocks = 0
-        self.restored_blocks = 0
-        self.deduplicated_blocks = 0
-        self.evicted_blocks = 0
-        self.invalidated_blocks = 0
-        self.copied_blocks = 0
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    missed: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(MISS_REASONS, 0))
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    published_blocks: int = 0
+    restored_blocks: int = 0
+    deduplicated_blocks: int = 0
+    evicted_blocks: int = 0
+    invalidated_blocks: int = 0
+    copied_blocks: int = 0
 
     def opened(self, num_tokens: int, num_cached: int, missed: Missed) -> None:
         """Count a request of so many prompt tokens, of which so many were found."""
@@ -107,6 +58,24 @@ class Counters:
 
     def stats(self) -> Stats:
         """Return the counts as they are now."""
-        counts: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        counts = msgspec.structs.asdict(self)
         counts["missed"] = dict(self.missed)
         return Stats(**counts)
+
+
+class Stats(Counters, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] - msgspec can
+    """Counters since the manager was made. Tokens unless the name says otherwise.
+
+    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at open.
+    prompt_tokens == hit_tokens + sum(missed.values())
+    """
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found cached, 0 to 1; 0 before the first request."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def missed_tokens(self) -> int:
+        """Prompt tokens that were not found: prompt_tokens - hit_tokens."""
+        return self.prompt_tokens - self.hit_tokens

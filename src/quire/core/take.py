@@ -11,11 +11,11 @@ from quire.core.copies import BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
 from quire.core.media import MediaItem
-from quire.core.node import ORDINARY, Match, Terms
+from quire.core.node import Match
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
-from quire.core.terms import ENDLESS, USUAL, Wanted
+from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.errors import InvariantError
 
@@ -25,7 +25,7 @@ def open_sequence(
     scope: Scope,
     prompt: tuple[Key, Items[MediaItem]],
     found: Match,
-    wanted: Wanted,
+    terms: Terms,
 ) -> Sequence:
     """Start a request whose prompt, a key and its media, was looked up; see `CacheManager.open`."""
     tree, counters = kernel.tree, kernel.counters
@@ -43,15 +43,13 @@ def open_sequence(
     if found.node.parent is None:
         found.node = root
     number = counters.num_requests + 1
-    terms, store_until = ORDINARY, ENDLESS
-    if wanted is not USUAL:
-        owner = kernel.owners.begin(scope, wanted.hint)
-        terms = Terms(wanted.priority, wanted.retain_s, owner, wanted.hint)
-        if wanted.store_until != ENDLESS:
-            store_until = wanted.store_until // kernel.rows.block_size
+    if terms is not ORDINARY:
+        owner = kernel.owners.begin(scope, terms.hint)
+        terms = msgspec.structs.replace(terms, owner=owner) if owner is not None else terms
     rows = kernel.rows
     seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
-    seq.store_until = store_until
+    if terms.store_until is not None:
+        seq.store_until = terms.store_until // rows.block_size
     attach(kernel, seq, key, found)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
@@ -223,10 +221,9 @@ def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
         pool.unshare(source)
     elif rows.computed[seq.row]:
         state = next(each for each in rows.states if each.index == group)
-        snapshot = state.snapshot(seq.node, seq.node.end)
-        if snapshot is None:
+        source = state.block_at(seq.node, seq.node.end - 1)
+        if source == GAP:
             raise InvariantError(f"{seq!r} stands where group {group} has no snapshot")
-        source = snapshot
         state.unguard(seq.node)
     else:
         return

@@ -1,46 +1,65 @@
-"""The terms that a request names: how firmly its blocks are kept, and how many of them."""
+"""The terms on which the blocks of a request are kept, and what its caller foresees of their reuse."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
-from quire.core.hints import NO_HINT, Hint
-from quire.core.settings import ManagerSettings
+from quire.core.node import FOREVER, Owner
+from quire.core.policy import Clock
 from quire.errors import ConfigError
 
 MAX_PRIORITY = 100
 
-ENDLESS = 2**31
-"""More blocks than a sequence has: all of them may be published."""
+MAX_SECONDS = 1e9
+"""The longest retention or time to live: about 31 years."""
+
+Reuse: TypeAlias = Literal["unknown", "session", "never"]
 
 
-def check_priority(priority: object) -> int:
-    """Return a priority; raise `ConfigError` if it is none."""
-    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise ConfigError(f"{msg}, got {priority!r}")
-    return priority
+class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A caller's forecast of the reuse of the blocks that its request stores.
+
+    `reuse`       "never": nobody comes back to them; "session": only this session does;
+                  "unknown": nothing is known
+    `ttl_s`       nobody comes back to them later than so many seconds after the request's end; with
+                  a session, after the end of its last request
+    `session_id`  whose turn it is, within the request's scope; `CacheManager.end_session` says
+                  that none follows
+
+    A forecast, not a command: blocks that nobody is expected to come back to are evicted before all
+    others, and found like any other until then. A request of somebody else that uses them makes them
+    ordinary ones. A group with a window or a state still loses its own blocks by their last use, before
+    whole prefixes go. Raises `ConfigError`.
+    """
+
+    reuse: Reuse = "unknown"
+    ttl_s: float | None = None
+    session_id: str | None = None
+
+    def __post_init__(self) -> None:
+        known = get_args(Reuse)
+        if type(self.reuse) is not str or self.reuse not in known:
+            raise ConfigError(f"a hint's reuse is one of {', '.join(known)}, got {self.reuse!r}")
+        if self.session_id is not None:
+            check_session_id(self.session_id)
+        if self.reuse == "session" and self.session_id is None:
+            raise ConfigError('reuse="session" needs a session_id: Hint("session", session_id="a")')
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds after a request's end for which its blocks are expected to be used again."""
+        if self.reuse == "never":
+            return 0.0
+        return FOREVER if self.ttl_s is None else self.ttl_s
 
 
-def check_store_until(num_tokens: object) -> int:
-    """Return a number of tokens, 0 or more; raise `ConfigError` if it is none."""
-    if type(num_tokens) is not int or num_tokens < 0:
-        msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"
-        raise ConfigError(f"{msg}, got {num_tokens!r}")
-    return num_tokens
+NO_HINT = Hint()
 
 
 class RequestTerms(TypedDict, total=False):
-    """What `CacheManager.open` takes beside a prompt.
-
-    `priority`     from -100 to 100: blocks of a higher one are evicted later than any of a lower one
-    `retain_s`     seconds after its last use for which the path is evicted only when nothing else is left
-    `store_until`  tokens that are stored at most, rounded down to a block: 0 stores nothing of the request,
-                   the prompt's length none of its answer
-    `hint`         what the caller foresees of their reuse
-    """
+    """What `CacheManager.open` takes beside a prompt: `Terms`, but for the owner."""
 
     priority: int
     retain_s: float | None
@@ -48,33 +67,64 @@ class RequestTerms(TypedDict, total=False):
     hint: Hint
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """The terms of a request, checked."""
+class Terms(msgspec.Struct, frozen=True):
+    """The terms on which the blocks of a request are kept.
+
+    `priority`     from -100 to 100: blocks of a higher one are evicted later than any of a lower one
+    `retain_s`     seconds after its last use for which the path is evicted only when nothing else is left; 0 for none
+    `store_until`  tokens that are stored at most, rounded down to a block: 0 stores nothing of the request,
+                   the prompt's length none of its answer; None all
+    `hint`         what the caller foresees of their reuse
+    `owner`        of the nodes that the request stores, once it is open
+    """
 
     priority: int = 0
     retain_s: float = 0.0
-    store_until: int = ENDLESS
+    store_until: int | None = None
     hint: Hint = NO_HINT
+    owner: Owner | None = None
 
 
-USUAL = Wanted()
+ORDINARY = Terms()
 
 
-def wanted_terms(settings: ManagerSettings, given: RequestTerms) -> Wanted:
+def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
     """Return the terms that a request names, checked; raise `ConfigError`."""
-    unknown = given.keys() - RequestTerms.__annotations__.keys()
+    known = RequestTerms.__annotations__
+    unknown = given.keys() - known.keys()
     if unknown:
-        names = ", ".join(RequestTerms.__annotations__)
-        raise ConfigError(f"open takes {names} beside a prompt, not {', '.join(sorted(unknown))}")
+        msg = f"open takes {', '.join(known)} beside a prompt, not {', '.join(sorted(unknown))}"
+        raise ConfigError(msg)
+    priority, store_until = given.get("priority", 0), given.get("store_until")
     hint: object = given.get("hint", NO_HINT)
     if not isinstance(hint, Hint):
         raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
-    settings.check_duration("a hint's ttl_s", hint.ttl_s)
-    store_until = given.get("store_until")
-    wanted = Wanted(
-        check_priority(given.get("priority", 0)),
-        settings.check_duration("retain_s", given.get("retain_s")),
-        ENDLESS if store_until is None else check_store_until(store_until),
-        hint,
-    )
-    return USUAL if wanted == USUAL else wanted
+    check_seconds("a hint's ttl_s", hint.ttl_s, clock)
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise ConfigError(f"{msg}, got {priority!r}")
+    retain_s = check_seconds("retain_s", given.get("retain_s"), clock)
+    if store_until is not None and (type(store_until) is not int or store_until < 0):
+        msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"
+        raise ConfigError(f"{msg}, got {store_until!r}")
+    terms = Terms(priority, retain_s, store_until, hint)
+    return ORDINARY if terms == ORDINARY else terms
+
+
+def check_seconds(name: str, seconds: float | None, clock: Clock | None) -> float:
+    """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
+    if seconds is None:
+        return 0.0
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
+        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+        raise ConfigError(f"{msg}, got {seconds!r}")
+    if clock is None:
+        msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
+        raise ConfigError(msg)
+    return seconds
+
+
+def check_session_id(session_id: object) -> None:
+    """Raise `ConfigError` unless this is a name of a session."""
+    if not isinstance(session_id, str) or not session_id:
+        raise ConfigError(f"session_id is a text that names the session, got {session_id!r}")

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
 from quire.core.media import MediaTable
-from quire.core.node import NO_CHILDREN, ORDINARY, Match, Node, NodePart, Terms
+from quire.core.node import NO_CHILDREN, Match, Node, NodePart
 from quire.core.order import Order
 from quire.core.scope import Scope
-from quire.core.sparse import SparseGroup
+from quire.core.sparse import SparseGroup, StateGroup, TableGroup
+from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
-from quire.core.windows import WindowGroup
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; the names of more are kept sorted."""
@@ -34,8 +34,8 @@ class PrefixTree:
     """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
 
     A lookup compares tokens at memcmp speed and changes nothing. The tree tells the pools of the
-    full groups when a run is referenced for the first time (`lock`), no more (`unlock`) or dropped
-    (`drop_tail`); sparse groups hear of all changes and tell their own pools.
+    full groups when a run is referenced for the first time (`lock`) and no more (`unlock`); sparse
+    groups hear of all changes and tell their own pools.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class PrefixTree:
         self.sparse = sparse
         self.part_kinds = part_kinds
         self._num_sparse = len(sparse)
-        self._sinking = [g for g in sparse if isinstance(g, WindowGroup) and g.num_sinks]
+        self.windows = tuple(group for group in sparse if isinstance(group, TableGroup))
+        self.states = tuple(group for group in sparse if isinstance(group, StateGroup))
+        self._sinking = [group for group in self.windows if group.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
         self.wide: dict[int, list[bytes]] = {}  # by the id of a node
@@ -185,10 +187,9 @@ class PrefixTree:
         for group in groups if node.parent is not None else ():
             group.unguard(node)
 
-    def add(
-        self, parent: Node, first: bytes, key: Key, blocks: tuple[array[int], ...], terms: Terms
-    ) -> Node:
+    def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], terms: Terms) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
+        first = key[: self.block_bytes].tobytes()
         node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
         if terms is not ORDINARY:
             self.order.stored(node, terms)
@@ -198,9 +199,8 @@ class PrefixTree:
             parent.children = {first: node}
         else:
             parent.children[first] = node
-            wide = self.wide.get(id(parent)) if self.wide else None
-            if wide is not None:
-                insort(wide, first)
+            if id(parent) in self.wide:
+                insort(self.wide[id(parent)], first)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -216,12 +216,6 @@ class PrefixTree:
         node.end += num_blocks
         for group in self.sparse:
             group.extended(node, num_blocks)
-
-    def drop_tail(self, node: Node, num_blocks: int) -> None:
-        """Free the last blocks of a cached leaf; the node goes with its last block."""
-        for g, pool in self.full:
-            pool.drop(memoryview(node.blocks[g])[-num_blocks:])
-        self.cut_tail(node, num_blocks)
 
     def cut_tail(self, node: Node, num_blocks: int, freed_from: int = 0) -> None:
         """Take the last blocks of a leaf out of the tree; who owns them then is the caller's.
@@ -274,14 +268,11 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes but the roots, parents first, in order of insertion."""
-        stack = [
-            child
-            for root in reversed(self.roots.values())
-            for child in reversed(root.children.values())
-        ]
+        stack = [*reversed(self.roots.values())]
         while stack:
             node = stack.pop()
-            yield node
+            if node.parent is not None:
+                yield node
             stack.extend(reversed(node.children.values()))
 
     def _forget_roots(self) -> None:

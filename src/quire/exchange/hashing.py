@@ -20,7 +20,7 @@ import sys
 
 import numpy as np
 
-from quire.core.groups import check_count
+from quire.config import check_count
 from quire.core.media import MediaItem, MediaTable, check_media
 from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of

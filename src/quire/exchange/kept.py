@@ -8,16 +8,15 @@ from collections.abc import Sequence as Items
 import msgspec
 import numpy as np
 
+from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Node
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
-from quire.core.windows import WindowGroup
 from quire.errors import SequenceError
 from quire.exchange.digests import digests_of
-from quire.exchange.resident import required
 from quire.exchange.spill import NamedBlock
 
 
@@ -66,10 +65,7 @@ def prefixes(manager: CacheManager) -> list[Prefix]:
         ends = {node.end for node in path}
         for node in path:
             for group in tree.sparse:
-                if isinstance(group, WindowGroup):
-                    ends.update(group.kept_ends(node))
-                else:
-                    ends.update(end for end, _ in group.held(node))
+                ends.update(group.kept_ends(node))
         tokens, media = _text(manager, b"".join(node.key for node in path))
         found.append(Prefix(tokens, scopes[id(top)], media, sorted(ends)))
     return found
@@ -85,31 +81,14 @@ def _blocks(
             for at, block in enumerate(node.blocks[group]):
                 yield NamedBlock(group, block, start + at, digests[at])
         for sparse in manager.kernel.tree.sparse:
-            if isinstance(sparse, WindowGroup):
-                ends = [end for end in (*sparse.kept_ends(node), *stops) if start < end <= node.end]
-                places = {at for end in ends for at in required(sparse, end)}
-                for each in _in_window(manager, sparse, node, sorted(places)):
-                    if (each.group, each.block) not in seen:
-                        seen.add((each.group, each.block))
-                        yield each
-                continue
-            for end, block in sparse.held(node):
-                yield NamedBlock(sparse.index, block, end - 1, digests[end - 1 - start])
-
-
-def _in_window(
-    manager: CacheManager, window: WindowGroup, node: Node, places: Items[int]
-) -> Iterator[NamedBlock]:
-    """Yield the blocks at rising places of the path to a node that are there."""
-    for place in places:
-        holder = node
-        while place < holder.start:
-            assert holder.parent is not None
-            holder = holder.parent
-        at = place - holder.start
-        block = holder.blocks[window.index][at]
-        if block >= 0:
-            yield NamedBlock(window.index, block, place, digests_of(manager).of(holder)[at])
+            ends = [end for end in (*sparse.kept_ends(node), *stops) if start < end <= node.end]
+            for at in sorted({at for end in ends for at in sparse.required(end)}):
+                block = sparse.block_at(node, at)
+                if block != GAP and (sparse.index, block) not in seen:
+                    seen.add((sparse.index, block))
+                    holder = node.holding(at)
+                    digest = digests_of(manager).of(holder)[at - holder.start]
+                    yield NamedBlock(sparse.index, block, at, digest)
 
 
 def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from quire.core.blocks import GAP
-from quire.core.groups import check_count, check_group
+from quire.config import check_count
+from quire.core.groups import check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Match
 from quire.core.scope import Scope
-from quire.core.sparse import SparseGroup
+from quire.core.sparse import sparse_at
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
-from quire.core.windows import WindowGroup
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
 
@@ -76,34 +75,19 @@ def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
     if type(end) is int and end == 0:
         return []
     end = check_count("end", end)
-    for sparse in manager.kernel.tree.sparse:
-        if sparse.index == group:
-            return required(sparse, end)
-    return list(range(end))
-
-
-def required(group: SparseGroup, end: int) -> list[int]:
-    """Return which blocks (or states) a hit of `end` blocks needs of a sparse group, rising."""
-    if not end:
-        return []
-    if isinstance(group, WindowGroup):
-        first = group.first(end)
-        return [*range(min(group.num_sinks, first, end)), *range(first, end)]
-    return [end - 1]
+    sparse = sparse_at(manager.kernel.tree.sparse, group)
+    return sparse.required(end) if sparse is not None else list(range(end))
 
 
 def held_places(manager: CacheManager, match: Match, group: int) -> Places:
     """Return which of a match's blocks (or states after them) a group holds, bool [matched]."""
-    sparse = next((each for each in manager.kernel.tree.sparse if each.index == group), None)
-    held = np.full(match.num_blocks, sparse is None)
-    for node, num_blocks in match.nodes() if sparse is not None else ():
-        start = node.start
-        if isinstance(sparse, WindowGroup):
-            ids = np.array(node.blocks[group][:num_blocks], dtype=np.int32)
-            held[start : start + num_blocks] = ids != GAP
-        elif sparse is not None:
-            ends = [end for end, _ in sparse.held(node) if end <= start + num_blocks]
-            held[np.array(ends, dtype=np.int64) - 1] = True
+    sparse = sparse_at(manager.kernel.tree.sparse, group)
+    if sparse is None:
+        return np.full(match.num_blocks, fill_value=True)
+    held = np.full(match.num_blocks, fill_value=False)
+    for node, _ in match.nodes():
+        ends = [end for end, _ in sparse.held(node) if end <= match.num_blocks]
+        held[np.array(ends, dtype=np.int64) - 1] = True
     return held
 
 
@@ -116,7 +100,7 @@ def room_beside(
     for group, _ in manager.kernel.tree.full:
         room[group] -= taken
     for sparse in manager.kernel.tree.sparse:
-        needed = {*required(sparse, accepted), *required(sparse, len(held[sparse.index]))}
+        needed = {*sparse.required(accepted), *sparse.required(len(held[sparse.index]))}
         room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
     return tuple(room)
 

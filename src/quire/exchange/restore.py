@@ -16,23 +16,23 @@ from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
-from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from quire.core.blocks import GAP, without_gaps
+from quire.config import as_int
+from quire.core.blocks import GAP
 from quire.core.give import forget, let_go
-from quire.core.groups import as_int
 from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match, Terms
+from quire.core.node import Match
 from quire.core.publish import enter
 from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
+from quire.core.terms import Terms
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
@@ -100,7 +100,7 @@ class Restore:
         rows, node, row = kernel.rows, self._seq.node, self._seq.row
         for state in rows.states:
             slot = rows.flat[state.index]
-            if self.blocks[state.index] and state.snapshot(node, node.end) is None:
+            if self.blocks[state.index] and state.block_at(node, node.end - 1) == GAP:
                 state.keep(node, slot[row], passing=False)
                 slot[row] = GAP
         if any(rows.flat[state.index][row] == GAP for state in rows.states):
@@ -134,10 +134,10 @@ def restore(
     key = key[:num_bytes]
     match = manager.kernel.tree.match(root, key, len(key))
     accepted = manager.kernel.lookup.accepted(match).num_blocks
-    _check_brought(manager, match, (accepted, end), brought)
+    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
+    _check_brought(manager, (accepted, end), brought, held)
     if manager.kernel.copies:
         raise CopyError("planned copies wait; call take_copies() and do them before a restore")
-    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     manager.kernel.pins.release_expired()
     needed = [len(brought.get(group, ())) for group in range(len(manager.pools))]
     for state in manager.kernel.rows.states:
@@ -191,9 +191,7 @@ def _begin(
         match.node = root
     anchor = tree.node_at(match)
     tree.hold(anchor, tree.sparse)
-    node = anchor
-    while node.parent is not None and node.start >= start:
-        node = node.parent
+    node = anchor.holding(start - 1)
     if node.end > start:
         node = tree.split(node, start - node.start)
     end, size = len(key) // tree.block_bytes, manager.block_size
@@ -259,7 +257,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
     rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
         table = rows.slots(group, seq.row, start, seq.num_blocks)
-        kernel.pools[group].give_back(without_gaps(table))
+        kernel.pools[group].release(table)
     rows.capacity[seq.row] = seq.published
     let_go(kernel, seq)
     kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
@@ -279,40 +277,33 @@ def _as_places(brought: Brought) -> dict[int, list[int]]:
 
 
 def _check_brought(
-    manager: CacheManager, match: Match, ends: tuple[int, int], brought: Brought
+    manager: CacheManager, ends: tuple[int, int], brought: Brought, held: Items[Places]
 ) -> None:
     """Raise `ConfigError` unless what comes back is missing here, and a hit then lacks nothing."""
     accepted, end = ends
     if accepted >= end:
         raise ConfigError(f"a request finds {accepted} blocks already; {end} restore nothing")
-    unknown = [group for group in brought if not 0 <= group < len(manager.pools)]
+    unknown = [group for group in brought if not 0 <= group < len(held)]
     if unknown:
-        raise ConfigError(f"layer group {unknown[0]}; there are 0 to {len(manager.pools) - 1}")
-    for group in range(len(manager.pools)):
-        places, held = (
-            list(brought.get(group, ())),
-            np.flatnonzero(held_places(manager, match, group)),
-        )
+        raise ConfigError(f"layer group {unknown[0]}; there are 0 to {len(held) - 1}")
+    recurrent = {state.index for state in manager.kernel.rows.states}
+    for group, there in enumerate(held):
+        places, here = list(brought.get(group, ())), set(np.flatnonzero(there).tolist())
         wanted = required_blocks(manager, group, end)
-        rising = all(one < two for one, two in pairwise(places))
+        rising = places == sorted(set(places))
         if places and not (rising and accepted <= places[0] and places[-1] < end):
             raise ConfigError(
                 f"blocks {places[:8]} of group {group}; those that come back rise, and lie "
                 f"from {accepted}, which a request finds, to {end - 1}"
             )
-        here = set(held.tolist())
-        twice = [at for at in places if at in here]
-        if twice:
-            raise ConfigError(f"block {twice[0]} of group {group} is here already")
-        given = here.union(places)
-        lacks = [at for at in wanted if at not in given]
-        if lacks:
+        if twice := here.intersection(places):
+            raise ConfigError(f"block {min(twice)} of group {group} is here already")
+        if lacks := set(wanted) - here - set(places):
             raise ConfigError(
-                f"a hit of {end} blocks needs block {lacks[0]} of group {group}, which is "
+                f"a hit of {end} blocks needs block {min(lacks)} of group {group}, which is "
                 "neither here nor brought"
             )
-        recurrent = any(state.index == group for state in manager.kernel.rows.states)
-        if places and recurrent and places != wanted:
+        if places and group in recurrent and places != wanted:
             raise ConfigError(
                 f"of recurrent group {group} only the state at the end comes back, {wanted}"
             )

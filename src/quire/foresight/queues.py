@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 from quire.core.node import Node
-from quire.core.policy import WHOLE, Capacity, Entry, Policy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Policy, Tick
 from quire.foresight.mind import Mind
 from quire.foresight.reentry import Record
 
@@ -66,15 +66,15 @@ class Queues(Policy):
         if self._mind.is_lru:
             heads = [self._head(queue) for queue in list(self._heaps)]
             oldest = min((head for head in heads if head is not None), key=_age, default=None)
-            return (oldest, WHOLE) if oldest is not None else None
+            return (oldest, ENDLESS) if oldest is not None else None
         self._look()
         head = self._head(SUPERSEDED)
         if head is not None:
-            return head, WHOLE
+            return head, ENDLESS
         head = self._head(BEYOND)
         if head is not None:
             return head, head.end - _record(head).prompt
-        return (min(self._fronts.values())[2], WHOLE) if self._fronts else None
+        return (min(self._fronts.values())[2], ENDLESS) if self._fronts else None
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}

@@ -16,12 +16,12 @@ from typing import Self
 
 import msgspec
 
+from quire.config import check_count
 from quire.core import Hint, Sequence, Watcher
-from quire.core.groups import check_count
-from quire.core.hints import NO_HINT
 from quire.core.kernel import Kernel
 from quire.core.media import MediaTable
 from quire.core.stats import Missed
+from quire.core.terms import NO_HINT
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import ConfigError, TraceError
 from quire.exchange.hashing import chain, root_digest

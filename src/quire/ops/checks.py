@@ -8,6 +8,7 @@ from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
 from quire.core.media import MAX_MEDIA
 from quire.core.node import Node
+from quire.core.rows import MIN_ARENA, Rows
 from quire.core.sparse import sparse_at
 from quire.core.tree import PrefixTree
 from quire.errors import InvariantError
@@ -25,8 +26,7 @@ def check(manager: CacheManager) -> None:
     _check_policies(manager)
     _check_sequences(manager)
     _check_media(manager)
-    wrong = manager.kernel.rows.check()
-    _require(not wrong, f"rows: {wrong}")
+    check_rows(manager.kernel.rows)
     for group in range(len(manager.pools)):
         _check_owners(manager, group)
 
@@ -47,9 +47,6 @@ def _check_tree(manager: CacheManager) -> None:
         run = len(node.key) // size
         for group in manager.kernel.rows.token_groups:
             _require(len(node.blocks[group]) == run, f"{name}: blocks != tokens")
-        for sparse in manager.kernel.tree.sparse:
-            wrong = sparse.check(node)
-            _require(not wrong, f"{name}, group {sparse.index}: {wrong}")
         _require(len(node.blocks) == len(manager.pools), f"{name}: a group is missing")
         _require(node.end == node.start + run, f"{name}: end != start + {run}")
         _check_children(manager.kernel.tree, node)
@@ -86,9 +83,9 @@ def _check_locks(manager: CacheManager) -> None:
         locks.update(id(node) for node in pin.node.path())
         stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
     for node in manager.kernel.tree.nodes():
-        for group, part in zip(manager.kernel.tree.sparse, node.parts, strict=False):
-            standing = stands[group.index, id(node)]
-            _require(part.guards == standing, f"{part.guards} guards for {standing} that stand")
+        for group in manager.kernel.tree.sparse:
+            wrong = group.check(node, stands[group.index, id(node)])
+            _require(not wrong, f"node ending at block {node.end}, group {group.index}: {wrong}")
     pinned = manager.kernel.pins.pinned()
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = locks[id(node)]
@@ -159,6 +156,23 @@ def _check_sequences(manager: CacheManager) -> None:
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
 
 
+def check_rows(rows: Rows) -> None:
+    """Extents lie one behind the other, and the arena is not much larger than what is used of it."""
+    used = [(rows.offset[r] + rows.ends[r] - n, n) for r, n in enumerate(rows.sizes) if n]
+    waiting = [(at, size) for size, starts in rows.waiting.items() for at in starts]
+    end = 0
+    for start, size in sorted(used + waiting):
+        _require(start == end, f"an extent starts at {start}, the one before ends at {end}")
+        end += size
+    _require(end == rows.top <= rows.arena_size, f"extents end at {end}, {rows.top} were given out")
+    _require(not any(rows.sizes[row] for row in rows.unused), "an unused row has an extent")
+    num_used = sum(rows.sizes)
+    fits = rows.arena_size <= max(MIN_ARENA, 4 * num_used)
+    _require(fits, f"an arena of {rows.arena_size} for {num_used} entries in use")
+    sizes = {len(rows.flat[group]) for group in rows.token_groups}
+    _require(sizes <= {rows.arena_size}, "the groups have arenas of different sizes")
+
+
 def _check_media(manager: CacheManager) -> None:
     uses: Counter[int] = Counter()
     for node in manager.kernel.tree.nodes():
@@ -197,7 +211,7 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
     sparse = sparse_at(tree.sparse, group)
     cached = (
-        sum(len(blocks) - node.parts[sparse.place].guarded for node, blocks in held)
+        sum(sparse.num_cached(node) for node, _ in held)
         if sparse
         else sum(len(blocks) for node, blocks in held if not node.locks)
     )

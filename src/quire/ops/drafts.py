@@ -9,8 +9,8 @@ from collections.abc import Sequence as Items
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
+from quire.config import check_count
 from quire.core import give, publish, take
-from quire.core.groups import check_count
 from quire.core.manager import CacheManager
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.hints import FOREVER
 from quire.core.manager import CacheManager
-from quire.core.node import Node
+from quire.core.node import FOREVER, Node
 from quire.core.sequence import Sequence
-from quire.core.sparse import Part
-from quire.core.states import StatePart
+from quire.core.sparse import SparseGroup
 from quire.core.tokens import array_of
 from quire.interrupts import mutating
 
@@ -23,10 +21,8 @@ BAR = 40
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
     order = {id(node): place for place, node in enumerate(manager.kernel.tree.order.order())}
-    sparse = [group.index for group in manager.kernel.tree.sparse]
-    children = _tree(
-        list(manager.kernel.tree.roots.values()), order, sparse, manager.kernel.pins.pinned()
-    )
+    tree = manager.kernel.tree
+    children = _tree(list(tree.roots.values()), order, tree.sparse, manager.kernel.pins.pinned())
     numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
     return {
         "block_size": manager.block_size,
@@ -49,7 +45,7 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         ],
         "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
         "copies": [list(copy) for copy in manager.kernel.copies.peek()],
-        "sparse_order": [group.order() for group in manager.kernel.tree.sparse],
+        "sparse_order": [group.eviction_order() for group in tree.sparse],
         "pinned_blocks": manager.kernel.pins.num_blocks,
         "num_pins": len(manager.kernel.pins.held),
         "num_media": len(manager.kernel.tree.media),
@@ -128,7 +124,10 @@ def _draw_children(nodes: list[dict[str, Any]], state: dict[str, Any], lines: li
 
 
 def _tree(
-    roots: list[Node], order: dict[int, int], sparse: list[int], pins: Mapping[Node, int]
+    roots: list[Node],
+    order: dict[int, int],
+    sparse: tuple[SparseGroup, ...],
+    pins: Mapping[Node, int],
 ) -> dict[int, list[dict[str, Any]]]:
     """Return the children of every root as data, without recursion: trees can be deep."""
     children: dict[int, list[dict[str, Any]]] = {id(root): [] for root in roots}
@@ -144,12 +143,12 @@ def _tree(
 
 
 def _node(
-    node: Node, order: dict[int, int], sparse: list[int], pins: Mapping[Node, int]
+    node: Node, order: dict[int, int], sparse: tuple[SparseGroup, ...], pins: Mapping[Node, int]
 ) -> dict[str, Any]:
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
-        "parts": [_part(g, part) for g, part in zip(sparse, node.parts, strict=False)],
+        "parts": [group.data(node) for group in sparse],
         "end": node.end,
         "locks": node.locks,
         "pins": pins.get(node, 0),
@@ -168,15 +167,6 @@ def _due(node: Node) -> float | str | None:
         return None
     due = node.mark.owner.due
     return "unknown" if due == FOREVER else due
-
-
-def _part(group: int, part: Part) -> dict[str, Any]:
-    data: dict[str, Any] = {name: getattr(part, name) for name in part.__struct_fields__}
-    data["group"] = group
-    if isinstance(part, StatePart):
-        data["snapshots"] = [list(item) for item in sorted(part.snapshots.items())]
-        data["passing"] = sorted(part.passing)
-    return data
 
 
 def _sequence(seq: Sequence, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 
 import msgspec
 
-from quire.core.groups import check_count
+from quire.config import check_count
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem

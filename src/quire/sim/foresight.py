@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.hints import NO_HINT, Hint
+from quire.core.terms import NO_HINT, Hint
 from quire.errors import ConfigError
 from quire.sim.columns import Column
 from quire.sim.trace.rows import Trace, TraceRequest

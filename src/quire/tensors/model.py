@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from quire.core.groups import ChunkedAttention, FullAttention, Kind, Recurrent, SlidingWindow
+from quire.core.groups import FullAttention, Kind
 from quire.errors import ConfigError, UnsupportedModel
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from quire.tensors.kinds import (
     KVShape,
     LayerKind,

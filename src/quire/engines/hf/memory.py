@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from quire.budget import GroupSize, shift_budget, split_budget
 from quire.config import format_bytes
-from quire.core import CacheManager, FullAttention, LayerGroup, Recurrent
+from quire.core import CacheManager, FullAttention, LayerGroup
 from quire.errors import ConfigError
+from quire.groups import Recurrent
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
 

@@ -10,18 +10,17 @@ import numpy.typing as npt
 from quire import ops
 from quire.core import (
     CacheManager,
-    ChunkedAttention,
     FullAttention,
     MediaItem,
     Scope,
     Sequence,
-    SlidingWindow,
 )
 from quire.core.groups import Kind
 from quire.core.terms import RequestTerms
 from quire.engines.hf.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
+from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool

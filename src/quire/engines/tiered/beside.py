@@ -36,8 +36,8 @@ class Beside:
     def settle_for(self, num_blocks: int, node: Node | None = None) -> None:
         """Let go of what is copied; wait for more until every pool has so many blocks, as far as it can.
 
-        And for what ends at this node of the tree: one that is held is not lengthened. In a process that never
-        rests nobody waits: what is not copied is passed over.
+        And for what ends at this node of the tree: one that is held is not lengthened. Where there is no
+        time for it nobody waits: what is not copied is passed over.
         """
         for fed, (held, _) in list(self._held.items()):
             if fed.is_over or held is node:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.core import CacheManager, FullAttention, MediaItem, Recurrent, Scope
+from quire.core import CacheManager, FullAttention, MediaItem, Scope
 from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
+from quire.groups import Recurrent
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""

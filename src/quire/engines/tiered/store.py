@@ -158,8 +158,8 @@ class TieredStore:
         """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
 
         They stay where they are until `beside` has settled, even when the sequence is closed; pools
-        must not be resized before. To all who ask the stack it is as if they were stored already. In a process
-        that never rests some sequences are passed over (`StackSettings.busy_share`).
+        must not be resized before. To all who ask the stack it is as if they were stored already. Where
+        there is no time for it, a sequence is passed over (`StackSettings.busy_share`).
         """
         if not self._goes_beside:
             self.offload(seq)
@@ -179,7 +179,7 @@ class TieredStore:
             names = self._naming.of(self.manager, seq.node, seq.scope)
             num_bytes = sum(self.parts[blocks[at].group].record_bytes for at in new)
             work = partial(self._store_wanted, blocks, names)
-            fed = feeding.begin([keys[at] for at in new], work, num_bytes, most_bytes)
+            fed = feeding.begin([keys[at] for at in new], work, num_bytes)
             self.beside.hold(seq, fed)
 
     def offload_all(self) -> int:

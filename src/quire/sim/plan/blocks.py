@@ -102,11 +102,10 @@ def _reasons(
     if chosen.token_hit is None:
         lost = f"{chosen.lost:.2%} of the tokens (expected; --trace measures it)"
         reasons = [f"half a block of each context is lost to its border, {lost}"]
-    elif chosen is smallest:
-        reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens"]
     else:
-        fewer = f"{chosen.lost:.2%} fewer than in blocks of {smallest.block_size}"
-        reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens, {fewer}"]
+        reasons = [f"the trace finds {chosen.token_hit:.2%} of its tokens"]
+        if chosen is not smallest:
+            reasons[0] += f", {chosen.lost:.2%} fewer than in blocks of {smallest.block_size}"
     larger = [each for each in choices if each.block_size > chosen.block_size]
     if larger:
         reasons.append(f"blocks of {larger[0].block_size} lose {larger[0].lost:.2%}")

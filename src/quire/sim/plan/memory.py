@@ -21,7 +21,6 @@ An assumption; engines measure theirs with a trial step."""
 CONTEXTS = (2048, 8192, 32768, 131072, 1048576)
 """Contexts for which users are counted, up to what the model was made for."""
 
-
 ANY_LENGTH = range(1 << 32)
 """Tokens of a sequence, however long."""
 
@@ -131,6 +130,8 @@ def budget(placement: Placement, context: int) -> Budget:
     block_bytes = round(model.kv.per_token * size * copies)
     beside = placement.sequence_bytes(context) - block_bytes * ceil(context / size)
     left = placement.free_bytes - users * max(0, beside)
+    contexts = [each for each in CONTEXTS if each <= (model.max_context or each)]
+    longest = bisect_right(ANY_LENGTH, placement.free_bytes, key=placement.sequence_bytes) - 1
     return Budget(
         usable_bytes=placement.usable_bytes,
         weight_bytes=model.weight_bytes,
@@ -143,13 +144,8 @@ def budget(placement: Placement, context: int) -> Budget:
         sequence_bytes=placement.sequence_bytes(context),
         context=context,
         users=users,
-        users_by_context=[
-            (tokens, placement.users(tokens))
-            for tokens in CONTEXTS
-            if not model.max_context or tokens <= model.max_context
-        ],
-        longest_tokens=bisect_right(ANY_LENGTH, placement.free_bytes, key=placement.sequence_bytes)
-        - 1,
+        users_by_context=[(tokens, placement.users(tokens)) for tokens in contexts],
+        longest_tokens=longest,
         num_gpus_needed=placement.num_gpus if users else placement.gpus_needed(context),
     )
 

@@ -92,7 +92,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierPlan]
     blocks: BlockAdvice
     worth: list[Worth]
-    trace: PlannedTrace | None
+    trace: PlannedTrace | None = None
 
 
 def plan(

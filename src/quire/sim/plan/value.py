@@ -98,19 +98,15 @@ def worth_of(
         busy = waited = 0.0
         found = taken = 0
         for index, prompt in enumerate(prompts):
-            head = heads[index]
-            depths = [each[index] for each in known]
-            best = _soonest(
-                roofline,
-                prompt,
-                (alone[index], alone[index], head),
-                list(zip(depths, tiers, strict=True)),
-            )
-            waited += best[0]
-            busy += best[1]
-            taken += best[2] - head
+            head, depths = heads[index], [each[index] for each in known]
+            device = alone[index], alone[index], head
+            below = list(zip(depths, tiers, strict=True))
+            first_s, computed_s, cached = _soonest(roofline, prompt, device, below)
+            waited += first_s
+            busy += computed_s
+            taken += cached - head
             found += depths[-1] if depths else head
-        below = found - sum(heads)
+        brought = found - sum(heads)
         rows.append(
             Worth(
                 below={tier.name: tier.capacity_bytes for tier in tiers},
@@ -119,7 +115,7 @@ def worth_of(
                 prefill_gpu_s=busy * roofline.num_gpus,
                 saved_gpu_s=all_gpu_s - busy * roofline.num_gpus,
                 ttft_s=waited / len(prompts),
-                fetched=taken / below if below else 1.0,
+                fetched=taken / brought if brought else 1.0,
             )
         )
     return rows

@@ -93,27 +93,18 @@ def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
     axes.set_xscale("log")
     axes.set_xlim(first, last)
     axes.set_ylim(0, 100 * max(both.ceiling, 0.01) * 1.08)
-    axes.set_xlabel(f"capacity in blocks of {both.block_size} tokens")
-    axes.set_ylabel("prompt tokens found")
-    _percents(axes.yaxis)
-    _plain_log(axes, 10, 8 if size is WIDE else 5)
-
-
-def _draw_bars(axes: Axes, heights: list[float], ticks: range, label: Callable[[int], str]) -> None:
-    """Draw a bar per power of two, some of them labelled."""
-    axes.bar(range(len(heights)), heights, width=0.82, color=PLAIN)
-    axes.set_xticks(list(ticks), [label(1 << tick) for tick in ticks])
-    axes.set_xlim(-0.7, max(len(heights), 2) - 0.3)
-    _percents(axes.yaxis)
+    _label(axes, f"capacity in blocks of {both.block_size} tokens", "prompt tokens found")
+    ticker = _library("ticker")
+    axes.xaxis.set_major_locator(ticker.LogLocator(base=10, numticks=8 if size is WIDE else 5))
+    _mark(axes.xaxis, lambda value: _short(round(value)))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
     """Reuses by the size of the cache that finds them."""
-    sizes, shares = report.reuse_distances()
-    step = max(-(-len(sizes) // (9 if size is WIDE else 5)), 1)
-    _draw_bars(axes, [100 * share for share in shares], range(0, len(sizes), step), _short)
-    axes.set_xlabel("different blocks used since, up to")
-    axes.set_ylabel("of all prompt tokens")
+    _, shares = report.reuse_distances()
+    _draw_bars(axes, [100 * share for share in shares], 9 if size is WIDE else 5, _short)
+    _label(axes, "different blocks used since, up to", "of all prompt tokens")
 
 
 def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
@@ -122,10 +113,8 @@ def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
     total = max(sum(counts) + report.focus.new_blocks, 1)
     heights = [100 * count / total for count in counts[:used]]
-    step = max(-(-used // (10 if size is WIDE else 5)), 1)
-    _draw_bars(axes, heights, range(0, used, step), _duration)
-    axes.set_xlabel("time since the last use, up to")
-    axes.set_ylabel("of all block uses")
+    _draw_bars(axes, heights, 10 if size is WIDE else 5, _duration)
+    _label(axes, "time since the last use, up to", "of all block uses")
 
 
 def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
@@ -147,13 +136,11 @@ def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
     axes.set_xlim(0, last or 1)
     axes.set_ylim(0, None)
     axes.xaxis.set_major_locator(_library("ticker").MultipleLocator(_step(last, unit, size)))
-    _labelled(axes.xaxis, lambda value: f"{value / unit:g}")
-    axes.set_xlabel(f"{name} since the first request")
-    axes.set_ylabel("prompt tokens found")
-    _percents(axes.yaxis)
+    _mark(axes.xaxis, lambda value: f"{value / unit:g}")
+    _label(axes, f"{name} since the first request", "prompt tokens found")
 
 
-def draw_misses(report: Report, axes: Axes, size: FigureSize) -> None:
+def draw_misses(report: Report, axes: Axes, _size: FigureSize) -> None:
     """Prompt tokens by their fate: found, or missed for a reason."""
     rows = report.focus_rows
     names = [row["policy"] for row in rows]
@@ -171,8 +158,7 @@ def draw_misses(report: Report, axes: Axes, size: FigureSize) -> None:
     axes.set_xlabel("of all prompt tokens")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    _percents(axes.xaxis)
-    del size
+    _mark(axes.xaxis, "{:g} %".format)
 
 
 def miss_legend(report: Report) -> list[tuple[str, str, str]]:
@@ -232,22 +218,25 @@ def _inline(svg: str, name: str, size: FigureSize) -> str:
     return body.replace("<svg ", opening, 1).strip()
 
 
-def _percents(axis: Any) -> None:
-    _labelled(axis, lambda value: f"{value:g} %")
+def _draw_bars(axes: Axes, heights: list[float], most: int, label: Callable[[int], str]) -> None:
+    """Draw a bar per power of two, about so many of them labelled."""
+    ticks = range(0, len(heights), max(-(-len(heights) // most), 1))
+    axes.bar(range(len(heights)), heights, width=0.82, color=PLAIN)
+    axes.set_xticks(list(ticks), [label(1 << tick) for tick in ticks])
+    axes.set_xlim(-0.7, max(len(heights), 2) - 0.3)
 
 
-def _labelled(axis: Any, label: Callable[[float], str]) -> None:
+def _label(axes: Axes, across: str, percent_of: str) -> None:
+    axes.set_xlabel(across)
+    axes.set_ylabel(percent_of)
+    _mark(axes.yaxis, "{:g} %".format)
+
+
+def _mark(axis: Any, label: Callable[[float], str]) -> None:
     def at(value: float, _position: int | None) -> str:
         return label(value)
 
     axis.set_major_formatter(at)
-
-
-def _plain_log(axes: Axes, base: int, most: int) -> None:
-    ticker = _library("ticker")
-    axes.xaxis.set_major_locator(ticker.LogLocator(base=base, numticks=most))
-    _labelled(axes.xaxis, lambda value: _short(round(value)))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _step(last: float, unit: float, size: FigureSize) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,10 @@ BACKLOG = 0.05
 
 MIN_BACKLOG = 8
 """Fewer requests that wait are no sign of anything."""
+
+TOKENS = ("prompt_tokens", "output_tokens", "cached_tokens", "fetched_tokens", "computed_tokens",
+          "recomputed_tokens")  # fmt: skip
+"""What the accounts of requests count, and a result sums up."""
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -60,9 +65,8 @@ class Spread(msgspec.Struct, frozen=True):
         """Return the spread of some durations; None without any."""
         if not len(seconds):
             return None
-        values = np.asarray(seconds, np.float64)
-        p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
-        return cls(float(values.mean()), p50, p90, p95, p99, float(values.max()))
+        mean = float(np.asarray(seconds, np.float64).mean())
+        return cls(mean, *np.percentile(seconds, (50, 90, 95, 99, 100)).tolist())
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -190,18 +194,14 @@ class Collector:
         served = self._served
         makespan_s = max((each.finished_s for each in served), default=0.0)
         rate = 1 / makespan_s if makespan_s else 0.0
-        prompt_tokens = sum(each.prompt_tokens for each in served)
-        output_tokens = sum(each.output_tokens for each in served)
-        cached_tokens = sum(each.cached_tokens for each in served)
-        tpots = [each.tpot_s for each in served if each.tpot_s is not None]
+        tokens = {name: sum(getattr(each, name) for each in served) for name in TOKENS}
+        prompt_tokens, output_tokens = tokens["prompt_tokens"], tokens["output_tokens"]
         ttfts = [each.ttft_s for each in served]
         goodput = None
         if objective is not None:
             good = sum(objective.met(each) for each in served)
             goodput = Goodput(good / len(served) if served else 0.0, good * rate)
-        by_replica = [0] * len(replicas)
-        for each in served:
-            by_replica[each.replica] += 1
+        by_replica = Counter(each.replica for each in served)
         waiting, running = self._means(makespan_s, BINS)
         in_system = self._means(makespan_s, 1)
         return ServingResult(
@@ -209,23 +209,18 @@ class Collector:
             num_replicas=len(replicas),
             makespan_s=makespan_s,
             ttft_s=Spread.of(ttfts),
-            tpot_s=Spread.of(tpots),
+            tpot_s=Spread.of([each.tpot_s for each in served if each.tpot_s is not None]),
             e2e_s=Spread.of([each.e2e_s for each in served]),
             waited_s=Spread.of([each.waited_s for each in served]),
             requests_per_s=len(served) * rate,
             output_tokens_per_s=output_tokens * rate,
             total_tokens_per_s=(prompt_tokens + output_tokens) * rate,
             goodput=goodput,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            cached_tokens=cached_tokens,
-            fetched_tokens=sum(each.fetched_tokens for each in served),
-            computed_tokens=sum(each.computed_tokens for each in served),
-            recomputed_tokens=sum(each.recomputed_tokens for each in served),
-            hit_rate=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+            **tokens,
+            hit_rate=tokens["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
             preemptions=sum(replica.preemptions for replica in replicas),
             utilisation=[replica.busy_s * rate for replica in replicas],
-            requests_by_replica=by_replica,
+            requests_by_replica=[by_replica[number] for number in range(len(replicas))],
             num_steps=sum(replica.num_steps for replica in replicas),
             mean_in_system=sum(float(mean[0]) for mean in in_system if len(mean)),
             max_waiting=max(self._waiting, default=0),

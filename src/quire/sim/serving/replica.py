@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from quire import ops
-from quire.core.groups import check_count
-from quire.core.hints import NO_HINT
+from quire.config import check_count
+from quire.core.terms import NO_HINT
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.replay import Sizes, manager_of
 from quire.sim.serving.decoding import Decoding

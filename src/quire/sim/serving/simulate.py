@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from quire.core.groups import check_count
+from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier

@@ -8,28 +8,25 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import msgspec
 
 from quire.errors import ConfigError, TraceError
+from quire.sim.trace import schemas
 from quire.sim.trace.chunks import line_chunks
-from quire.sim.trace.schemas import (
-    MAX_BLOCK_SIZE,
-    NO_ROW,
-    RUN_ROWS,
-    ChatRow,
-    IdsRow,
-    QuireHeader,
-    QuireRow,
-    RunsRow,
-    decode_lines,
-    excerpt,
-    no_row,
-    num_ids_of,
-    why,
-)
+from quire.sim.trace.schemas import decode_lines, excerpt, no_row, why
 
 Format: TypeAlias = Literal[
     "mooncake", "bailian", "hash-runs", "quire", "kv-events", "conversations"
 ]
 
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+SIGNS: dict[str, Format] = {
+    "quire_trace": "quire", "hash_runs": "hash-runs", "chat_id": "bailian", "hash_ids": "mooncake",
+}  # fmt: skip
+"""Formats by a key of their first line, in this order."""
+
+ROWS: dict[Format, tuple[type[Any], float]] = {
+    "bailian": (schemas.ChatRow, 1.0), "hash-runs": (schemas.RunsRow, 1000.0),
+}  # fmt: skip
+"""What a line becomes, and the unit of time, where that is not as in the Mooncake format."""
 
 MOONCAKE_BLOCK = 512
 """Tokens per block of the traces published with Mooncake."""
@@ -65,10 +62,10 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
     line, _, rest = head.partition(b"\n")
     try:
         first: Any = msgspec.json.decode(line)
-    except NO_ROW as error:
+    except schemas.NO_ROW as error:
         raise no_row(str(path), 1, why(error, line)) from None
     keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-    found = wanted or _format_of(keys)
+    found: Format | None = wanted or next((SIGNS[key] for key in SIGNS if key in keys), None)
     if found is None:
         raise TraceError(
             f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
@@ -77,47 +74,34 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)
-    row_type, ticks_per_s = _row_type(found)
+    row_type, ticks_per_s = ROWS.get(found, (schemas.IdsRow, 1000.0))
     if block_size is None:
         block_size = _guessed_block_size(path, head, row_type)
     return Layout(found, row_type, block_size, ticks_per_s)
 
 
-def _format_of(keys: dict[str, Any]) -> Format | None:
-    if "quire_trace" in keys:
-        return "quire"
-    if "hash_runs" in keys:
-        return "hash-runs"
-    if "hash_ids" in keys:
-        return "bailian" if "chat_id" in keys else "mooncake"
-    return None
-
-
-def _row_type(found: Format) -> tuple[type[Any], float]:
-    if found == "bailian":
-        return ChatRow, 1.0
-    if found == "hash-runs":
-        return RunsRow, 1000.0
-    return IdsRow, 1000.0
+def check_block_size(path: Path, own: int, wanted: int | None) -> None:
+    """Raise `ConfigError` where another block size is wanted than the file's own."""
+    if wanted not in {None, own}:
+        raise ConfigError(
+            f"{path} has blocks of {own} tokens, not of {wanted}; with_block_size makes larger ones "
+            "of them"
+        )
 
 
 def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) -> Layout:
     try:
-        header = msgspec.json.decode(line, type=QuireHeader)
+        header = msgspec.json.decode(line, type=schemas.QuireHeader)
     except msgspec.DecodeError as error:
         raise TraceError(
             f"{path}: the header of a quire trace is a line like "
             f'{{"quire_trace":1,"block_size":16}}; {why(error, line)}'
         ) from None
-    if block_size not in {None, header.block_size}:
-        raise ConfigError(
-            f"{path} has blocks of {header.block_size} tokens, not of {block_size}; "
-            "with_block_size makes larger ones of them"
-        )
+    check_block_size(path, header.block_size, block_size)
     if not rest.strip():
         raise TraceError(f"{path} has a header and no rows: a trace has at least one request")
     local = header.ids == "session"
-    return Layout("quire", QuireRow, header.block_size, has_header=True, local_ids=local)
+    return Layout("quire", schemas.QuireRow, header.block_size, has_header=True, local_ids=local)
 
 
 def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
@@ -125,10 +109,12 @@ def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
     if not rows:
         raise no_row(str(path), 1, reason or "no row")
     sizes = _possible_block_sizes(rows)
-    if row_type not in RUN_ROWS and MOONCAKE_BLOCK in sizes:
+    if row_type not in schemas.RUN_ROWS and MOONCAKE_BLOCK in sizes:
         return MOONCAKE_BLOCK
     powers = [
-        size for size in (1 << n for n in range(MAX_BLOCK_SIZE.bit_length())) if size in sizes
+        size
+        for size in (1 << n for n in range(schemas.MAX_BLOCK_SIZE.bit_length()))
+        if size in sizes
     ]
     likely = list(sizes) if len(sizes) == 1 else powers
     if len(likely) == 1:
@@ -146,7 +132,7 @@ def _possible_block_sizes(rows: list[Any]) -> range:
     A last, partial block may have an id or none, but the same in all rows. Rows of under two
     ids say too little and are not asked.
     """
-    asked = [(row.input_length, n) for row in rows if (n := num_ids_of(row)) >= 2]
+    asked = [(row.input_length, n) for row in rows if (n := schemas.num_ids_of(row)) >= 2]
     if not asked:
         return range(0)
     with_partial = range(

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.errors import TraceError
 from quire.sim.trace.chunks import line_chunks
-from quire.sim.trace.schemas import MAX_BLOCK_SIZE, NO_ROW, why
+from quire.sim.trace.schemas import MAX_BLOCK_SIZE, NO_ROW, shortened, why
 
 BlockHash: TypeAlias = int | str
 """A block's name in the log: 64 bits of its hash, or all of it as text."""
@@ -161,5 +161,4 @@ def _name(place: int, value: Any) -> BlockHash:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return shortened(repr(value))

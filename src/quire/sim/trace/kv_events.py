@@ -30,9 +30,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from quire.errors import ConfigError, TraceError
+from quire.errors import TraceError
 from quire.sim.columns import Column
-from quire.sim.trace.formats import Format
+from quire.sim.trace.formats import Format, check_block_size
 from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
 from quire.sim.trace.rows import Findings, Runs, TraceRequest, compress
 
@@ -76,11 +76,7 @@ def open_events(path: Path, block_size: int | None = None) -> EventTrace:
     first = next((stored for batch in read_batches(path) for stored in batch.stored), None)
     if first is None:
         raise TraceError(f"{path} is a log of events in which no block is stored")
-    if block_size not in {None, first.block_size}:
-        raise ConfigError(
-            f"{path} has blocks of {first.block_size} tokens, not of {block_size}; "
-            "with_block_size makes larger ones of them"
-        )
+    check_block_size(path, first.block_size, block_size)
     return EventTrace(path, first)
 
 
@@ -227,25 +223,16 @@ class _LogPass:
 
     def _notes(self) -> list[str]:
         first = self._first
-        notes = [MADE_OF_BLOCKS]
-        if len(self._ranks) > 1:
-            notes.append(f"{len(self._ranks):,} ranks go together, as if they had one cache")
-        if self._elsewhere:
-            notes.append(
-                f"{self._elsewhere:,} stores on other media than {first.medium}, or of other layer "
-                f"groups than {first.group}, are copies and left out"
-            )
-        if self._orphans:
-            notes.append(
-                f"{self._orphans:,} blocks that were never stored have others behind them: each "
-                "stands for all before it"
-            )
-        if self._moved:
-            notes.append(
-                f"{self._moved:,} times a block followed another than at first: it is taken as first"
-            )
-        if self._late:
-            notes.append(f"{self._late:,} batches came late, and count as of the one before")
-        if self._unknown:
-            notes.append(f"{self._unknown:,} events of an unknown kind are left out")
-        return notes
+        num_ranks = len(self._ranks)
+        of_first = f"media than {first.medium}, or of other layer groups than {first.group}"
+        counts = {
+            "ranks go together, as if they had one cache": num_ranks if num_ranks > 1 else 0,
+            f"stores on other {of_first}, are copies and left out": self._elsewhere,
+            "blocks that were never stored have others behind them: each stands for all before it": (
+                self._orphans
+            ),
+            "times a block followed another than at first: it is taken as first": self._moved,
+            "batches came late, and count as of the one before": self._late,
+            "events of an unknown kind are left out": self._unknown,
+        }
+        return [MADE_OF_BLOCKS, *(f"{count:,} {said}" for said, count in counts.items() if count)]

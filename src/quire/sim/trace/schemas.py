@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from quire.core.hints import Hint
+from quire.core.terms import Hint
 from quire.errors import TraceError
 
 MAX_TOKENS = 1 << 27
@@ -158,8 +158,12 @@ def why(error: Exception, line: bytes) -> str:
 
 def excerpt(line: bytes) -> str:
     """Return the begin of a line, for a message."""
-    text = line.strip().decode("utf-8", "replace")
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(shortened(line.strip().decode("utf-8", "replace"), 60))
+
+
+def shortened(text: str, limit: int = 40) -> str:
+    """Return a text of so many characters at most."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _value_at(line: bytes, path: str) -> str:
@@ -169,8 +173,7 @@ def _value_at(line: bytes, path: str) -> str:
             value = value[int(part[1:-1])] if part.startswith("[") else value[part]
     except (*NO_ROW, LookupError, ValueError, TypeError):
         return "not a number that fits"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return shortened(repr(value))
 
 
 def no_row(source: str, row: int, reason: str) -> TraceError:

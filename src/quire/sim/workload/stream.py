@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from numpy.random import Generator
 
-from quire.core.groups import check_count
+from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive, draw_gap, generator
 from quire.sim.trace.rows import Findings, TraceRequest

@@ -6,54 +6,32 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-
-import msgspec
+from typing import Any
 
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
-from quire.tiers.redis.cluster import RedisCluster, Routes, Single
-from quire.tiers.redis.resp import Failure, RedisRequest, Value, command
-from quire.tiers.redis.server import Answer, NoAnswer
-from quire.tiers.redis.url import Endpoint, parse_server
+from quire.tiers.redis.link import Answer, Failure, RedisRequest, Value, command
+from quire.tiers.redis.server import tier_errors
+from quire.tiers.redis.servers import Servers
+from quire.tiers.redis.url import parse_server
 
 ASK_FIRST_BYTES = 128 << 10
 """From this size on, a record is sent only after the server said that it has none; below, it is cheaper to just send it."""
 
 OPEN_TIMEOUT_S = 5.0
 TOUCH_TIMEOUT_S = 0.25
-SCAN_COUNT = b"512"
-
-
-class ServerInfo(msgspec.Struct, frozen=True):
-    """The figures that a server gives of itself.
-
-    `used_bytes`, `max_bytes`  of its memory; `max_bytes` is -1 where it has no limit
-    `policy`                   what it does when they meet: for instance "noeviction", "allkeys-lru"
-    `evicted`                  keys that made room since it started
-    `mode`                     "standalone" or "cluster"
-    `role`                     "master", or "slave" for a replica, which takes no records
-    """
-
-    name: str
-    version: str
-    mode: str
-    role: str
-    num_keys: int
-    used_bytes: int
-    max_bytes: int
-    policy: str
-    evicted: int
+SCAN_COUNT = 512
 
 
 class Redis(Tier):
     """A Redis or Valkey server (6.2 or later) or cluster. A record is a string under `prefix` + the key in hex.
 
     `url`          `redis://[user:password@]host[:port][/db]`; `rediss://` for TLS, `redis+cluster://` and
-                   `rediss+cluster://` for a cluster by any node, `unix:///path`; options: `redis_url.parse_server`
+                   `rediss+cluster://` for a cluster by any node, `unix:///path`; options: `url.parse_server`
     `ttl_s`        records are dropped so long after they were last put or touched; None: never
     `prefix`       of all keys that the tier reads, writes, lists and deletes
-    `connections`  to each server, at most; more threads wait in turn, and a call for large values takes two while half are free
+    `connections`  to each server, at most; more threads wait in turn
 
     Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. An ACL
     user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots` on the keys of the prefix.
@@ -79,82 +57,72 @@ class Redis(Tier):
             raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {ttl_s!r}")
         if not 1 <= connections <= 1024:
             raise ConfigError(f"connections are from 1 to 1024, not {connections!r}")
-        self._server = parse_server(url)
-        self._ttl_ms = None if ttl_s is None else b"%d" % round(ttl_s * 1000)
+        words, self._is_cluster = parse_server(url)
+        life = b"%d" % round((ttl_s or 0.0) * 1000)
+        self._life = () if ttl_s is None else (b"PX", life)
+        self._touching = (b"TOUCH",) if ttl_s is None else (b"PEXPIRE", life)
         self._prefix = prefix.encode()
-        self._routes = self._make_routes(connections)
+        self._servers = Servers(words, connections, is_cluster=self._is_cluster)
         self._max_bytes = -1
         self.last_failure = ""
         try:
             self._open()
         except BaseException:
-            self._routes.close()
+            self._servers.close()
             raise
 
     def touch(self, keys: Keys) -> None:
         """Renew the time to live, or the server's notion of recent use; the tail first, so that the head is newest."""
-        names = [self._prefix + key.hex().encode() for key in reversed(keys)]
-        deadline = time.monotonic() + TOUCH_TIMEOUT_S
-        if self._ttl_ms is None:
-            requests = [RedisRequest((command(b"TOUCH", name),), (int,)) for name in names]
-        else:
-            requests = [self._renewal(name) for name in names]
-        for answer in self._routes.ask(names, requests, deadline):
+        names = self._names(keys)[::-1]
+        for answer in self._ask(self._touching, names, time.monotonic() + TOUCH_TIMEOUT_S):
             self._failed(answer)
 
     def scan(self) -> Iterator[ListedRecord]:
         seen: set[bytes] = set()
-        for endpoint in self._routes.endpoints():
-            for keys in self._scan_one(endpoint):
+        for place, client in self._servers.clients().items():
+            for keys in self._scan_one(place, client):
                 fresh = [key for key in dict.fromkeys(keys) if key not in seen]
                 seen.update(fresh)
-                for key, size in zip(fresh, self._sizes(fresh), strict=True):
-                    if size:
+                deadline = time.monotonic() + OPEN_TIMEOUT_S
+                sizes = self._ask((b"STRLEN",), self._names(fresh), deadline)
+                for key, size in zip(fresh, sizes, strict=True):
+                    if isinstance(size, Failure) and not size.is_answer:
+                        raise TierError(f"listing failed: {size.text}")
+                    if isinstance(size, int) and size:
                         yield ListedRecord(key, size)
 
-    def servers(self) -> list[ServerInfo]:
-        """Return the figures of each server that holds keys. Raises `TierError`."""
-        return [self._info(endpoint) for endpoint in self._routes.endpoints()]
-
     def check(self) -> None:
-        self._routes.check()
+        self._servers.check()
 
     def close(self) -> None:
-        self._routes.close()
-
-    def _make_routes(self, connections: int) -> Routes:
-        if not self._server.is_cluster:
-            return Single(self._server, connections)
-        from redis.crc import key_slot  # noqa: PLC0415 - an extra
-
-        return RedisCluster(self._server, connections, key_slot)
+        self._servers.close()
 
     def _open(self) -> None:
+        where = self._servers.home
         deadline = time.monotonic() + OPEN_TIMEOUT_S
-        where = self._server.endpoint
         try:
-            self._routes.open(deadline)
+            self._servers.open(deadline)
         except TimeoutError:
             raise TierError(f"{where} did not answer within {OPEN_TIMEOUT_S} s") from None
-        except OSError as error:
-            raise TierError(f"{where} cannot be reached: {error}") from None
+        except TierError as error:
+            raise TierError(f"{where} cannot be opened: {error}") from None
         name = self._prefix + b"0" * (2 * KEY_BYTES)
-        (answer,) = self._routes.ask([name], [_exists(name)], deadline)
-        if isinstance(answer, (Failure, NoAnswer)) and not _is_moved(answer):
-            reason = answer.text if isinstance(answer, Failure) else answer.reason
-            raise TierError(f"{where} refuses to look for a key: {reason}")
+        (answer,) = self._ask((b"EXISTS",), [name], deadline)
+        is_moved = isinstance(answer, Failure) and answer.text.startswith("MOVED ")
+        if isinstance(answer, Failure) and not is_moved:
+            raise TierError(f"{where} refuses to look for a key: {answer.text}")
         try:
-            servers = self.servers()
-        except TierError:
+            with tier_errors():
+                infos = [client.info() for client in self._servers.clients().values()]
+                limits = [int(each.get("maxmemory", 0)) for each in infos]
+        except (TierError, TimeoutError):
             # A user that may not ask for INFO: the limit stays unknown.
-            servers = []
-        if _is_moved(answer) or (
-            not self._server.is_cluster and any(each.mode == "cluster" for each in servers)
-        ):
+            infos, limits = [], []
+        is_node = any(each.get("redis_mode") == "cluster" for each in infos)
+        if is_moved or (is_node and not self._is_cluster):
             raise TierError(
                 f"{where} is a node of a cluster: write redis+cluster:// or rediss+cluster://"
             )
-        limits = [each.max_bytes for each in servers]
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
 
@@ -168,12 +136,12 @@ class Redis(Tier):
 
         requests = [
             RedisRequest(
-                (_GET % (len(name), name),), _FOUND_OR_NOT, buffer, partial(arrived, index)
+                (command(b"GET", name),), (Value, type(None)), buffer, partial(arrived, index)
             )
             for index, (name, buffer) in enumerate(zip(names, buffers, strict=True))
         ]
         dropped: list[bytes] = []
-        for index, answer in enumerate(self._routes.ask(names, requests, deadline)):
+        for index, answer in enumerate(self._servers.ask(names, requests, deadline)):
             if answers.outcomes[index] is not Outcome.SKIPPED:
                 continue
             if isinstance(answer, Value) and answer.num_bytes == len(buffers[index]):
@@ -182,8 +150,7 @@ class Redis(Tier):
             answers.settle(index, self._why_not(answer, keys[index], buffers[index]))
             if answers.outcomes[index] is Outcome.CORRUPT:
                 dropped.append(names[index])
-        if dropped:
-            self._routes.ask(dropped, [_unlink(name) for name in dropped], deadline)
+        self._ask((b"UNLINK",), dropped, deadline)
 
     def _why_not(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
         if answer is None:
@@ -203,7 +170,7 @@ class Redis(Tier):
         requests = [self._setting(names[i], records[i]) for i in rest]
         lost_races: list[int] = []
         for i, answer in zip(
-            rest, self._routes.ask([names[i] for i in rest], requests, deadline), strict=True
+            rest, self._servers.ask([names[i] for i in rest], requests, deadline), strict=True
         ):
             if answer == "OK":
                 done[i] = Outcome.STORED
@@ -214,16 +181,15 @@ class Redis(Tier):
                 done[i] = Outcome.FULL
             else:
                 done[i] = self._failed(answer) or Outcome.ERROR
-        if self._ttl_ms is not None:
+        if self._life:
             self._keep_present(names, lost_races, deadline, done)
 
     def _keep_present(
         self, names: list[bytes], indices: list[int], deadline: float, done: list[Outcome]
     ) -> None:
         """Set `done` where a record is there already, and renew its time to live; or where the server fails."""
-        asked = [names[i] for i in indices]
-        ask = _exists if self._ttl_ms is None else self._renewal
-        answers = self._routes.ask(asked, [ask(name) for name in asked], deadline)
+        asking = self._touching if self._life else (b"EXISTS",)
+        answers = self._ask(asking, [names[i] for i in indices], deadline)
         for i, answer in zip(indices, answers, strict=True):
             if answer == 1:
                 done[i] = Outcome.PRESENT
@@ -233,18 +199,10 @@ class Redis(Tier):
                 done[i] = self._failed(answer) or Outcome.ERROR
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        names = self._names(keys)
-        answers = self._routes.ask(
-            names, [_exists(name) for name in names], time.monotonic() + timeout_s
-        )
-        self._raise_failure(answers)
-        return [answer == 1 for answer in answers]
+        return [answer == 1 for answer in self._answered(b"EXISTS", keys, timeout_s)]
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
-        names = self._names(keys)
-        self._raise_failure(
-            self._routes.ask(names, [_unlink(name) for name in names], time.monotonic() + timeout_s)
-        )
+        self._answered(b"UNLINK", keys, timeout_s)
 
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, self._max_bytes
@@ -253,120 +211,44 @@ class Redis(Tier):
         return [self._prefix + key.hex().encode() for key in keys]
 
     def _setting(self, name: bytes, record: memoryview) -> RedisRequest:
-        num_words = 4 if self._ttl_ms is None else 6
-        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
-            num_words,
-            len(name),
-            name,
-            len(record),
-        )
-        tail = b"\r\n$2\r\nNX\r\n"
-        if self._ttl_ms is not None:
-            tail += b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(self._ttl_ms), self._ttl_ms)
-        return RedisRequest(
-            (
-                head,
-                record,
-                tail,
-            ),
-            (str, type(None)),
-        )
+        words = command(b"SET", name, b"", b"NX", *self._life)
+        head, _, tail = words.rpartition(b"$0\r\n")
+        return RedisRequest((head + b"$%d\r\n" % len(record), record, tail), (str, type(None)))
 
-    def _renewal(self, name: bytes) -> RedisRequest:
-        return RedisRequest((command(b"PEXPIRE", name, self._ttl_ms or b"0"),), (int,))
+    def _ask(
+        self, words: tuple[bytes, ...], names: Sequence[bytes], deadline: float
+    ) -> list[Answer]:
+        """Give a command for each name, which stands behind its first word; it answers with a number."""
+        requests = [RedisRequest((command(words[0], name, *words[1:]),), (int,)) for name in names]
+        return self._servers.ask(names, requests, deadline)
 
-    def _scan_one(self, endpoint: Endpoint) -> Iterator[list[bytes]]:
+    def _answered(self, word: bytes, keys: Keys, timeout_s: float) -> list[Answer]:
+        """Do the same for keys. Raises `TimeoutError` and `TierError` where one has no answer."""
+        answers = self._ask((word,), self._names(keys), time.monotonic() + timeout_s)
+        for outcome in filter(None, map(self._failed, answers)):
+            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+        return answers
+
+    def _scan_one(self, place: str, client: Any) -> Iterator[list[bytes]]:
         """Yield the keys that one server has, in parts; some may come twice."""
         pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
         shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
-        cursor = b""
-        while cursor != b"0":
-            words = command(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", SCAN_COUNT)
-            match self._ask_at(endpoint, RedisRequest((words,), (list,))):
-                case [bytes(cursor), [*names]] if cursor:
-                    matches = [shape.fullmatch(name) for name in names if isinstance(name, bytes)]
-                    yield [bytes.fromhex(match[1].decode()) for match in matches if match]
-                case NoAnswer(reason=reason):
-                    raise TierError(f"{endpoint} cannot be listed: {reason}")
-                case answer:
-                    raise TierError(f"{endpoint} cannot be listed: it answered {answer!r:.80}")
-
-    def _ask_at(self, endpoint: Endpoint, request: RedisRequest) -> Answer:
-        return self._routes.ask_at(endpoint, request, time.monotonic() + OPEN_TIMEOUT_S)
-
-    def _sizes(self, keys: Keys) -> list[int]:
-        """Return the bytes of each record; 0 for what is none."""
-        names = self._names(keys)
-        requests = [RedisRequest((command(b"STRLEN", name),), (int,)) for name in names]
-        answers = self._routes.ask(names, requests, time.monotonic() + OPEN_TIMEOUT_S)
-        for answer in answers:
-            if isinstance(answer, NoAnswer):
-                raise TierError(f"listing failed: {answer.reason}")
-        return [answer if isinstance(answer, int) else 0 for answer in answers]
-
-    def _info(self, endpoint: Endpoint) -> ServerInfo:
-        answer = self._ask_at(endpoint, _INFO)
-        if not isinstance(answer, bytes):
-            raise TierError(f"{endpoint} gives no INFO, but {answer!r:.80}")
-        lines = answer.decode("latin-1").splitlines()
-        words = dict(line.split(":", 1) for line in lines if ":" in line)
-        keys = dict(
-            part.split("=", 1)
-            for part in words.get(f"db{self._server.db}", "keys=0").split(",")
-            if "=" in part
-        )
-        return ServerInfo(
-            str(endpoint),
-            words.get("redis_version", ""),
-            words.get("redis_mode", ""),
-            words.get("role", ""),
-            _number(keys, "keys"),
-            _number(words, "used_memory"),
-            _number(words, "maxmemory") or -1,
-            words.get("maxmemory_policy", ""),
-            _number(words, "evicted_keys"),
-        )
+        cursor: int | None = None
+        while cursor != 0:
+            try:
+                with tier_errors():
+                    cursor, names = client.scan(cursor or 0, match=pattern, count=SCAN_COUNT)
+                    matches = [shape.fullmatch(name) for name in names]
+            except (TierError, TimeoutError) as error:
+                raise TierError(f"{place} cannot be listed: {error or 'no answer'}") from None
+            yield [bytes.fromhex(match[1].decode()) for match in matches if match]
 
     def _failed(self, answer: Answer) -> Outcome | None:
         """Note a failure and return its outcome; None for an answer that is none."""
-        if isinstance(answer, NoAnswer):
-            self.last_failure = answer.reason
-            return answer.outcome
-        if isinstance(answer, Failure):
-            self.last_failure = answer.text
-            return Outcome.ERROR
-        return None
-
-    def _raise_failure(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            outcome = self._failed(answer)
-            if outcome is Outcome.TIMEOUT:
-                raise TimeoutError
-            if outcome is not None:
-                raise TierError(self.last_failure)
-
-
-_INFO = RedisRequest((command(b"INFO"),), (bytes,))
-_FOUND_OR_NOT = (Value, type(None))
-_GET = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n"
-
-
-def _exists(name: bytes) -> RedisRequest:
-    return RedisRequest((b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name),), (int,))
-
-
-def _number(words: dict[str, str], name: str) -> int:
-    """Return a number of INFO; -1 for none."""
-    word = words.get(name, "")
-    return int(word) if word.isdecimal() and len(word) < 20 else -1
-
-
-def _unlink(name: bytes) -> RedisRequest:
-    return RedisRequest((command(b"UNLINK", name),), (int,))
-
-
-def _is_moved(answer: Answer) -> bool:
-    return isinstance(answer, Failure) and answer.text.startswith("MOVED ")
+        if not isinstance(answer, Failure):
+            return None
+        self.last_failure = answer.text
+        return answer.outcome
 
 
 def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:

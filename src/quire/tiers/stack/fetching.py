@@ -14,7 +14,8 @@ replaced in the request's list by another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from quire.tiers.base import Keys, Outcome
@@ -30,29 +31,21 @@ class ChunkState(Enum):
     DONE = auto()
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
-    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk.
+    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk."""
 
-    `is_first`  the chunk reads into this fetch's buffers; else they get copies
-    """
+    fetch: Fetch
+    chunk: Chunk
+    indices: list[int]
+    places: Sequence[int]
+    deadline: Deadline
+    is_copying: bool = False
 
-    __slots__ = ("chunk", "deadline", "fetch", "indices", "is_copying", "is_first", "places")
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        chunk: Chunk,
-        indices: list[int],
-        places: Sequence[int],
-        deadline: Deadline,
-    ) -> None:
-        self.fetch = fetch
-        self.chunk = chunk
-        self.indices = indices
-        self.places = places
-        self.deadline = deadline
-        self.is_first = fetch is chunk.owner
-        self.is_copying = False
+    @property
+    def is_first(self) -> bool:
+        """Whether the chunk reads into this fetch's buffers; else they get copies."""
+        return self.fetch is self.chunk.owner
 
 
 class Chunk:
@@ -71,24 +64,20 @@ class Chunk:
         self.tickets: list[Ticket] = []
 
 
+@dataclass(slots=True)
 class Span:
     """The bytes and time of one fetch at one tier, for the gate's estimate."""
 
-    __slots__ = ("began_s", "num_bytes", "open_tickets")
-
-    def __init__(self, began_s: float) -> None:
-        self.began_s = began_s
-        self.num_bytes = 0
-        self.open_tickets = 0
+    began_s: float
+    num_bytes: int = 0
+    open_tickets: int = 0
 
 
 class Fetch:
     """Keys that one request wants. `pending` counts those that may still come.
 
     `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
-
-    `when_done`  called once, when nothing is pending any more, of a fetch in the background: nobody waits, so each
-                 tier has all the time that there is; set before it begins
+    `is_patient`  nobody waits for it, so each tier has all the time that there is
     """
 
     def __init__(
@@ -97,7 +86,10 @@ class Fetch:
         keys: Keys,
         buffers: list[memoryview],
         deadline: Deadline,
+        *,
+        is_patient: bool = False,
     ) -> None:
+        self.is_patient = is_patient
         self.keys = keys
         self.buffers = buffers
         self.deadline = deadline
@@ -108,9 +100,6 @@ class Fetch:
         self.spans: dict[int, Span] = {}
         self.signal = shared.lanes.signal()
         self.is_over = False
-        self._is_told = False
-        self._lock = shared.lock
-        self.when_done: Callable[[Fetch], None] | None = None
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Keep a hit, or the first cause that is more than absence. The lock is held."""
@@ -125,12 +114,3 @@ class Fetch:
         for index in indices:
             self.outcomes[index] = self.causes.get(index, Outcome.ABSENT)
         self.pending -= len(indices)
-
-    def wake(self) -> None:
-        """Tell whoever waits that something changed. The lock is not held."""
-        with self._lock:
-            when_done = None if self.pending or self._is_told else self.when_done
-            self._is_told |= when_done is not None
-        self.signal.set()
-        if when_done is not None:
-            when_done(self)

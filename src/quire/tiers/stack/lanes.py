@@ -9,15 +9,11 @@ import atexit
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 from weakref import WeakKeyDictionary
-
-Clock: TypeAlias = Callable[[], float]
-"""Seconds, from any start."""
 
 Work: TypeAlias = Callable[[], object]
 
@@ -26,79 +22,26 @@ RESOLUTION_S = 1e-6
 """Less is no time: clocks are not that exact, and threads do not wake that soon."""
 
 
-class Signal(ABC):
-    """Something to wait for. Once set it stays so until `clear`."""
+class Lanes:
+    """The source of a stack's time and threads. Tests have another one.
 
-    @abstractmethod
-    def set(self) -> None:
-        """Wake all that wait."""
+    Threads are daemons: one that hangs in a tier does not keep the process from ending.
+    """
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Make later waits wait again."""
-
-    @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it was set, at once or within so long."""
-
-
-class Lanes(ABC):
-    """The source of a stack's time and threads."""
-
-    @abstractmethod
     def now(self) -> float:
         """Seconds, from any start."""
+        return time.monotonic()
 
-    @abstractmethod
-    def cpu_s(self) -> float:
-        """Seconds of processor time that this process has used, all threads together."""
-
-    @abstractmethod
-    def signal(self) -> Signal:
+    def signal(self) -> threading.Event:
         """Return a new signal, not set."""
+        return threading.Event()
 
-    @abstractmethod
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock. Nobody waits or calls a tier while it is held."""
-
-    @abstractmethod
-    def spawn(self, name: str, work: Work) -> None:
-        """Run `work` beside the caller."""
-
-
-class _Event(Signal):
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        return self._event.wait(timeout_s)
-
-
-class ThreadLanes(Lanes):
-    """Daemon threads: one that hangs in a tier does not keep the process from ending."""
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-
-    def now(self) -> float:
-        return self._clock()
-
-    def cpu_s(self) -> float:
-        return time.process_time()
-
-    def signal(self) -> Signal:
-        return _Event()
-
-    def lock(self) -> AbstractContextManager[object]:
         return threading.Lock()
 
     def spawn(self, name: str, work: Work) -> None:
+        """Run `work` beside the caller."""
         threading.Thread(target=work, name=name, daemon=True).start()
 
 
@@ -155,7 +98,7 @@ class TierLane:
         self._when_closed = when_closed
         self._lock = lanes.lock()
         self._turns: deque[tuple[object, deque[LaneJob]]] = deque()
-        self._idle: list[Signal] = []
+        self._idle: list[threading.Event] = []
         self._num_alive = 0
         self._is_closed = False
 
@@ -173,7 +116,7 @@ class TierLane:
 
     def submit(self, owner: object, job: LaneJob) -> None:
         """Run a job when it is its owner's turn; a closed lane drops it."""
-        wake: Signal | None = None
+        wake: threading.Event | None = None
         spawn = False
         with self._lock:
             refused = self._is_closed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Fetch
-from quire.tiers.stack.lanes import Deadline, Signal
+from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.reading import Reader
 
@@ -38,7 +37,7 @@ class Prefetch:
         self._keys = list(keys)
         self._sizes = list(sizes)
         self._owner = owner
-        self._done: Signal = owner.shared.lanes.signal()
+        self._done = owner.shared.lanes.signal()
         self._fetch: Fetch | None = None
         self._is_over = False
 
@@ -57,57 +56,45 @@ class Prefetch:
         """Stop at once; what has arrived stays. Twice does nothing."""
         with self._owner.shared.lock:
             self._is_over = True
+            self._owner.active.pop(self, None)
             fetch = self._fetch
         if fetch is not None:
             self._owner.reader.end(fetch)
-        self._end()
+        self._done.set()
 
-    # For `Prefetching` and its lanes
+    def run(self) -> None:
+        """Read the records that are not there, some at a time, up to a key that no tier has. In a lane."""
+        while self._reads_some():
+            pass
+        self.cancel()
 
-    def advance(self) -> None:
-        """Read the next records that are not there, or end at a key that no tier has."""
-        owner = self._owner
-        window, buffers = self._next_window()
-        if not window:
-            self._end()
-            return
-        keys = self._keys[window[0] : window[-1] + 1]
-        fetch = Fetch(owner.shared, keys, buffers, Deadline(owner.shared.lanes, READ_S))
-        fetch.when_done = self._arrived
-        with owner.shared.lock:
-            is_over = self._is_over
-            self._fetch = None if is_over else fetch
-        if is_over:
-            owner.shared.pool.give_back(buffers)
-        else:
-            owner.reader.begin(fetch, list(range(len(keys))), [1] * len(keys))
-
-    def _next_window(self) -> tuple[range, list[memoryview]]:
-        owner = self._owner
+    def _reads_some(self) -> bool:
+        """Read the next records; return whether all of them came, and there were any."""
+        shared, reader = self._owner.shared, self._owner.reader
         self.num_ready += self._kept(self._keys[self.num_ready :])
-        first, most = self.num_ready, CHUNKS * int(owner.shared.settings.chunk_bytes)
-        stop = first
+        first = stop = self.num_ready
+        most = CHUNKS * int(shared.settings.chunk_bytes)
         while stop < len(self._keys) and (most > 0 or stop == first):
             most -= self._sizes[stop]
             stop += 1
-        return range(first, stop), owner.shared.pool.take(self._sizes[first:stop])
-
-    def _arrived(self, fetch: Fetch) -> None:
-        """Go on behind what has arrived and was kept, if that is all that was asked for."""
-        owner = self._owner
+        buffers = shared.pool.take(self._sizes[first:stop])
+        deadline = Deadline(shared.lanes, READ_S)
+        fetch = Fetch(shared, self._keys[first:stop], buffers, deadline, is_patient=True)
+        with shared.lock:
+            if first == stop or self._is_over:
+                return False
+            self._fetch = fetch
+        reader.begin(fetch, list(range(stop - first)), [1] * (stop - first))
+        reader.wait(fetch)
         hits = [outcome is Outcome.HIT for outcome in fetch.outcomes]
         whole = hits.index(False) if False in hits else len(hits)
-        if owner.top.in_memory:
+        if self._owner.top.in_memory:
             whole = self._kept(fetch.keys[:whole])  # less where the tier was full
-        with owner.shared.lock:
-            is_over = self._is_over
+        with shared.lock:
             self._fetch = None
             self.num_ready += whole
-        owner.shared.pool.give_back(fetch.buffers)
-        if whole < len(hits) or is_over:
-            self._end()
-        else:
-            self.advance()
+        shared.pool.give_back(fetch.buffers)
+        return whole == stop - first
 
     def _kept(self, keys: Keys) -> int:
         """Return the number of leading keys that the fastest tier has, leased from now on; 0 where it is not in memory."""
@@ -119,15 +106,9 @@ class Prefetch:
         top.tier.lease(keys[:whole], LEASE_S)
         return whole
 
-    def _end(self) -> None:
-        with self._owner.shared.lock:
-            self._is_over = True
-        self._done.set()
-        self._owner.ended(self)
-
 
 class Prefetching:
-    """Begins prefetches, `MOST_ACTIVE` at a time.
+    """Runs prefetches, `MOST_ACTIVE` at a time, the others in turn.
 
     What is read is kept in the fastest tier by the reader, as every read of a slower tier is.
     """
@@ -136,15 +117,10 @@ class Prefetching:
         self.shared = shared
         self.reader = reader
         self.top = levels[0]
-        self._is_of_use = len(levels) > 1 and self.top.writes and shared.settings.promote
-        self._active: list[Prefetch] = []
-        self._waiting: deque[Prefetch] = deque()
-
-    @property
-    def num_active(self) -> int:
+        self.active: dict[Prefetch, None] = {}
         """Prefetches that read or wait to."""
-        with self.shared.lock:
-            return len(self._active) + len(self._waiting)
+        self._is_of_use = len(levels) > 1 and self.top.writes and shared.settings.promote
+        self._lane = TierLane(shared.lanes, "prefetch", MOST_ACTIVE, lambda: None)
 
     def begin(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
         """Begin to load keys into the fastest tier; see `TierStack.prefetch`."""
@@ -153,29 +129,14 @@ class Prefetching:
             prefetch.cancel()
             return prefetch
         with self.shared.lock:
-            begins = len(self._active) < MOST_ACTIVE
-            (self._active if begins else self._waiting).append(prefetch)
-        if begins:
-            prefetch.advance()
+            self.active[prefetch] = None
+        self._lane.submit(prefetch, LaneJob(prefetch.run, prefetch.cancel))
         return prefetch
-
-    def ended(self, prefetch: Prefetch) -> None:
-        """Let the next one begin."""
-        following: Prefetch | None = None
-        with self.shared.lock:
-            if prefetch in self._waiting:
-                self._waiting.remove(prefetch)
-            if prefetch in self._active:
-                self._active.remove(prefetch)
-                if self._waiting:
-                    following = self._waiting.popleft()
-                    self._active.append(following)
-        if following is not None:
-            following.advance()
 
     def close(self) -> None:
         """Cancel all."""
         with self.shared.lock:
-            prefetches = [*self._active, *self._waiting]
+            prefetches = list(self.active)
         for prefetch in prefetches:
             prefetch.cancel()
+        self._lane.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.errors import InvariantError
-from quire.tiers.base import Keys, Outcome
+from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
 from quire.tiers.stack.lanes import Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
@@ -42,35 +42,6 @@ class Reader:
         with self._shared.lock:
             return sum(map(len, self._flights))
 
-    def at_once(
-        self, keys: Keys, buffers: Sequence[memoryview], deadline: Deadline
-    ) -> list[Outcome]:
-        """Read from the fastest tier, which is in memory, on this thread."""
-        level, lanes = self._levels[0], self._shared.lanes
-        began_s = lanes.now()
-        left_s = deadline.left_s
-        outcomes = guarded(lambda: level.tier.get(keys, buffers, left_s), len(keys))
-        took_s = max(0.0, lanes.now() - began_s)
-        num_hits = outcomes.count(Outcome.HIT)
-        with self._shared.lock:
-            meter = level.meter
-            meter.load_s += took_s
-            if left_s >= level.patience_s:
-                level.answered("load", outcomes)
-            if num_hits == len(keys):
-                num_bytes = sum(map(len, buffers))
-                meter.loads[Outcome.HIT] += num_hits
-                meter.loaded_bytes += num_bytes
-                level.estimate.observe(num_bytes, took_s)
-            else:
-                meter.loads.update(outcomes)
-                meter.loaded_bytes += sum(
-                    len(buffer)
-                    for buffer, outcome in zip(buffers, outcomes, strict=True)
-                    if outcome is Outcome.HIT
-                )
-        return outcomes
-
     def begin(self, fetch: Fetch, indices: list[int], levels: Sequence[int]) -> None:
         """Ask for keys, each from the tier that `levels` says, and then from slower ones."""
         by_level: dict[int, list[int]] = {}
@@ -80,12 +51,12 @@ class Reader:
             self._ask(fetch, level, by_level[level])
 
     def wait(self, fetch: Fetch) -> None:
-        """Return when every key has an outcome, or the deadline has passed. For the fetch's one caller."""
+        """Return when every key has an outcome, the deadline has passed, or another thread has ended it."""
         lock = self._shared.lock
         while True:
             fetch.signal.clear()
             with lock:
-                if not fetch.pending:
+                if not fetch.pending or (fetch.is_over and not fetch.tickets):
                     fetch.is_over = True
                     return
                 tickets = list(fetch.tickets)
@@ -107,6 +78,7 @@ class Reader:
             tickets = list(fetch.tickets)
         for ticket in tickets:
             self._give_up(ticket)
+        fetch.signal.set()
 
     def check(self) -> None:
         """Verify that what is in flight is wanted or being read; raises `InvariantError`."""
@@ -139,7 +111,7 @@ class Reader:
             with self._shared.lock:
                 if not fetch.is_over:
                     fetch.miss(indices)
-            fetch.wake()
+            fetch.signal.set()
             return
         chunks = self._tickets(fetch, level, indices)
         for chunk in chunks:
@@ -150,7 +122,7 @@ class Reader:
                     fetch, LaneJob(lambda c=chunk: self._run(c), self._dropper(chunk))
                 )
         if chunks:
-            fetch.wake()
+            fetch.signal.set()
 
     def _tickets(self, fetch: Fetch, level: Level, indices: list[int]) -> list[Chunk]:
         """Join the chunks that are on their way, and return new ones for the rest."""
@@ -177,7 +149,8 @@ class Reader:
             for part in self._parts(fetch, rest if flights else indices):
                 chunk = Chunk(fetch, level, part, deadline)
                 self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline))
-                for place, key in enumerate(chunk.keys):
+                # What is in memory is read at once: nobody can join it.
+                for place, key in enumerate(() if level.in_memory else chunk.keys):
                     flights.setdefault(key, (chunk, place))
                 span = fetch.spans.setdefault(level.index, Span(self._shared.lanes.now()))
                 span.open_tickets += 1
@@ -191,7 +164,7 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
-        if fetch.when_done is not None:
+        if fetch.is_patient or level.in_memory:
             return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):
@@ -282,13 +255,13 @@ class Reader:
             if missed:
                 self._ask(fetch, chunk.level.index + 1, missed)
             else:
-                fetch.wake()
+                fetch.signal.set()
 
     def _land(self, chunk: Chunk, state: ChunkState = ChunkState.DONE) -> None:
         """Let nobody join a chunk any more. The lock is held."""
         flights = self._flights[chunk.level.index]
         chunk.state = state
-        for key in chunk.keys:
+        for key in chunk.keys if flights else ():
             if flights.get(key, (None, 0))[0] is chunk:
                 del flights[key]
 

@@ -16,7 +16,7 @@ from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sea
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, ThreadLanes, Work, close_at_exit
+from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import TierLookup
 from quire.tiers.stack.placing import Bits, Placing
@@ -54,7 +54,7 @@ class TierStack:
         self.tiers = tuple(tiers)
         self.settings = settings or StackSettings()
         self.names = tier_names(tiers, self.settings)
-        shared = self._shared = Shared(lanes or ThreadLanes(), self.settings)
+        shared = self._shared = Shared(lanes or Lanes(), self.settings)
         self._open_lanes = [2 for _ in tiers]
         self._all_closed = [shared.lanes.signal() for _ in tiers]
         self._levels = [
@@ -328,32 +328,11 @@ class TierStack:
         found: Sequence[int] | None,
     ) -> list[Outcome]:
         places = [0] * len(keys) if found is None else found
-        outcomes: list[Outcome] | None = None
-        if self._levels[0].in_memory and self._levels[0].reading.allows:
-            here = [index for index, where in enumerate(places) if not where]
-            if len(here) == len(keys):
-                outcomes = self._reader.at_once(keys, buffers, deadline)
-            elif here:
-                outcomes = [Outcome.ABSENT] * len(keys)
-                answers = self._reader.at_once(
-                    [keys[index] for index in here], [buffers[index] for index in here], deadline
-                )
-                for index, answer in zip(here, answers, strict=True):
-                    outcomes[index] = answer
-        if outcomes is not None and outcomes.count(Outcome.HIT) == len(keys):
-            return outcomes
         fetch = Fetch(self._shared, keys, buffers, deadline)
+        wanted = [index for index, where in enumerate(places) if where >= 0]
         with self._shared.lock:
             fetch.miss([index for index, where in enumerate(places) if where < 0])
-            for index, outcome in enumerate(outcomes or ()):
-                fetch.settle(index, outcome)
-        open_ = [
-            index
-            for index, where in enumerate(places)
-            if where >= 0 and fetch.outcomes[index] is not Outcome.HIT
-        ]
-        first = 0 if outcomes is None else 1
-        self._reader.begin(fetch, open_, [max(first, places[index]) for index in open_])
+        self._reader.begin(fetch, wanted, [places[index] for index in wanted])
         self._reader.wait(fetch)
         return fetch.outcomes
 

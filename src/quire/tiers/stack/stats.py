@@ -59,7 +59,7 @@ class StackStats(msgspec.Struct, frozen=True):
     `loads`       what became of the keys that `load` was asked for: "hit", or the first cause that was
                   more than absence, else "absent"
     `refused_keys`  keys that were found and that the gate did not load, since computing is faster
-    `passed_over`   times that a prompt was not handed down: the process never rests, and no hits have saved the time
+    `passed_over`   times that a prompt was not handed down: there was no time for it, and no hits have saved any
     """
 
     tiers: list[TierReport]
@@ -83,8 +83,8 @@ class StackStats(msgspec.Struct, frozen=True):
             )
         if self.passed_over:
             rows.append(
-                f"{self.passed_over:,} times a prompt was not handed down: the process never rests, and hits have not "
-                "saved the time for it; busy_share=1 hands all down"
+                f"{self.passed_over:,} times a prompt was not handed down: it would have taken more of the time than "
+                "busy_share and what hits have saved; busy_share=1 hands all down"
             )
         return "\n".join(rows)
 

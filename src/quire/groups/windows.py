@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
-from quire.core.blocks import GAP, without_gaps
-from quire.core.guards import WindowGuards
-from quire.core.node import Node, Part
-from quire.core.sparse import FAR, Tell, WindowPart
+from quire.core.blocks import GAP
+from quire.core.groups import Kind
+from quire.core.node import Node
+from quire.core.sparse import Site, Standing, TableGroup, Tell
 from quire.core.tokens import INT32, IntArray
+from quire.groups.guards import FAR, Guards, WindowPart
+from quire.groups.shedding import Part, SheddingGroup
 
 
-class WindowGroup(WindowGuards):
+class WindowKind(Kind, frozen=True):
+    """Layers that read the end of a prefix, and maybe its head.
+
+    `is_sliding`  whether the window moves on with each token
+    """
+
+    is_sliding: ClassVar[bool] = False
+
+    @property
+    def span(self) -> int:
+        """The most tokens that it reads at the end."""
+        raise NotImplementedError
+
+    @property
+    def head(self) -> int:
+        """How many tokens it reads at the start."""
+        return 0
+
+    @property
+    def keep_every(self) -> int:
+        """Windows at multiples of so many tokens are kept longer than what lies between; 0 for none."""
+        return 0
+
+    def first_block(self, num_tokens: int, block_size: int) -> int:
+        """Return the first block that a hit of so many tokens needs, sinks apart; it never falls as they rise."""
+        raise NotImplementedError
+
+    def border(self, end: int, block_size: int) -> int:
+        """Return the last block boundary up to `end` at which a hit needs nothing, 0 without any."""
+        del end, block_size
+        return 0
+
+    def group(self, site: Site) -> WindowGroup:
+        return WindowGroup(site, self)
+
+    def blocks_for(self, num_tokens: int, block_size: int) -> int:
+        """Return its last window, those that are kept, and one block more, into which the sequence grows."""
+        windows = 1 + (num_tokens // self.keep_every if self.keep_every else 0)
+        kept = windows * (-(-self.span // block_size) + 1) - (-self.head // block_size)
+        return min(-(-num_tokens // block_size), kept) + 1
+
+
+class WindowGroup(SheddingGroup, TableGroup):
     """A sliding-window or chunked group: what a hit needs of it, and what it loses first."""
+
+    def __init__(self, site: Site, kind: WindowKind) -> None:
+        super().__init__(site)
+        self._size = site.block_size
+        self._kind = kind
+        self._interval = kind.keep_every
+        self.num_sinks = -(-kind.head // site.block_size)
+        self.width = -(-kind.span // site.block_size)
+        self._quick = kind.is_sliding and not self.num_sinks
+        self._guards = Guards(site, kind.first_block, self.num_sinks, self)
+
+    def first(self, end: int) -> int:
+        """Return the first block that a hit at this boundary needs, sinks apart."""
+        return self._kind.first_block(end * self._size, self._size)
+
+    def first_of(self, num_tokens: int) -> int:
+        return self._kind.first_block(num_tokens, self._size)
 
     # -- what a hit needs ------------------------------------------------------------------
 
@@ -25,9 +86,7 @@ class WindowGroup(WindowGuards):
             first = self.first(end)
             if first >= end:
                 return end
-            while end <= node.start:
-                assert node.parent is not None
-                node = node.parent
+            node = node.holding(end - 1)
             whole = first >= node.start and node.parts[self.place].num_held == node.num_blocks
             gap = -1 if whole else self._last_gap(node, first, end)
             if gap < 0:
@@ -35,12 +94,19 @@ class WindowGroup(WindowGuards):
             end = gap if gap < end - 1 else self._last_held(node, gap)
         return 0
 
+    def required(self, end: int) -> list[int]:
+        first = self.first(end)
+        return [*range(min(self.num_sinks, first, end)), *range(first, end)]
+
     def kept_ends(self, node: Node) -> list[int]:
-        """Return the boundaries of a node whose windows are kept longest: its end, regular ones."""
         every = self._interval or FAR
         numbers = range(node.start * self._size // every + 1, node.end * self._size // every + 1)
         ends = (number * every // self._size for number in numbers)
         return [*(end for end in ends if end > node.start), node.end]
+
+    def block_at(self, node: Node, at: int) -> int:
+        node = node.holding(at)
+        return node.blocks[self.index][at - node.start]
 
     def reach(self, end: int) -> int:
         return min(end, self.width + self.num_sinks)
@@ -49,13 +115,7 @@ class WindowGroup(WindowGuards):
         return self.reach(end) + 1
 
     def lacks(self, node: Node, first: int, end: int) -> bool:
-        """Whether one of the blocks [first, end) of a path is gone."""
-        if first >= end:
-            return False
-        while end <= node.start:
-            assert node.parent is not None
-            node = node.parent
-        return self._last_gap(node, first, end) >= 0
+        return first < end and self._last_gap(node.holding(end - 1), first, end) >= 0
 
     def _last_gap(self, node: Node, first: int, end: int) -> int:
         """Return the last gap in blocks [first, end) of a path, -1 if there is none."""
@@ -73,20 +133,14 @@ class WindowGroup(WindowGuards):
             node = node.parent
 
     def _last_held(self, node: Node, end: int) -> int:
-        """Return the largest boundary up to `end` whose last block is there, or that needs none; 0 without one.
-
-        The border of a chunk needs none.
-        """
+        """Return the largest boundary up to `end` whose last block is there, or that needs none; 0 without one."""
         while end:
-            while end <= node.start:
-                assert node.parent is not None
-                node = node.parent
-            ids = self._array(node)[: end - node.start]
-            held = (ids >= 0).nonzero()[0]
+            node = node.holding(end - 1)
+            held = (self._array(node)[: end - node.start] >= 0).nonzero()[0]
             last = node.start + int(held[-1]) + 1 if len(held) else 0
-            border = 0 if self._sliding else end // self._period * self._period
-            if max(last, border) > node.start:
-                return max(last, border)
+            last = max(last, self._kind.border(end, self._size))
+            if last > node.start:
+                return last
             end = node.start
         return 0
 
@@ -97,27 +151,32 @@ class WindowGroup(WindowGuards):
         part = WindowPart(num_held=num_blocks, swept=node.start)
         node.parts = (*node.parts, part)
         self.pool.cache(num_blocks)
-        self._recount(node, part)
-        self._enter(node, part)
+        self._guards.recount(node, part)
+        self.enter(node, part)
 
     def extended(self, node: Node, num_blocks: int) -> None:
-        part = self._part(node)
+        part: WindowPart = node.parts[self.place]
         part.num_held += num_blocks
         self.pool.cache(num_blocks)
-        self.settle(node, part)
+        self._guards.recount(node, part)
+        if part.need < node.start:
+            self._guards.tell(node)
+        if not part.listed:
+            self.list_passing(node, part)
+        if part.rank is None:
+            self.file(node, part)
 
     def find_gaps(self, node: Node, num_blocks: int) -> None:
-        """Count those of the last blocks of a node, just added, that it has never had."""
-        part = self._part(node)
+        part: WindowPart = node.parts[self.place]
         num_gaps = node.blocks[self.index][-num_blocks:].count(GAP)
         part.num_held -= num_gaps
         self.pool.use(num_gaps)
-        self._recount(node, part)
-        self._enter(node, part)
+        self._guards.recount(node, part)
+        self.enter(node, part)
 
     def extended_by_one(self, node: Node) -> None:
         """`extended` by one block, quickly where a whole window or the whole leaf is guarded."""
-        part = self._part(node)
+        part: WindowPart = node.parts[self.place]
         quick = self._quick and part.rank is not None
         if quick and part.listed and part.guarded == self.width:
             part.num_held += 1
@@ -129,18 +188,8 @@ class WindowGroup(WindowGuards):
             return
         self.extended(node, 1)
 
-    def settle(self, node: Node, part: WindowPart) -> None:
-        """Bring a leaf that its writer lengthened up to date."""
-        self._recount(node, part)
-        if part.need < node.start:
-            self._tell(node)
-        if not part.listed:
-            self._list(node, part)
-        if part.rank is None:
-            self._file(node, part)
-
     def split(self, upper: Node, lower: Node) -> None:
-        part = self._part(lower)
+        part: WindowPart = lower.parts[self.place]
         ids = self._array(upper)
         top = WindowPart(num_held=int((ids >= 0).sum()), swept=min(part.swept, upper.end))
         part.num_held -= top.num_held
@@ -148,76 +197,86 @@ class WindowGroup(WindowGuards):
         upper.parts = (*upper.parts, top)
         if part.need < upper.end:
             top.below, top.need = {part.need: 1}, part.need
-        self._recount(lower, part)
-        self._recount(upper, top)
-        self._enter(lower, part)
-        self._enter(upper, top)
+        self._guards.recount(lower, part)
+        self._guards.recount(upper, top)
+        self.enter(lower, part)
+        self.enter(upper, top)
         if part.guards:
-            self._tell(lower)  # a leaf that grew in place may need less than it did
+            self._guards.tell(lower)  # a leaf that grew in place may need less than it did
 
     def joinable(self, upper: Node) -> bool:
         end = upper.end
         return self._kept_window(end - 1)[1] == end or self.accepted(upper, end) != end
 
-    def joined(self, node: Node, upper: Part) -> None:
-        assert isinstance(upper, WindowPart)
-        part = self._part(node)
+    def joined(self, node: Node, upper: WindowPart) -> None:
+        part: WindowPart = node.parts[self.place]
         part.num_held += upper.num_held
         part.guarded += upper.guarded
         part.swept = upper.swept
-        self._recount(node, part)
-        self._enter(node, part)
+        self._guards.recount(node, part)
+        self.enter(node, part)
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
-        part = self._part(node)
+        part: WindowPart = node.parts[self.place]
         end = node.end - num_blocks
         ids = node.blocks[self.index]
         tail = [block for block in ids[end - node.start :] if block >= 0]
-        kept = 0
-        if freed_from > end and ids[end - node.start] >= 0:
-            kept = 1
+        kept = int(freed_from > end and ids[end - node.start] >= 0)
         part.num_held -= len(tail)
         part.swept = min(part.swept, end)
         self.pool.use(kept)
         self.pool.drop(memoryview(array("i", tail[kept:])))
-        self._recount(node, part, end)
+        self._guards.recount(node, part, end)
         if not part.num_held:
-            self._unfile(node, part)
+            self.unfile(node, part)
 
     def merge(self, node: Node, own: memoryview[int]) -> None:
-        """Replace a sequence's blocks of this run by the tree's, giving its own where gaps are."""
-        part = self._part(node)
+        part: WindowPart = node.parts[self.place]
         ids = node.blocks[self.index]
-        length = node.end - node.start
-        if part.num_held == length:
-            self.pool.give_back(without_gaps(own))
+        if part.num_held == node.num_blocks:
+            self.pool.release(own)
             own[:] = memoryview(ids)
             return
-        mine = np.array(own, dtype=INT32)
-        merged = self._array(node).copy()
+        mine, merged = np.array(own, dtype=INT32), self._array(node)
         gaps = merged == GAP
         merged[gaps] = mine[gaps]
         spare = mine[~gaps & (mine != GAP)]
-        if len(spare):
-            self.pool.give_back(memoryview(array("i", spare.tolist())))
+        self.pool.give_back(memoryview(array("i", spare.tolist())))
         num_healed = int((merged != GAP).sum()) - part.num_held
         ids[:] = array("i", merged.tolist())
         own[:] = memoryview(ids)
         part.num_held += num_healed
         part.swept = node.start
         self.pool.cache(num_healed)
-        self._recount(node, part)
-        self._enter(node, part)
+        self._guards.recount(node, part)
+        self.enter(node, part)
+
+    # -- guards ----------------------------------------------------------------------------
+
+    def guard(self, node: Node) -> None:
+        node.parts[self.place].guards += 1
+        self._guards.tell(node)
+
+    def unguard(self, node: Node) -> None:
+        node.parts[self.place].guards -= 1
+        self._guards.tell(node)
+
+    def recount(self, node: Node) -> None:
+        if self.num_sinks > node.start:
+            self._guards.recount(node, node.parts[self.place])
+
+    def would_guard(self, standing: Standing) -> int:
+        return self._guards.would_guard(standing)
 
     # -- eviction --------------------------------------------------------------------------
 
-    def _list(self, node: Node, part: Part) -> None:
+    def list_passing(self, node: Node, part: Part) -> None:
         """Only a node that is longer than its window has passing blocks."""
         if self.first(node.end) > max(node.start, self.num_sinks):
-            super()._list(node, part)
+            super().list_passing(node, part)
 
-    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
-        assert isinstance(part, WindowPart)
+    def sweep(self, node: Node, part: WindowPart, num_blocks: int, tell: Tell | None) -> int:
+        del tell  # no kept boundary needs them
         stop = self.first(node.end)
         at = max(part.swept, node.start, self.num_sinks)
         done = 0
@@ -234,9 +293,9 @@ class WindowGroup(WindowGuards):
             part.listed = False
         return done
 
-    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
+    def thin(self, node: Node, part: WindowPart, num_blocks: int, tell: Tell | None) -> int:
         start = max(node.start, self.num_sinks)
-        stop = min(max(self._needed(self._part(node), node.end), start), node.end)
+        stop = min(max(self._guards.needed(part, node.end), start), node.end)
         if stop <= start:
             return 0
         if part.num_held == node.num_blocks:
@@ -259,17 +318,8 @@ class WindowGroup(WindowGuards):
     def unthinned(self, node: Node) -> int:
         return 0 if node.locks else self._sinks_in(node)
 
-    def check(self, node: Node) -> str:
-        part = self._part(node)
-        needs = [(self._part(child).need, child.start) for child in node.children.values()]
-        below = Counter(need for need, start in needs if need < start)
-        if below != Counter(part.below or {}):
-            return f"those below need {dict(below)}, it knows of {part.below}"
-        need = min([FAR, *below, *[self.first(node.end)] * (part.guards > 0)])
-        is_leaf = not node.children
-        if part.need != need and not (is_leaf and FAR > need > part.need):
-            return f"blocks from {need} on are needed, it says {part.need}"
-        return super().check(node)
+    def check(self, node: Node, num_standing: int) -> str:
+        return self._guards.check(node) or super().check(node, num_standing)
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         for at, block in enumerate(node.blocks[self.index], node.start + 1):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from quire.core.node import Node, Part
-from quire.core.sparse import Site, SparseGroup, Standing, Tell
+from quire.core.blocks import GAP
+from quire.core.node import Node
+from quire.core.sparse import Site, Standing, StateGroup, Tell
 from quire.core.tokens import IntArray
+from quire.groups.shedding import Part, SheddingGroup
 
 
 class StatePart(Part, gc=False, eq=False):
@@ -22,7 +25,7 @@ class StatePart(Part, gc=False, eq=False):
     passing: set[int] = msgspec.field(default_factory=set[int])
 
 
-class StateGroup(SparseGroup):
+class SnapshotGroup(SheddingGroup, StateGroup):
     """A recurrent group. A block is one state, over all layers of the group.
 
     A guard protects the snapshot at the end of its node, and no other: a running sequence
@@ -31,20 +34,25 @@ class StateGroup(SparseGroup):
 
     def __init__(self, site: Site, interval: int | None) -> None:
         super().__init__(site)
-        self.interval = interval
+        self._size = site.block_size
+        self._interval = interval
 
     # -- what a hit needs ------------------------------------------------------------------
 
     def accepted(self, node: Node, end: int) -> int:
         while end:
-            while end <= node.start:
-                assert node.parent is not None
-                node = node.parent
+            node = node.holding(end - 1)
             best = max((at for at in self._part(node).snapshots if at <= end), default=0)
             if best:
                 return best
             end = node.start
         return 0
+
+    def required(self, end: int) -> list[int]:
+        return [end - 1] if end else []
+
+    def kept_ends(self, node: Node) -> list[int]:
+        return sorted(self._part(node).snapshots)
 
     def reach(self, end: int) -> int:
         return min(end, 1)
@@ -52,14 +60,17 @@ class StateGroup(SparseGroup):
     def least(self, end: int) -> int:
         return min(end, 1)
 
-    def snapshot(self, node: Node, end: int) -> int | None:
-        """Return the block that holds the state at a boundary of the path to a node."""
-        while end <= node.start and node.parent is not None:
-            node = node.parent
-        return self._part(node).snapshots.get(end) if node.parent is not None else None
+    def due(self, start: int, stop: int) -> Iterable[int]:
+        if self._interval is None:
+            return ()
+        multiples = range(start // self._interval * self._interval, stop, self._interval)
+        return (at // self._size * self._size for at in multiples)
+
+    def block_at(self, node: Node, at: int) -> int:
+        node = node.holding(at)
+        return self._part(node).snapshots.get(at + 1, GAP) if node.parent is not None else GAP
 
     def keep(self, node: Node, block: int, *, passing: bool) -> None:
-        """Enter a snapshot of the state at the end of a node, in a block that was allocated."""
         part = self._part(node)
         part.snapshots[node.end] = block
         part.num_held += 1
@@ -67,12 +78,11 @@ class StateGroup(SparseGroup):
         if passing:
             part.passing.add(node.end)
         if len(part.passing) > (node.end in part.passing):
-            self._list(node, part)
+            self.list_passing(node, part)
         self._recount(node, part)
-        self._file(node, part)
+        self.file(node, part)
 
     def rename(self, node: Node, renamed: IntArray) -> None:
-        """The blocks of this group were moved: block b is renamed[b] now."""
         part = self._part(node)
         part.snapshots = {at: int(renamed[block]) for at, block in part.snapshots.items()}
 
@@ -85,9 +95,9 @@ class StateGroup(SparseGroup):
         part = self._part(node)
         self._recount(node, part)
         if part.passing and not part.listed:
-            self._list(node, part)
+            self.list_passing(node, part)
         if part.num_held and part.rank is None:
-            self._file(node, part)
+            self.file(node, part)
 
     def split(self, upper: Node, lower: Node) -> None:
         part, top = self._part(lower), StatePart()
@@ -97,21 +107,20 @@ class StateGroup(SparseGroup):
         part.passing -= top.passing
         top.num_held, part.num_held = len(top.snapshots), len(part.snapshots)
         upper.parts = (*upper.parts, top)
-        self._enter(lower, part)
-        self._enter(upper, top)
+        self.enter(lower, part)
+        self.enter(upper, top)
 
     def joinable(self, upper: Node) -> bool:
         return upper.end not in self._part(upper).passing
 
-    def joined(self, node: Node, upper: Part) -> None:
-        assert isinstance(upper, StatePart)
+    def joined(self, node: Node, upper: StatePart) -> None:
         part = self._part(node)
         part.snapshots = upper.snapshots | part.snapshots
         part.passing |= upper.passing
         part.num_held = len(part.snapshots)
         part.guarded += upper.guarded
         self._recount(node, part)
-        self._enter(node, part)
+        self.enter(node, part)
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         end = node.end - num_blocks
@@ -120,7 +129,7 @@ class StateGroup(SparseGroup):
             self._free(part, at)
         self._recount(node, part, end)
         if not part.num_held:
-            self._unfile(node, part)
+            self.unfile(node, part)
 
     def guard(self, node: Node) -> None:
         part = self._part(node)
@@ -132,7 +141,7 @@ class StateGroup(SparseGroup):
         part.guards -= 1
         self._recount(node, part)
         if part.num_held:
-            self._file(node, part)
+            self.file(node, part)
 
     def would_guard(self, standing: Standing) -> int:
         more = 0
@@ -146,15 +155,13 @@ class StateGroup(SparseGroup):
 
     # -- eviction --------------------------------------------------------------------------
 
-    def _sweep(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
-        assert isinstance(part, StatePart)
+    def sweep(self, node: Node, part: StatePart, num_blocks: int, tell: Tell | None) -> int:
         gone = sorted(part.passing - {node.end})[:num_blocks]
         self._evict(node, part, gone, tell)
         part.listed = len(part.passing - {node.end}) > 0
         return len(gone)
 
-    def _thin(self, node: Node, part: Part, num_blocks: int, tell: Tell | None) -> int:
-        assert isinstance(part, StatePart)
+    def thin(self, node: Node, part: StatePart, num_blocks: int, tell: Tell | None) -> int:
         kept = node.end if part.guards else -1
         gone = [at for at in sorted(part.snapshots) if at != kept][:num_blocks]
         self._evict(node, part, gone, tell)
@@ -168,6 +175,11 @@ class StateGroup(SparseGroup):
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())
+
+    def data(self, node: Node) -> dict[str, Any]:
+        part = self._part(node)
+        snapshots = [list(item) for item in sorted(part.snapshots.items())]
+        return super().data(node) | {"snapshots": snapshots, "passing": sorted(part.passing)}
 
     def _evict(self, node: Node, part: StatePart, gone: list[int], tell: Tell | None) -> None:
         for at in gone:
@@ -191,4 +203,4 @@ class StateGroup(SparseGroup):
         part.guarded = guarded
 
     def _part(self, node: Node) -> StatePart:
-        return node.parts[self.place]  # pyright: ignore[reportReturnType] - this group made it
+        return node.parts[self.place]
