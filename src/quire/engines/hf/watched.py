@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from quire.errors import ConfigError
 
 
-class Recorder(Protocol):
+class ForwardListener(Protocol):
     """Is told of the forwards over one working cache."""
 
     def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ class Watched:
     ) -> None:
         self.names = names
         self.clock = clock
-        self.recorders: dict[int, Recorder] = {}
+        self.recorders: dict[int, ForwardListener] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model
         self._num_lent = 0
