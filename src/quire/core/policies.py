@@ -33,51 +33,38 @@ class Lru(Policy):
     def released(self, entry: Entry) -> None:
         ends = self._ends
         newest = ends.older
-        assert newest is not None
-        entry.older = newest
-        entry.newer = ends
-        newest.newer = entry
-        ends.older = entry
+        entry.older, entry.newer = newest, ends
+        newest.newer = ends.older = entry
         entry.uses = self.tick()
 
     def returned(self, entry: Entry) -> None:
         hint = self._returned
         newer = (hint if hint.uses <= entry.uses else self._ends).newer
-        assert newer is not None
         while newer is not self._ends and newer.uses <= entry.uses:
             newer = newer.newer
-            assert newer is not None
         older = newer.older
-        assert older is not None
         entry.older, entry.newer = older, newer
         older.newer = newer.older = entry
         self._returned = entry
 
     def referenced(self, entry: Entry) -> None:
-        older, newer = entry.older, entry.newer
-        assert older is not None
-        assert newer is not None
-        older.newer = newer
-        newer.older = older
+        entry.older.newer, entry.newer.older = entry.newer, entry.older
         entry.older = entry.newer = None
         if entry is self._returned:
             self._returned = self._ends
 
     def split(self, upper: Entry, lower: Entry) -> None:
-        newer = lower.newer
-        assert newer is not None
-        upper.older = lower
-        upper.newer = newer
+        upper.older, upper.newer = lower, lower.newer
+        lower.newer.older = upper
         lower.newer = upper
-        newer.older = upper
 
     def victim(self) -> tuple[Entry, int] | None:
         oldest = self._ends.newer
-        return None if oldest is self._ends or oldest is None else (oldest, ENDLESS)
+        return (oldest, ENDLESS) if oldest is not self._ends else None
 
     def order(self) -> Iterator[Entry]:
         entry = self._ends.newer
-        while entry is not None and entry is not self._ends:
+        while entry is not self._ends:
             yield entry
             entry = entry.newer
 
