@@ -12,10 +12,9 @@ import torch
 from transformers import DynamicCache
 
 from quire.bench.hf_models import quire_tiny, random_llama
-from quire.bench.timing import FirstToken, Row
+from quire.bench.timing import FirstToken, Progress, Row, check_names
 from quire.engines.hf import PrefixCache
 
-Progress = Callable[[str], None]
 Way = Literal["plain", "cold", "by_hand", "warm"]
 
 WAYS: tuple[Way, ...] = ("plain", "cold", "by_hand", "warm")
@@ -70,9 +69,7 @@ def rows(
     a name that does not exist.
     """
     wanted = names or row_names(quick=quick)
-    unknown = sorted(set(wanted) - set(row_names()))
-    if unknown:
-        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(row_names())}")
+    check_names(wanted, row_names())
     measured: dict[str, Row] = {}
     for suffix, make in MODELS.items():
         prefixes = [p for p in PREFIXES if set(wanted) & set(_names(p, suffix))]

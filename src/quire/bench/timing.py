@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Row = dict[str, float | str]
+Progress = Callable[[str], None]
 
 BATCH_NS = 2_000_000
 """A timed batch of calls lasts at least this long."""
@@ -24,6 +25,13 @@ ROW_BUDGET_NS = 2_500_000_000
 """A row stops sampling after this long, once it has `MIN_SAMPLES`."""
 SAMPLES = 31
 MIN_SAMPLES = 5
+
+
+def check_names(wanted: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ValueError` for names of rows that do not exist."""
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def repeat_us(call: Callable[[], object], *, samples: int = SAMPLES) -> float:
