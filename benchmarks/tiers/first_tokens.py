@@ -25,8 +25,8 @@ from crossover import crossover
 from redis_here import redis_server
 
 from quire.bench.hf_models import quire_tiny
-from quire.bench.timing import FirstToken
 from quire.bench.tier_rows import Row
+from quire.bench.timing import FirstToken
 from quire.engines.hf import PrefixCache
 from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.errors import TierError
