@@ -1,17 +1,22 @@
 """What a policy is told, and in which order; what it may ask of an entry, and of its pool; what may be one."""
 
-from importlib.metadata import EntryPoint
-
 import numpy as np
 import pytest
 from core_help import found, prefill, run, serve
 from policy_spy import BLOCK, Spied, SpyingLru, SpyingRanked, ends, names_of
 
 from quire import ops
-from quire.core import CacheManager, FullAttention, Hint, LayerGroup, Watcher, policies
+from quire.core import CacheManager, FullAttention, Hint, LayerGroup, Watcher
 from quire.core.policies import Lru, policy_names
 from quire.errors import ConfigError
 from quire.foresight import Learned
+
+
+class Watched(Watcher):
+    """Wants an argument."""
+
+    def __init__(self, what):
+        self.what = what
 
 
 @pytest.fixture(params=[SpyingLru, SpyingRanked])
@@ -149,11 +154,11 @@ class TestWhatMayBeAPolicy:
         ("policy", "message"),
         [
             ("lruu", "unknown policy 'lruu'; there are fifo, learned, lfu, lru"),
-            (np.array([1, 2]), "one of fifo, learned, lfu, lru or makes"),
-            (None, "or makes quire.core.Policy objects, got None"),
+            (np.array([1, 2]), "there are fifo, learned, lfu, lru, and what makes"),
+            (None, "unknown policy None; .* and what makes quire.core.Policy objects"),
             (lambda: Lru, "policy is called with a counter and a capacity"),
             (lambda tick, capacity: "lru", "makes quire.core.Policy objects, not 'lru'"),
-            (EntryPoint, "a class that is no Policy and wants arguments"),
+            (Watched, "a class that is no Policy and wants arguments"),
         ],
     )
     def test_what_makes_no_policy_is_refused(self, policy, message):
@@ -186,13 +191,17 @@ class TestWhatMayBeAPolicy:
             manager.reset()
         assert manager.kernel.watchers.all == (watcher,)
 
-    def test_another_package_offers_one_by_an_entry_point(self, monkeypatch):
-        offers = {
-            "mine": EntryPoint("mine", "quire.core.policies:Lru", policies.GROUP),
-            "lost": EntryPoint("lost", "quire.core.policies:Gone", policies.GROUP),
-        }
-        monkeypatch.setattr(policies, "_offered", lambda: offers)
-        assert policy_names() == ["fifo", "lfu", "lost", "lru", "mine"]
+    def test_another_package_offers_one_by_an_entry_point(self, tmp_path, monkeypatch):
+        info = tmp_path / "more_policies-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-policies\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            "[quire.policies]\nmine = quire.core.policies:Lru\nlost = quire.core.policies:Gone\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert policy_names() == ["fifo", "learned", "lfu", "lost", "lru", "mine"]
         serve(CacheManager(8, BLOCK, policy="mine"), run(0, BLOCK))
-        with pytest.raises(ConfigError, match="cannot be loaded"):
+        with pytest.raises(
+            ConfigError, match=r"'lost' \(quire.core.policies:Gone\) cannot be loaded"
+        ):
             CacheManager(8, BLOCK, policy="lost")

@@ -161,6 +161,16 @@ def test_what_another_request_computed_meanwhile_is_kept_once():
     assert conserved(manager)
 
 
+def test_what_comes_back_never_lengthens_a_leaf_so_that_the_window_at_its_end_stays_apart():
+    manager = make(("full", 20, FULL), ("sliding", 20, SLIDING))
+    with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3]}) as restored:
+        serve(manager, run(0, 9))
+        restored.commit()
+    assert [node.end for node in manager.kernel.tree.nodes()] == [2, 4]
+    assert [found(manager, run(0, length)) for length in (8, 12, 16)] == [8, 12, 16]
+    assert conserved(manager)
+
+
 def test_held_blocks_stay_when_their_sequence_is_closed_until_they_are_let_go():
     manager = make(("full", 8, FULL))
     seq = manager.open(run(0, 17))

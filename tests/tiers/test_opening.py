@@ -193,7 +193,7 @@ def test_a_package_offers_a_kind_by_an_entry_point():
 
 @pytest.mark.usefixtures("offered")
 def test_an_entry_point_that_gives_no_tier_is_refused_and_none_replaces_a_shipped_kind():
-    with pytest.raises(ConfigError, match="cellar_tiers:attic gave str for 'attic'"):
+    with pytest.raises(ConfigError, match=r"'attic' of 'quire.tiers' gave str"):
         open_tier("attic:x")
     with pytest.raises(ConfigError, match=r"'gone' \(cellar_tiers:Gone\) cannot be loaded"):
         open_tier("gone:x")
@@ -219,7 +219,7 @@ def test_mooncake_is_a_kind_by_the_entry_point_of_the_package_itself(tmp_path, m
     )
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(
-        "quire.tiers.opening.entry_points",
+        "quire.plugins.entry_points",
         lambda group, **name: distribution("quire-offers").entry_points.select(group=group, **name),
     )
     with pytest.raises(ConfigError, match="callers is 0"):

@@ -131,7 +131,7 @@ class BlockPool:
         self.num_cached += num_blocks
 
     def use(self, num_blocks: int) -> None:
-        """Cached to active: so many blocks of the tree are referenced again, or leave it."""
+        """Cached to active: so many blocks of the tree are referenced again, or leave it; below 0, the other way."""
         self.num_cached -= num_blocks
 
     def drop(self, block_ids: memoryview[int]) -> None:

@@ -26,7 +26,7 @@ from quire.core.tokens import (
 from quire.errors import CommitError, ConfigError, SequenceError, TokensError
 
 BLOCKS_AHEAD = 32
-"""So many more blocks fit into the extent of every sequence of a batch when one was full."""
+"""So many more blocks fit into the extent of every sequence of a batch when one was full: that is not asked at each step."""
 
 NO_BLOCK = -(2**31)
 """Stands in tables where there is no block: no id, and no index that NumPy or torch would take, as -1 is."""
@@ -131,7 +131,9 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
                 needed = [num_new * (g in rows.token_groups) for g in range(len(kernel.pools))]
                 make_room(kernel, needed)
         if not batch.blocks_left:
-            _lengthen(kernel, batch)
+            for seq in batch.seqs:
+                rows.widen(seq.row, seq.num_blocks + BLOCKS_AHEAD)
+            _look(kernel, batch)
         batch.blocks_left -= 1
         slots = batch.next_slot[starved]
         for group in rows.token_groups:
@@ -207,15 +209,6 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
     batch.version = rows.version
 
 
-def _lengthen(kernel: Kernel, batch: DecodeBatch) -> None:
-    """Have room for many blocks in the extent of every sequence, so that it is not asked at each step."""
-    rows = kernel.rows
-    for seq in batch.seqs:
-        row = seq.row
-        rows.widen(row, -(-rows.capacity[row] // rows.block_size) + BLOCKS_AHEAD)
-    _look(kernel, batch)
-
-
 def _refuse_prefill(seq: Sequence) -> NoReturn:
     msg = (
         f"{seq!r} has {seq.known_end - seq.computed} tokens of its prompt, or from before "
@@ -251,8 +244,8 @@ def _commit_one_by_one(kernel: Kernel, batch: DecodeBatch, key: Key) -> None:
     for seq in batch.seqs:
         if rows.computed[seq.row] >= rows.capacity[seq.row]:
             raise CommitError(f"{seq!r} has no room reserved for a token; reserve_step first")
-    for index, seq in enumerate(batch.seqs):
-        commit(kernel, seq, key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES])
+    for at, seq in enumerate(batch.seqs):
+        commit(kernel, seq, key[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES])
     rows.version += 1
 
 

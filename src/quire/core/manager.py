@@ -7,7 +7,6 @@ from typing import Unpack
 
 from quire.config import check_count
 from quire.core import decode, give, publish, snapshots, take
-from quire.core.blocks import BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_group
@@ -41,6 +40,7 @@ class CacheManager(Interruptible):
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
 
+    It has `pools`, the blocks of each layer group, and `sequences`, the open and suspended ones by identity.
     For every group, after every call: free + active + cached == num_blocks. A call that
     raises changes nothing, unless something else than an error of quire's leaves it (Ctrl-C, no memory): then every
     further call raises `Interrupted`, until `reset`. A manager belongs to one thread. Raises `ConfigError`.
@@ -72,32 +72,24 @@ class CacheManager(Interruptible):
         self.settings = settings
         self.block_size = settings.block_size
         self.kernel = Kernel(settings, watchers, self.cut_off)
+        self.pools = self.kernel.pools
+        self.sequences = self.kernel.sequences
         self.default_root = self.kernel.tree.root(NO_SCOPE)
-
-    @property
-    def pools(self) -> tuple[BlockPool, ...]:
-        """The block pools of the layer groups: free, active, cached."""
-        return self.kernel.pools
-
-    @property
-    def sequences(self) -> dict[int, Sequence]:
-        """The open and suspended sequences, by identity."""
-        return self.kernel.sequences
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, of the first group."""
-        return self.kernel.pools[0].num_free
+        return self.pools[0].num_free
 
     @property
     def num_active(self) -> int:
         """Blocks that a sequence or a pin references, of the first group."""
-        return self.kernel.pools[0].num_active
+        return self.pools[0].num_active
 
     @property
     def num_cached(self) -> int:
         """Blocks that are findable and referenced by nobody, of the first group."""
-        return self.kernel.pools[0].num_cached
+        return self.pools[0].num_cached
 
     @property
     def stats(self) -> Stats:

@@ -114,12 +114,6 @@ class Node(Entry, gc=False, eq=False):
         """The end of its retention in seconds, 0 for none."""
         return self.mark.keep_until if self.mark is not None else 0.0
 
-    @property
-    def above(self) -> Node | None:
-        """The node that this one continues; None at the root."""
-        parent = self.parent
-        return parent if parent is not None and parent.parent is not None else None
-
     def __repr__(self) -> str:
         return f"<Node blocks {self.start}-{self.end}, {self.locks} locks>"
 

@@ -32,7 +32,7 @@ class Order:
     def __init__(self, factory: PolicyFactory, capacity: Capacity, clock: Clock | None) -> None:
         self._factory = factory
         self._capacity = capacity
-        self._clock = clock
+        self.clock = clock
         self._tick = count().__next__
         self._latest = 0.0
         self._classes: dict[tuple[int, int], Policy] = {}
@@ -44,7 +44,6 @@ class Order:
         if not isinstance(self._plain, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
             msg = f"policy is a name or makes quire.core.Policy objects, not {self._plain!r}"
             raise ConfigError(msg)
-        self.has_clock = clock is not None
 
     # -- terms ---------------------------------------------------------------------------
 
@@ -145,8 +144,8 @@ class Order:
 
     def now(self) -> float:
         """Return the injected clock's time in seconds, never falling; 0 without a clock."""
-        if self._clock is not None:
-            self._latest = max(self._latest, self._clock())
+        if self.clock is not None:
+            self._latest = max(self._latest, self.clock())
         return self._latest
 
     # -- classes -------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class Pins:
         pinned = self.pinned()
         wanted = self.num_blocks + sum(n for node, n in found.nodes() if node not in pinned)
         for group in tree.sparse:
-            self._check_reach(group, found.num_blocks, group.pool.num_blocks)
+            self.check_reach(group, found.num_blocks, group.pool.num_blocks)
         if tree.full and wanted > self.budget:
             what = (
                 f"pinning {num_tokens} tokens would make {wanted} pinned blocks, the budget is "
@@ -127,22 +127,7 @@ class Pins:
         for pin in self.expired():
             self._release(pin)
 
-    def check_sizes(self, num_blocks: list[int]) -> None:
-        """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
-        self.release_expired()
-        for group, pool in self._tree.full:
-            budget = int(self.share * num_blocks[group])
-            if self.num_blocks > budget:
-                what = f"{self.num_blocks} blocks are pinned, {num_blocks[group]} allow {budget}"
-                raise pool.shortage(what, self.num_blocks, "close pins", PinBudgetExceeded)
-        for group in self._tree.sparse:
-            self._check_reach(group, 0, num_blocks[group.index])
-
-    def _release(self, pin: Pin) -> None:
-        del self.held[id(pin)]
-        self._tree.let_go(pin.node, self._tree.sparse)
-
-    def _check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:
+    def check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:
         """Raise `PinBudgetExceeded` if one more pin, of `end` blocks, needs too much of a sparse group."""
         wanted = sum(group.reach(pin.node.end) for pin in self.held.values()) + group.reach(end)
         budget = int(self.share * num_blocks)
@@ -152,3 +137,7 @@ class Pins:
                 f", the budget is {budget}"
             )
             raise group.pool.shortage(what, wanted, MEND, PinBudgetExceeded)
+
+    def _release(self, pin: Pin) -> None:
+        del self.held[id(pin)]
+        self._tree.let_go(pin.node, self._tree.sparse)

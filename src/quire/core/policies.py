@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
 from quire.errors import ConfigError
+from quire.plugins import load_offered, names_offered
 
 GROUP = "quire.policies"
 """Entry points of packages that offer a policy."""
@@ -34,51 +33,38 @@ class Lru(Policy):
     def released(self, entry: Entry) -> None:
         ends = self._ends
         newest = ends.older
-        assert newest is not None
-        entry.older = newest
-        entry.newer = ends
-        newest.newer = entry
-        ends.older = entry
+        entry.older, entry.newer = newest, ends
+        newest.newer = ends.older = entry
         entry.uses = self.tick()
 
     def returned(self, entry: Entry) -> None:
         hint = self._returned
         newer = (hint if hint.uses <= entry.uses else self._ends).newer
-        assert newer is not None
         while newer is not self._ends and newer.uses <= entry.uses:
             newer = newer.newer
-            assert newer is not None
         older = newer.older
-        assert older is not None
         entry.older, entry.newer = older, newer
         older.newer = newer.older = entry
         self._returned = entry
 
     def referenced(self, entry: Entry) -> None:
-        older, newer = entry.older, entry.newer
-        assert older is not None
-        assert newer is not None
-        older.newer = newer
-        newer.older = older
+        entry.older.newer, entry.newer.older = entry.newer, entry.older
         entry.older = entry.newer = None
         if entry is self._returned:
             self._returned = self._ends
 
     def split(self, upper: Entry, lower: Entry) -> None:
-        newer = lower.newer
-        assert newer is not None
-        upper.older = lower
-        upper.newer = newer
+        upper.older, upper.newer = lower, lower.newer
+        lower.newer.older = upper
         lower.newer = upper
-        newer.older = upper
 
     def victim(self) -> tuple[Entry, int] | None:
         oldest = self._ends.newer
-        return None if oldest is self._ends or oldest is None else (oldest, ENDLESS)
+        return (oldest, ENDLESS) if oldest is not self._ends else None
 
     def order(self) -> Iterator[Entry]:
         entry = self._ends.newer
-        while entry is not None and entry is not self._ends:
+        while entry is not self._ends:
             yield entry
             entry = entry.newer
 
@@ -140,7 +126,7 @@ POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
 
 def policy_names() -> list[str]:
     """Return the names that `CacheManager` takes: the core's own, and what entry points offer."""
-    return sorted({*POLICIES, *_offered()})
+    return sorted(POLICIES.keys() | names_offered(GROUP))
 
 
 def factory_of(policy: object) -> PolicyFactory:
@@ -151,7 +137,7 @@ def factory_of(policy: object) -> PolicyFactory:
     """
     factory = policy
     if isinstance(policy, str):
-        factory = POLICIES.get(policy) or _load(policy)
+        factory = POLICIES.get(policy) or load_offered(GROUP, policy)
     if isinstance(factory, type) and not issubclass(factory, Policy):
         try:
             factory = factory()
@@ -159,22 +145,8 @@ def factory_of(policy: object) -> PolicyFactory:
             msg = f"policy is a class that is no Policy and wants arguments: {error}"
             raise ConfigError(msg) from error
     if not callable(factory):
-        msg = f"policy is one of {', '.join(policy_names())} or makes quire.core.Policy objects"
-        raise ConfigError(f"{msg}, got {policy!r}")
+        known = ", ".join(policy_names())
+        raise ConfigError(
+            f"unknown policy {policy!r}; there are {known}, and what makes quire.core.Policy objects"
+        )
     return cast("PolicyFactory", factory)
-
-
-@cache
-def _offered() -> dict[str, EntryPoint]:
-    return {offer.name: offer for offer in entry_points(group=GROUP)}
-
-
-def _load(name: str) -> object:
-    offer = _offered().get(name)
-    if offer is None:
-        raise ConfigError(f"unknown policy {name!r}; there are {', '.join(policy_names())}")
-    try:
-        return offer.load()
-    except (ImportError, AttributeError) as error:
-        msg = f"the policy {name!r} ({offer.value}) cannot be loaded: {error}"
-        raise ConfigError(msg) from error

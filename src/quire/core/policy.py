@@ -37,8 +37,8 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     """
 
     end: int = 0
-    older: Entry | None = None
-    newer: Entry | None = None
+    older: Any = None
+    newer: Any = None
     uses: int = 0
     note: Any = None
 

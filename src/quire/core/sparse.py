@@ -90,9 +90,9 @@ class SparseGroup(ABC):
     def reach(self, end: int) -> int:
         """Return how many blocks a hit at this boundary needs at most."""
 
-    @abstractmethod
     def least(self, end: int) -> int:
         """Return how many blocks a sequence of so many must be able to hold at a time."""
+        return self.reach(end)
 
     # -- what the tree tells ---------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class TableGroup(SparseGroup):
 
     @abstractmethod
     def extended_by_one(self, node: Node) -> None:
-        """`extended` by one block; at every block that a batch fills."""
+        """`extended` by one block, at every block that a batch fills; nodes above may learn of it later."""
 
     @abstractmethod
     def find_gaps(self, node: Node, num_blocks: int) -> None:

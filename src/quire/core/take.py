@@ -189,15 +189,13 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
             block = table[target + at] = table[source + at]
             if block != GAP:
                 pool.share(block)
-        if writing and in_tail:
-            _renew(kernel, twin, group, tail)
     for state in rows.states:
         block = rows.flat[state.index][seq.row]
         if block != GAP:
             rows.flat[state.index][row] = block
             state.pool.share(block)
-            if writing:
-                _renew(kernel, twin, state.index, 0)
+    for group, slot in stale_slots(kernel, twin) if writing else ():
+        _renew(kernel, twin, group, slot)
     if in_tail:
         rows.write_tail(row, 0, rows.tail(seq.row, in_tail))
     tree.hold(twin.node, rows.standing(row))

@@ -100,8 +100,10 @@ class EventLog(Watcher):
         return events
 
     def _parent(self, node: Node) -> bytes | None:
-        above = node.above
-        return self._digests.of(above)[-1] if above is not None else None
+        above = node.parent
+        if above is None or above.parent is None:
+            return None
+        return self._digests.of(above)[-1]
 
     def _add(self, event: Event) -> None:
         if len(self._events) >= MAX_EVENTS:

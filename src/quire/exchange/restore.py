@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
-from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Self
 
@@ -135,10 +134,10 @@ def restore(
     key = key[:num_bytes]
     match = manager.kernel.tree.match(root, key, len(key))
     accepted = manager.kernel.lookup.accepted(match).num_blocks
-    _check_brought(manager, match, (accepted, end), brought)
+    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
+    _check_brought(manager, (accepted, end), brought, held)
     if manager.kernel.copies:
         raise CopyError("planned copies wait; call take_copies() and do them before a restore")
-    held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     manager.kernel.pins.release_expired()
     needed = [len(brought.get(group, ())) for group in range(len(manager.pools))]
     for state in manager.kernel.rows.states:
@@ -278,40 +277,33 @@ def _as_places(brought: Brought) -> dict[int, list[int]]:
 
 
 def _check_brought(
-    manager: CacheManager, match: Match, ends: tuple[int, int], brought: Brought
+    manager: CacheManager, ends: tuple[int, int], brought: Brought, held: Items[Places]
 ) -> None:
     """Raise `ConfigError` unless what comes back is missing here, and a hit then lacks nothing."""
     accepted, end = ends
     if accepted >= end:
         raise ConfigError(f"a request finds {accepted} blocks already; {end} restore nothing")
-    unknown = [group for group in brought if not 0 <= group < len(manager.pools)]
+    unknown = [group for group in brought if not 0 <= group < len(held)]
     if unknown:
-        raise ConfigError(f"layer group {unknown[0]}; there are 0 to {len(manager.pools) - 1}")
-    for group in range(len(manager.pools)):
-        places, held = (
-            list(brought.get(group, ())),
-            np.flatnonzero(held_places(manager, match, group)),
-        )
+        raise ConfigError(f"layer group {unknown[0]}; there are 0 to {len(held) - 1}")
+    recurrent = {state.index for state in manager.kernel.rows.states}
+    for group, there in enumerate(held):
+        places, here = list(brought.get(group, ())), set(np.flatnonzero(there).tolist())
         wanted = required_blocks(manager, group, end)
-        rising = all(one < two for one, two in pairwise(places))
+        rising = places == sorted(set(places))
         if places and not (rising and accepted <= places[0] and places[-1] < end):
             raise ConfigError(
                 f"blocks {places[:8]} of group {group}; those that come back rise, and lie "
                 f"from {accepted}, which a request finds, to {end - 1}"
             )
-        here = set(held.tolist())
-        twice = [at for at in places if at in here]
-        if twice:
-            raise ConfigError(f"block {twice[0]} of group {group} is here already")
-        given = here.union(places)
-        lacks = [at for at in wanted if at not in given]
-        if lacks:
+        if twice := here.intersection(places):
+            raise ConfigError(f"block {min(twice)} of group {group} is here already")
+        if lacks := set(wanted) - here - set(places):
             raise ConfigError(
-                f"a hit of {end} blocks needs block {lacks[0]} of group {group}, which is "
+                f"a hit of {end} blocks needs block {min(lacks)} of group {group}, which is "
                 "neither here nor brought"
             )
-        recurrent = any(state.index == group for state in manager.kernel.rows.states)
-        if places and recurrent and places != wanted:
+        if places and group in recurrent and places != wanted:
             raise ConfigError(
                 f"of recurrent group {group} only the state at the end comes back, {wanted}"
             )

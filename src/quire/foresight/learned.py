@@ -51,7 +51,7 @@ class Learned(Watcher):
 
     def begin(self, kernel: Kernel) -> None:
         self._counters = kernel.counters
-        self._clock = kernel.tree.order.now if kernel.tree.order.has_clock else None
+        self._clock = kernel.tree.order.now if kernel.tree.order.clock is not None else None
 
     def walk_of(self, seq: Sequence) -> Walk:
         """Return what is known of an open request. Its sizes are the caller's to correct, where a token stands for more."""

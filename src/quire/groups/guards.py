@@ -131,11 +131,9 @@ class Guards:
         """Count the protected blocks from a known `need` on; the difference becomes active or cached."""
         sinks = self._num_sinks if node.locks else 0
         guarded = self._protected(node, node.start, end, need, sinks)
-        if guarded > part.guarded:
+        if guarded != part.guarded:
             self._pool.use(guarded - part.guarded)
-        elif guarded < part.guarded:
-            self._pool.cache(part.guarded - guarded)
-        part.guarded = guarded
+            part.guarded = guarded
 
     def _protected(self, node: Node, low: int, end: int, need: int, sinks: int) -> int:
         """Count the blocks [low, end) of a node that are there and needed, or among the first `sinks`."""

@@ -57,9 +57,6 @@ class SnapshotGroup(SheddingGroup, StateGroup):
     def reach(self, end: int) -> int:
         return min(end, 1)
 
-    def least(self, end: int) -> int:
-        return min(end, 1)
-
     def due(self, start: int, stop: int) -> Iterable[int]:
         if self._interval is None:
             return ()
@@ -170,9 +167,6 @@ class SnapshotGroup(SheddingGroup, StateGroup):
     def is_spent(self, node: Node) -> bool:
         return not node.parts[self.place].num_held
 
-    def unthinned(self, node: Node) -> int:
-        return 0
-
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())
 
@@ -196,11 +190,9 @@ class SnapshotGroup(SheddingGroup, StateGroup):
     def _recount(self, node: Node, part: StatePart, end: int | None = None) -> None:
         end = node.end if end is None else end
         guarded = int(part.guards > 0 and end in part.snapshots)
-        if guarded > part.guarded:
+        if guarded != part.guarded:
             self.pool.use(guarded - part.guarded)
-        elif guarded < part.guarded:
-            self.pool.cache(part.guarded - guarded)
-        part.guarded = guarded
+            part.guarded = guarded
 
     def _part(self, node: Node) -> StatePart:
         return node.parts[self.place]

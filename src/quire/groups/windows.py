@@ -175,7 +175,10 @@ class WindowGroup(SheddingGroup, TableGroup):
         self.enter(node, part)
 
     def extended_by_one(self, node: Node) -> None:
-        """`extended` by one block, quickly where a whole window or the whole leaf is guarded."""
+        """`extended` by one block, quickly where a whole window or the whole leaf is guarded.
+
+        In the second case nodes above the leaf protect what the window has left, until it stands in the leaf.
+        """
         part: WindowPart = node.parts[self.place]
         quick = self._quick and part.rank is not None
         if quick and part.listed and part.guarded == self.width:

@@ -13,10 +13,11 @@ from quire.config import check_count
 from quire.core.blocks import GAP, BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_group
+from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.room import make_room
 from quire.core.tokens import IntArray
-from quire.errors import ConfigError, CopyError
+from quire.errors import ConfigError, CopyError, PinBudgetExceeded
 from quire.interrupts import mutating
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     _refuse_waiting_copies(manager)
     if any(shrinking):
         _refuse_open_handles(manager)
-    manager.kernel.pins.check_sizes(wanted)
+    _check_pins(manager.kernel, wanted)
     make_room(manager.kernel, shrinking)
     for group, new in enumerate(wanted):
         if new != manager.pools[group].num_blocks:
@@ -127,6 +128,19 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     groups = zip(manager.settings.groups, wanted, strict=True)
     resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
     manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
+
+
+def _check_pins(kernel: Kernel, num_blocks: list[int]) -> None:
+    """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
+    pins = kernel.pins
+    pins.release_expired()
+    for group, pool in kernel.tree.full:
+        if pins.num_blocks > int(pins.share * num_blocks[group]):
+            allowed = f"{num_blocks[group]} allow {int(pins.share * num_blocks[group])}"
+            what = f"{pins.num_blocks} blocks are pinned, {allowed}"
+            raise pool.shortage(what, pins.num_blocks, "close pins", PinBudgetExceeded)
+    for sparse in kernel.tree.sparse:
+        pins.check_reach(sparse, 0, num_blocks[sparse.index])
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -276,6 +277,17 @@ def checked(key: bytes, record: memoryview) -> Outcome:
     except RecordError as error:
         return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
     return Outcome.CORRUPT
+
+
+def in_time(
+    count: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[int]:
+    """Count up to `count` while there is time, but at least to the first. Raises `TimeoutError`."""
+    deadline = clock() + timeout_s
+    for index in range(count):
+        if index and clock() > deadline:
+            raise TimeoutError
+        yield index
 
 
 def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import parse_qsl, urlencode
@@ -33,6 +32,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from quire.errors import ConfigError
+from quire.plugins import load_offered, names_offered
 from quire.tiers.base import Tier
 
 Spec: TypeAlias = str | Mapping[str, object]
@@ -182,32 +182,21 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
 
 def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
     """Open a tier of a kind that another package offers."""
-    offers = list(entry_points(group=GROUP, name=kind))
-    if not offers:
+    factory = load_offered(GROUP, kind)
+    if factory is None:
         names = [*_known_kinds(), *_SCHEMES]
         raise ConfigError(
             f"no tier is called {kind!r}{_meant(kind, names)}; kinds: {', '.join(_known_kinds())}; "
             f"a package may add one by an entry point of the group {GROUP!r}"
         )
-    if len(offers) > 1:
-        raise ConfigError(
-            f"several packages offer tiers called {kind!r}: "
-            f"{', '.join(sorted(offer.value for offer in offers))}; remove all but one"
-        )
-    try:
-        factory = offers[0].load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"the tier {kind!r} ({offers[0].value}) cannot be loaded: {error}"
-        ) from error
     where = options.pop("where", "")
     try:
         tier = factory(where, **_typed(kind, factory, options))
     except TypeError as error:
-        raise ConfigError(f"the tier {kind!r} ({offers[0].value}): {error}") from error
+        raise ConfigError(f"the tier {kind!r}: {error}") from error
     if not isinstance(tier, Tier):
         raise ConfigError(
-            f"{offers[0].value} gave {type(tier).__name__} for {kind!r}, which is no quire Tier"
+            f"{kind!r} of {GROUP!r} gave {type(tier).__name__}, which is no quire Tier"
         )
     return tier
 
@@ -225,8 +214,7 @@ def _typed(kind: str, factory: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_kinds() -> list[str]:
-    offered = {offer.name for offer in entry_points(group=GROUP)}
-    return sorted(offered | set(_kinds()))
+    return sorted(names_offered(GROUP) | set(_kinds()))
 
 
 def _meant(word: str, words: Sequence[str] | Mapping[str, Any]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
 from quire.tiers.files.room import file_of, walk
 
 
@@ -52,11 +51,8 @@ class FilesReader(ReadOnlyTier):
         return iter(self._listed)
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
-        deadline = time.monotonic() + timeout_s
-        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-            if index and time.monotonic() > deadline:
-                raise TimeoutError
-            answers.settle(index, self._read(key, buffer))
+        for index in in_time(len(keys), timeout_s):
+            answers.settle(index, self._read(keys[index], buffers[index]))
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         try:

@@ -142,61 +142,46 @@ class BoundedContract(TierContract):
                 tier.delete(keys, timeout_s=10)
             assert told == []
 
-    def test_what_makes_room_is_told_with_its_bytes(self, make_tier: MakeTier) -> None:
+    @pytest.mark.parametrize("below", [256, 128])
+    def test_what_is_of_use_is_told_of_what_makes_room_with_its_bytes(
+        self, make_tier: MakeTier, below: int
+    ) -> None:
+        """Of use are keys whose first byte is below so much: all, or half of them."""
         if not self.tells_evictions:
             pytest.skip("others write to this tier as well: nothing is told")
         told: dict[bytes, bytes] = {}
+        asked: list[bytes] = []
 
         def evicting(keys: list[bytes], records: list[memoryview]) -> None:
             for key, record in zip(keys, records, strict=True):
                 assert verify(record).key == key
                 told[key] = bytes(record)
 
-        with make_tier(self.small) as tier:
-            tier.evicting = evicting
-            keys = [key for prompt in self.prompts(tier, count=50, length=3) for key in prompt]
-            gone = [
-                key
-                for key, there in zip(keys, tier.contains(keys, timeout_s=10), strict=True)
-                if not there
-            ]
-            assert sorted(gone) == sorted(told)
-            assert all(told[key] == record_of(key, PAYLOAD) for key in gone)
-
-    def test_only_what_is_of_use_is_told_of_what_makes_room(self, make_tier: MakeTier) -> None:
-        if not self.tells_evictions:
-            pytest.skip("others write to this tier as well: nothing is told")
-        told: list[bytes] = []
-        asked: list[bytes] = []
-
         def evicting_of(keys: list[bytes]) -> list[int]:
             asked.extend(keys)
-            return [index for index, key in enumerate(keys) if key[0] < 128]
+            return [index for index, key in enumerate(keys) if key[0] < below]
 
         with make_tier(self.small) as tier:
-            tier.evicting = lambda keys, _: told.extend(keys)
-            tier.evicting_of = evicting_of
-            self.prompts(tier, count=50, length=3)
-            if asked:  # it need not ask
-                assert told == [key for key in asked if key[0] < 128]
-                assert 0 < len(told) < len(asked)
+            tier.evicting, tier.evicting_of = evicting, evicting_of
+            keys = [key for prompt in self.prompts(tier, count=50, length=3) for key in prompt]
+            there = tier.contains(keys, timeout_s=10)
+            gone = [key for key, is_there in zip(keys, there, strict=True) if not is_there]
+            of_use = {key for key in gone if key[0] < below}
+            assert of_use <= set(told) <= (of_use if asked else set(gone))  # it need not ask
+            assert all(told[key] == record_of(key, PAYLOAD) for key in told)
 
-    def test_a_leased_record_stays(self, make_tier: MakeTier) -> None:
+    @pytest.mark.parametrize(("lease_s", "num_kept"), [(60.0, 6), (0.02, 0)])
+    def test_a_leased_record_stays_until_its_lease_is_over(
+        self, make_tier: MakeTier, lease_s: float, num_kept: int
+    ) -> None:
         if not self.keeps_leases:
             pytest.skip("what goes is not this tier's decision")
         with make_tier(self.small) as tier:
             (kept,) = self.prompts(tier, count=1, length=6)
-            tier.lease(kept, 60.0)
-            self.prompts(tier, count=40, length=4, first=1000)
-            assert self.found(tier, kept) == 6
-
-    def test_a_lease_that_is_over_holds_nothing(self, make_tier: MakeTier) -> None:
-        with make_tier(self.small) as tier:
-            (kept,) = self.prompts(tier, count=1, length=6)
-            tier.lease(kept, 0.02)
+            tier.lease(kept, lease_s)
             time.sleep(0.03)
             self.prompts(tier, count=40, length=4, first=1000)
-            assert self.found(tier, kept) == 0
+            assert self.found(tier, kept) == num_kept
 
     def test_where_all_is_leased_nothing_is_taken_and_nothing_goes(
         self, make_tier: MakeTier

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, in_time
 from quire.tiers.contents.readers import ReadOnlyTier
 from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.log import read_logs
@@ -57,12 +56,9 @@ class DiskReader(ReadOnlyTier):
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         if self._is_closed:
             raise TierError(f"the reader of {self.path} was closed")
-        until = time.monotonic() + timeout_s
-        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-            if time.monotonic() > until:
-                raise TimeoutError
-            spot = spot_in(self._slabs.values(), key)
-            answers.settle(index, Outcome.ABSENT if spot is None else _read(spot, buffer))
+        for index in in_time(len(keys), timeout_s):
+            spot = spot_in(self._slabs.values(), keys[index])
+            answers.settle(index, Outcome.ABSENT if spot is None else _read(spot, buffers[index]))
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return [spot_in(self._slabs.values(), key) is not None for key in keys]

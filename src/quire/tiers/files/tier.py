@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
 from quire.tiers.files.room import FilesRoom, entries, file_of, walk
 from quire.tiers.format import HEADER_BYTES, read_header
 
@@ -129,14 +129,9 @@ class Files(Tier):
         return (room.records, room.held, room.capacity) if room else (-1, -1, -1)
 
     def _each(self, keys: Keys, timeout_s: float) -> Iterator[int]:
-        """Count through the keys while there is time, but at least to the first."""
         if self._closed:
             raise TierError(f"the tier of {self._root} is closed")
-        deadline = time.monotonic() + timeout_s
-        for index in range(len(keys)):
-            if index and time.monotonic() > deadline:
-                raise TimeoutError
-            yield index
+        return in_time(len(keys), timeout_s)
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         try:

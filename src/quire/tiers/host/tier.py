@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.config import parse_bytes
 from quire.errors import TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
 
@@ -184,13 +184,8 @@ class Host(Tier):
             raise TierError("the host tier is closed")
 
     def _each(self, keys: Sequence[object], timeout_s: float) -> Iterator[int]:
-        """Count through the keys while there is time, but at least to the first."""
         self._check_open()
-        deadline = self._clock() + timeout_s
-        for index in range(len(keys)):
-            if index and self._clock() > deadline:
-                raise TimeoutError
-            yield index
+        return in_time(len(keys), timeout_s, self._clock)
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -213,14 +213,7 @@ class Objects(Tier):
 
     def _refresh(self, max_age_s: float, deadline: float) -> None:
         """Learn what others wrote. Raises `TierError` or `TimeoutError`."""
-        try:
-            self._client.wait(self._listing.refresh(max_age_s), deadline)
-        except (TimeoutError, TierError) as error:
-            self.last_error = reason_of(error)
-            raise
-        except Exception as error:
-            self.last_error = reason_of(error)
-            raise TierError(self.last_error) from error
+        self._wait(self._listing.refresh(max_age_s), deadline)
 
     # writing
 
@@ -310,23 +303,22 @@ class Objects(Tier):
             self._wait(self._client.write(path, b""), deadline)
             self._index.learn(path, 0)
 
-    def _wait(self, call: Any, deadline: float) -> None:
+    def _wait(self, call: Coroutine[Any, Any, None], deadline: float) -> None:
         try:
             self._client.wait(call, deadline)
-        except (TimeoutError, TierError):
-            raise
         except Exception as error:
             self.last_error = reason_of(error)
+            if isinstance(error, (TimeoutError, TierError)):
+                raise
             raise TierError(self.last_error) from error
 
     def _outcome_of(self, error: Exception) -> Outcome:
         if isinstance(error, _WrongSizeError):
             return Outcome.CORRUPT
-        if not isinstance(error, FileNotFoundError):
-            self.last_error = reason_of(error)
-            return Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
         self.last_error = reason_of(error)
-        return Outcome.ABSENT
+        if isinstance(error, FileNotFoundError):
+            return Outcome.ABSENT
+        return Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
 
     def _entries(self, bundles: list[Bundle]) -> Iterator[ListedRecord]:
         calls: list[Callable[[], Awaitable[tuple[int, memoryview]]]] = [

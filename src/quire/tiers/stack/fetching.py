@@ -15,6 +15,7 @@ replaced in the request's list by another one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from quire.tiers.base import Keys, Outcome
@@ -30,29 +31,21 @@ class ChunkState(Enum):
     DONE = auto()
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
-    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk.
+    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk."""
 
-    `is_first`  the chunk reads into this fetch's buffers; else they get copies
-    """
+    fetch: Fetch
+    chunk: Chunk
+    indices: list[int]
+    places: Sequence[int]
+    deadline: Deadline
+    is_copying: bool = False
 
-    __slots__ = ("chunk", "deadline", "fetch", "indices", "is_copying", "is_first", "places")
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        chunk: Chunk,
-        indices: list[int],
-        places: Sequence[int],
-        deadline: Deadline,
-    ) -> None:
-        self.fetch = fetch
-        self.chunk = chunk
-        self.indices = indices
-        self.places = places
-        self.deadline = deadline
-        self.is_first = fetch is chunk.owner
-        self.is_copying = False
+    @property
+    def is_first(self) -> bool:
+        """Whether the chunk reads into this fetch's buffers; else they get copies."""
+        return self.fetch is self.chunk.owner
 
 
 class Chunk:
@@ -71,15 +64,13 @@ class Chunk:
         self.tickets: list[Ticket] = []
 
 
+@dataclass(slots=True)
 class Span:
     """The bytes and time of one fetch at one tier, for the gate's estimate."""
 
-    __slots__ = ("began_s", "num_bytes", "open_tickets")
-
-    def __init__(self, began_s: float) -> None:
-        self.began_s = began_s
-        self.num_bytes = 0
-        self.open_tickets = 0
+    began_s: float
+    num_bytes: int = 0
+    open_tickets: int = 0
 
 
 class Fetch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.errors import InvariantError
-from quire.tiers.base import Keys, Outcome
+from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
 from quire.tiers.stack.lanes import Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
@@ -41,35 +41,6 @@ class Reader:
         """Keys that are waiting or being read."""
         with self._shared.lock:
             return sum(map(len, self._flights))
-
-    def at_once(
-        self, keys: Keys, buffers: Sequence[memoryview], deadline: Deadline
-    ) -> list[Outcome]:
-        """Read from the fastest tier, which is in memory, on this thread."""
-        level, lanes = self._levels[0], self._shared.lanes
-        began_s = lanes.now()
-        left_s = deadline.left_s
-        outcomes = guarded(lambda: level.tier.get(keys, buffers, left_s), len(keys))
-        took_s = max(0.0, lanes.now() - began_s)
-        num_hits = outcomes.count(Outcome.HIT)
-        with self._shared.lock:
-            meter = level.meter
-            meter.load_s += took_s
-            if left_s >= level.patience_s:
-                level.answered("load", outcomes)
-            if num_hits == len(keys):
-                num_bytes = sum(map(len, buffers))
-                meter.loads[Outcome.HIT] += num_hits
-                meter.loaded_bytes += num_bytes
-                level.estimate.observe(num_bytes, took_s)
-            else:
-                meter.loads.update(outcomes)
-                meter.loaded_bytes += sum(
-                    len(buffer)
-                    for buffer, outcome in zip(buffers, outcomes, strict=True)
-                    if outcome is Outcome.HIT
-                )
-        return outcomes
 
     def begin(self, fetch: Fetch, indices: list[int], levels: Sequence[int]) -> None:
         """Ask for keys, each from the tier that `levels` says, and then from slower ones."""
@@ -178,7 +149,8 @@ class Reader:
             for part in self._parts(fetch, rest if flights else indices):
                 chunk = Chunk(fetch, level, part, deadline)
                 self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline))
-                for place, key in enumerate(chunk.keys):
+                # What is in memory is read at once: nobody can join it.
+                for place, key in enumerate(() if level.in_memory else chunk.keys):
                     flights.setdefault(key, (chunk, place))
                 span = fetch.spans.setdefault(level.index, Span(self._shared.lanes.now()))
                 span.open_tickets += 1
@@ -192,7 +164,7 @@ class Reader:
     def _share_s(self, fetch: Fetch, level: Level) -> float:
         """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
         left_s = fetch.deadline.left_s
-        if fetch.is_patient:
+        if fetch.is_patient or level.in_memory:
             return left_s
         behind = self._levels[level.index + 1 :]
         if any(other.reading.allows for other in behind):
@@ -289,7 +261,7 @@ class Reader:
         """Let nobody join a chunk any more. The lock is held."""
         flights = self._flights[chunk.level.index]
         chunk.state = state
-        for key in chunk.keys:
+        for key in chunk.keys if flights else ():
             if flights.get(key, (None, 0))[0] is chunk:
                 del flights[key]
 

@@ -328,32 +328,11 @@ class TierStack:
         found: Sequence[int] | None,
     ) -> list[Outcome]:
         places = [0] * len(keys) if found is None else found
-        outcomes: list[Outcome] | None = None
-        if self._levels[0].in_memory and self._levels[0].reading.allows:
-            here = [index for index, where in enumerate(places) if not where]
-            if len(here) == len(keys):
-                outcomes = self._reader.at_once(keys, buffers, deadline)
-            elif here:
-                outcomes = [Outcome.ABSENT] * len(keys)
-                answers = self._reader.at_once(
-                    [keys[index] for index in here], [buffers[index] for index in here], deadline
-                )
-                for index, answer in zip(here, answers, strict=True):
-                    outcomes[index] = answer
-        if outcomes is not None and outcomes.count(Outcome.HIT) == len(keys):
-            return outcomes
         fetch = Fetch(self._shared, keys, buffers, deadline)
+        wanted = [index for index, where in enumerate(places) if where >= 0]
         with self._shared.lock:
             fetch.miss([index for index, where in enumerate(places) if where < 0])
-            for index, outcome in enumerate(outcomes or ()):
-                fetch.settle(index, outcome)
-        open_ = [
-            index
-            for index, where in enumerate(places)
-            if where >= 0 and fetch.outcomes[index] is not Outcome.HIT
-        ]
-        first = 0 if outcomes is None else 1
-        self._reader.begin(fetch, open_, [max(first, places[index]) for index in open_])
+        self._reader.begin(fetch, wanted, [places[index] for index in wanted])
         self._reader.wait(fetch)
         return fetch.outcomes
 
