@@ -25,8 +25,8 @@ from crossover import crossover
 from redis_here import redis_server
 
 from quire.bench.hf_models import quire_tiny
+from quire.bench.hf_rows import Stamp
 from quire.bench.tier_rows import Row
-from quire.bench.timing import FirstToken
 from quire.engines.hf import PrefixCache
 from quire.engines.tiered.beside import PUT_OFF_SHARE
 from quire.errors import TierError
@@ -222,12 +222,12 @@ def _open(name: str, folder: Path, url: str, prefix: str) -> Tier:
 
 def _first_token(cache: PrefixCache, ids: torch.Tensor) -> tuple[float, list[int]]:
     """Return the seconds to the first new token, and the new tokens."""
-    stamp = FirstToken()
+    stamp = Stamp()
     output = _generate(cache, ids, 2, stamp)
-    return stamp.ttft_s, output[0, ids.shape[1] :].tolist()
+    return stamp.first_at - stamp.started, output[0, ids.shape[1] :].tolist()
 
 
-def _generate(cache: PrefixCache, ids: torch.Tensor, num_new: int, stamp: FirstToken | None) -> Any:
+def _generate(cache: PrefixCache, ids: torch.Tensor, num_new: int, stamp: Stamp | None) -> Any:
     words: dict[str, Any] = {} if stamp is None else {"streamer": stamp}
     return cache.generate(
         ids,

@@ -86,14 +86,14 @@ class Stopwatch:
         self.total_ns += process_time_ns() - self._start
 
 
-class FirstToken:
+class Stamp:
     """A streamer that notes when it was made and when the first new token came, and passes all on to another.
 
-    generate puts the prompt first, then each new token. `ttft_s` is 0 until there is one.
+    generate puts the prompt first, then each new token. `first_at` is 0 until there is one.
     """
 
     def __init__(self, then: Any = None) -> None:
-        self.ttft_s = 0.0
+        self.first_at = 0.0
         self._num_puts = 0
         self._then = then
         self.started = time.perf_counter()
@@ -102,7 +102,7 @@ class FirstToken:
         """Take the prompt, or the new tokens of one step."""
         self._num_puts += 1
         if self._num_puts == 2:
-            self.ttft_s = time.perf_counter() - self.started
+            self.first_at = time.perf_counter()
         if self._then is not None:
             self._then.put(value)
 
