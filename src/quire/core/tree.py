@@ -94,10 +94,10 @@ class PrefixTree:
 
     def match_partial(self, found: Match, rest: Key) -> tuple[Node, int] | None:
         """Find a node whose block `found.into` is cached and starts as `rest` does, and how many tokens do."""
-        if found.into:
+        if found.edge is not None and found.into:
             at = found.into * self.block_bytes
-            shared = common_prefix(found.last.key[at : at + self.block_bytes], rest)
-            return (found.last, shared) if shared else None
+            shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
+            return (found.edge, shared) if shared else None
         best, most = b"", 0
         for first in self._similar_children(found.node, rest):
             shared = common_prefix(first, rest)
