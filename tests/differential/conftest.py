@@ -42,3 +42,13 @@ def ids():
     from hf_help import prompt
 
     return prompt(41)
+
+
+@pytest.fixture
+def host():
+    """A stack of host memory, in which everything is looked for."""
+    from quire.tiers.host import Host
+    from quire.tiers.stack import StackSettings, TierStack
+
+    with TierStack([Host("64MiB")], StackSettings(gate=False)) as tiers:
+        yield tiers

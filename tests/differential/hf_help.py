@@ -15,7 +15,7 @@ import quire
 from quire import ops
 from quire.engines.hf import PrefixCache
 from quire.engines.hf.probe import probe_model
-from quire.engines.hf.store import OpenTerms, first_token
+from quire.engines.hf.store import first_token
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -345,7 +345,7 @@ def check_stored(model, cache, tokens, scope=None):
     """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
     store, making = cache.kept.store, cache._calls.making
     ids = tokens.numpy().astype("int32")
-    seq = store.open(ids, OpenTerms(cache.kept.identity.scope(scope)))
+    seq = store.open(ids, cache.kept.identity.scope(scope))
     try:
         length = seq.num_cached
         if length == 0:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from hf_conversation import Conversation
 from hf_help import (
     HYBRID_FAMILIES,
     MORE_HYBRID_FAMILIES,
@@ -20,22 +19,10 @@ from quire import ops
 from quire.engines.hf import PrefixCache, store
 from quire.engines.hf import request as requests
 from quire.errors import ConfigError, UnsupportedModel
-from quire.tensors import KVLayout, ModelLayout
+from quire.tensors import KVLayout
 
 LONG = pytest.mark.long
 MORE = [pytest.param(family, marks=LONG) for family in MORE_HYBRID_FAMILIES]
-
-
-@pytest.mark.parametrize("block_size", [3, 16, pytest.param(1, marks=LONG)])
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
-def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
-    model = tiny_model(family)
-    cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)
-    talk = Conversation(model, cache, seed=block_size)
-    talk.run(9)
-    assert talk.reused > 0
-    for one in talk.texts:
-        check_stored(model, cache, one)
 
 
 @pytest.mark.parametrize("family", MORE_HYBRID_FAMILIES)
@@ -76,12 +63,6 @@ def test_every_family_branches_anywhere_and_finds_its_head(family):
             branch = torch.cat([trunk[:, :at], prompt(13, 10 * at + seed)], dim=1)
             same(model, cache, branch, num_return_sequences=2, do_sample=True)
     assert cache.last.cached_tokens >= 44
-
-
-@pytest.mark.parametrize("family", WINDOWED_FAMILIES)
-def test_the_layout_of_the_config_is_what_the_model_caches(family):
-    model = tiny_model(family)
-    assert make_cache(model).layout == ModelLayout.from_config(model.config)
 
 
 def test_layers_of_two_shapes_have_a_pool_each():

@@ -36,13 +36,13 @@ THRESHOLDS = {"llama4_text": 8192}
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_family_of_the_table_passes_behind_padding_as_well(family):
-    assert check_kind(tiny_model(family), needs_twin=True) == THRESHOLDS.get(family)
+    assert check_kind(tiny_model(family), PrefixCache, needs_twin=True) == THRESHOLDS.get(family)
 
 
 @pytest.mark.parametrize("family", sorted(MEDIA_MODELS))
 def test_a_family_with_media_passes_over_text(family):
     model = media_model(family)
-    assert check_kind(model, needs_twin=True) is None
+    assert check_kind(model, PrefixCache, needs_twin=True) is None
     PrefixCache(model, "1MiB")
 
 
@@ -64,7 +64,7 @@ def test_a_model_that_is_wrong_past_its_window_or_threshold_is_refused(family):
 def test_a_mutation_of_a_healthy_model_fails_on_its_twin(model_class):
     check = MUTATIONS[model_class]
     with pytest.raises(UnsupportedModel, match=rf"{model_class.__name__}\).*{check}.*limit \d"):
-        check_kind(mutant(model_class), needs_twin=True)
+        check_kind(mutant(model_class), PrefixCache, needs_twin=True)
 
 
 @pytest.mark.parametrize("model_class", [CountsPadding, KeepsState])
@@ -84,7 +84,7 @@ def test_a_model_of_any_size_is_tried_without_its_weights():
     config = transformers.Gemma2Config(num_hidden_layers=6, hidden_size=8192)
     with torch.device("meta"):
         model = transformers.Gemma2ForCausalLM(config)
-    assert check_kind(model, needs_twin=True) is None
+    assert check_kind(model, PrefixCache, needs_twin=True) is None
 
 
 def test_trying_a_twin_leaves_the_random_numbers_alone():
@@ -145,6 +145,6 @@ def test_the_same_kind_with_other_weights_is_not_tried_again(monkeypatch):
     from quire.engines.hf import battery
 
     first = mutant(ChangesAtLength.__base__, num_hidden_layers=1)
-    check_kind(first, needs_twin=True)
+    check_kind(first, PrefixCache, needs_twin=True)
     monkeypatch.setattr(battery, "ask", None)
-    check_kind(mutant(ChangesAtLength.__base__, num_hidden_layers=1), needs_twin=True)
+    check_kind(mutant(ChangesAtLength.__base__, num_hidden_layers=1), PrefixCache, needs_twin=True)

@@ -95,12 +95,6 @@ def test_a_change_that_no_sample_shows_is_a_change(model, cache, ids):
     assert reused(model, cache, ids) == 40
 
 
-def test_a_weight_that_is_replaced_is_noticed(model, cache, ids):
-    reused(model, cache, ids)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
-    assert [reused(model, cache, ids) for _ in range(2)] == [0, 40]
-
-
 def test_a_step_of_an_optimizer_is_noticed(model, cache, ids):
     reused(model, cache, ids)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,22 +4,12 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
-from quire.tiers.host import Host
-from quire.tiers.stack.settings import StackSettings
-from quire.tiers.stack.stack import TierStack
-
 IDS = random_ids(torch.Generator().manual_seed(3), 90)
 CALLS = {
     "beams": {"num_beams": 3},
     "return sequences": {"num_return_sequences": 3, "do_sample": True, "temperature": 0.7},
     "a prompt in chunks": {"prefill_chunk_size": 32},
 }
-
-
-@pytest.fixture
-def host():
-    with TierStack([Host("64MiB")], StackSettings(gate=False)) as tiers:
-        yield tiers
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])

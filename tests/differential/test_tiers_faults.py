@@ -22,11 +22,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
 
 @pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
 def ids():
     return random_ids(torch.Generator().manual_seed(3), 90)
 

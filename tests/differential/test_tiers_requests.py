@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_help import left_padded, make_cache, random_ids, same, tiny_model
+from hf_help import left_padded, make_cache, random_ids, same
 from hf_media_help import equal, media_model, picture, request, words
 
 from quire.core import Scope
@@ -23,19 +23,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
 
 @pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-@pytest.fixture
 def ids():
     return random_ids(torch.Generator().manual_seed(3), 90)
-
-
-@pytest.fixture
-def host():
-    with TierStack([Host("64MiB")], OPEN) as tiers:
-        yield tiers
 
 
 def tier_tokens(cache):

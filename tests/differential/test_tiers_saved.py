@@ -9,25 +9,11 @@ from hf_help import make_cache, random_ids, same, tiny_model
 from quire import ops
 from quire.core import Scope
 from quire.errors import ConfigError
-from quire.tiers.host import Host
-from quire.tiers.stack.settings import StackSettings
-from quire.tiers.stack.stack import TierStack
-
-
-@pytest.fixture
-def model():
-    return tiny_model("llama")
 
 
 @pytest.fixture
 def ids():
     return random_ids(torch.Generator().manual_seed(3), 90)
-
-
-@pytest.fixture
-def host():
-    with TierStack([Host("64MiB")], StackSettings(gate=False)) as tiers:
-        yield tiers
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])

@@ -13,7 +13,6 @@ from late_lane import lane_of, lend, prompt, settled, tier_tokens, warm_cache
 from quire.tiers.host import Host
 from quire.tiers.stack import StackSettings, TierStack
 
-OPEN = StackSettings(gate=False)
 FAMILIES = ["llama", "gemma3_text", "mistral+window", "deepseek_v3", "qwen3_next", "falcon_h1"]
 PURE = ["llama", "gemma3_text", "deepseek_v3"]
 
@@ -26,12 +25,6 @@ def kind(request):
 @pytest.fixture
 def _late(monkeypatch):
     lend(monkeypatch)
-
-
-@pytest.fixture
-def host():
-    with TierStack([Host("64MiB")], OPEN) as tiers:
-        yield tiers
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -134,21 +134,11 @@ def test_another_engine_finds_what_the_first_one_computed(stack, names):
     assert other.manager.stats.num_requests == 3
 
 
-@pytest.mark.parametrize("other", [{"model": "else"}, {"dtype": "int8"}, {"splits": 4}])
+@pytest.mark.parametrize("other", [{"model": "else"}, {"dtype": "int8"}])
 def test_another_origin_finds_nothing(stack, other):
     Engine(stack).serve(run(0, 30))
     assert Engine(stack, **other).store.held(np.arange(30, dtype=np.int32)) == {}
     assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
-
-
-def test_heads_in_records_of_their_own_come_back_together(stack):
-    Engine(stack, splits=2).serve(run(0, 30))
-    assert stack.tiers[0].stats().num_records == 2 * 7
-    assert Engine(stack, splits=2).serve(run(0, 30)) == {"host": 28}
-    host = stack.tiers[0]
-    host.delete([next(iter(host.scan())).key])
-    found = Engine(stack, splits=2).store.held(np.arange(30, dtype=np.int32))
-    assert sum(found.values()) < 28, "a block of which a part is gone is gone"
 
 
 def test_only_wanted_blocks_are_encoded(stack, monkeypatch):

@@ -129,9 +129,8 @@ def test_layers_wait_before_anything_touches_their_columns():
         "update": lambda layer: layer.update(one, one),
         "extend": lambda layer: layer.extend(one, one),
         "row": lambda layer: layer.row(0, 0, 1),
-        "reorder": lambda layer: layer.reorder_cache(torch.tensor([1, 0])),
         "reorder_from": lambda layer: layer.reorder_from(torch.tensor([1, 0]), 0),
-        "repeat": lambda layer: layer.batch_repeat_interleave(2),
+        "select": lambda layer: layer.batch_select_indices(torch.tensor([1, 0])),
     }
     for name, touch in touches.items():
         layer, calls = WorkingLayer(), []

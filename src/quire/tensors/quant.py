@@ -27,7 +27,6 @@ what was no number never becomes one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod, sqrt
@@ -102,18 +101,6 @@ class QuantError:
     v: float = 0.0
     k_max: float = 0.0
     v_max: float = 0.0
-
-    @classmethod
-    def worst(cls, errors: Iterable[QuantError]) -> QuantError:
-        """Return the largest of each, over all samples."""
-        found = list(errors) or [cls()]
-        return cls(
-            sum(each.num_samples for each in found),
-            max(each.k for each in found),
-            max(each.v for each in found),
-            max(each.k_max for each in found),
-            max(each.v_max for each in found),
-        )
 
     def __str__(self) -> str:
         return (

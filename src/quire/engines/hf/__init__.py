@@ -12,6 +12,7 @@ ids          token ids and masks in the forms that callers have
 inputs       a request's arguments, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed
+distance     how far apart numbers are that would be equal but for rounding
 probe        what a model really keeps, found by running it
 twin         the config of a tiny model of the same kind
 battery      requests to such a twin, with quire and without

@@ -1,18 +1,19 @@
 """Requests to a tiny twin of a model, with quire and without, before its KV is reused."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from quire.engines.hf.distance import of_logits
 from quire.engines.hf.models import num_embeddings
-from quire.engines.hf.probe import probe_model, relative
-from quire.engines.hf.twin import MAX_DISTANCE, distances, shrunk
+from quire.engines.hf.probe import probe_model
+from quire.engines.hf.twin import MAX_DISTANCE, distances, numbers_in, shrunk
 from quire.errors import QuireError, UnsupportedModel
 from quire.tensors.kinds import layer_kinds, model_type
 
@@ -36,17 +37,18 @@ Asked = tuple[str, Sequence[torch.Tensor], int]
 """A request: what it checks, its rows without padding, and the padding of the longest."""
 
 
-def check_kind(model: Any, *, needs_twin: bool) -> int | None:
+def check_kind(model: Any, make_cache: Callable[..., Any], *, needs_twin: bool) -> int | None:
     """Raise `UnsupportedModel` unless a random-weight twin of `model` passes the whole battery.
 
     Returns the column from which rows behind padding differ from rows alone; None: nowhere. Takes a
     second or less, whatever the model's size, and nothing for a kind asked before. Leaves the model
-    and the state of torch's random numbers alone. `needs_twin`: refuse where none can be built.
+    and the state of torch's random numbers alone. `make_cache` is `PrefixCache`; `needs_twin`: refuse
+    where no twin can be built.
     """
     config = model.config
     values = repr({**config.to_dict(), "attention": _attention(config)})
     kind = cast("Any", type(model))
-    verdict = _verdict(_Kind(kind, values, config))
+    verdict = _verdict(_Kind(kind, values, config, make_cache))
     name = f"{model_type(config)} ({kind.__name__})"
     if verdict.refused is not None:
         raise UnsupportedModel(
@@ -62,27 +64,25 @@ def check_kind(model: Any, *, needs_twin: bool) -> int | None:
     return verdict.padded_below
 
 
-def ask(model: Any, requests: Iterable[Asked]) -> str | None:
+def ask(make_cache: Callable[..., Any], model: Any, requests: Iterable[Asked]) -> str | None:
     """Make requests to `model` through quire; return the first that differs from its rows alone.
 
     With the distance of the logits and the limit, or the error that was raised. None: all are right.
     """
-    from quire.engines.hf.cache import PrefixCache  # noqa: PLC0415 - which asks this
-
     try:
         names = [group.name for group in probe_model(model, 1)[1].groups]
     except QuireError as error:
         return f"a short check: {error}"
     # Fresh memory is not a number, so that whatever looks at it shows.
-    cache = PrefixCache(model, dict.fromkeys(names, _NUM_BLOCKS), 1, verify=None, debug=True)
+    cache = make_cache(model, dict.fromkeys(names, _NUM_BLOCKS), 1, verify=None, debug=True)
     for check, rows, padding in requests:
-        alone = [_generate(model, *_padded([row], 0)) for row in rows]
+        alone = [_generate(model, [row]) for row in rows]
         try:
-            batch = _generate(cache, *_padded(rows, padding))
+            batch = _generate(cache, rows, padding)
         except Exception as error:  # noqa: BLE001 - a model may raise anything, with quire and not without
             return f"{check}: {type(error).__name__}: {error}"
         for row, one in enumerate(alone):
-            far = distance([step[0] for step in one.logits], [step[row] for step in batch.logits])
+            far = of_logits([step[0] for step in one.logits], [step[row] for step in batch.logits])
             if not far <= LIMIT:
                 return (
                     f"{check}: its logits are {far:.2g} from those without quire (limit {LIMIT:g})"
@@ -90,25 +90,13 @@ def ask(model: Any, requests: Iterable[Asked]) -> str | None:
     return None
 
 
-def distance(one: Sequence[torch.Tensor], two: Sequence[torch.Tensor]) -> float:
-    """Return the largest relative distance of logits `[vocab]` of the same steps.
-
-    Steps behind the first at which other tokens would be chosen are left out: their texts differ.
-    """
-    largest = 0.0
-    for a, b in zip(one, two, strict=True):
-        kept = (a.abs() < 1e4) | (b.abs() < 1e4)  # what a model forbids is a very low number
-        largest = max(largest, relative((a.double() - b.double())[kept], a[kept]))
-        if a.argmax() != b.argmax():
-            break
-    return largest
-
-
 def twin_of(model_class: Any, config: Any, seed: int) -> Any:
     """Build a model of a shrunk config whose random weights are large enough for errors to show."""
     small = shrunk(config)
     small._attn_implementation = _attention(config)  # noqa: SLF001 - its public name
-    with _random(seed), torch.device("cpu"), torch.no_grad():
+    forked = cast("Any", torch.random).fork_rng(devices=[])
+    with forked, torch.device("cpu"), torch.no_grad():
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone
         twin = model_class._from_config(small, dtype=torch.float32).eval()  # noqa: SLF001 - as from_config calls it
         for weight in twin.parameters():
             _stir(weight)
@@ -137,6 +125,7 @@ class _Kind:
     model_class: Any
     values: str
     config: Any = field(compare=False, repr=False)
+    make_cache: Callable[..., Any] = field(compare=False, repr=False)
 
 
 @lru_cache(maxsize=128)
@@ -146,31 +135,31 @@ def _verdict(kind: _Kind) -> _Verdict:
     for seed in _SEEDS:
         try:
             twin = twin_of(kind.model_class, kind.config, seed)
-            _generate(twin, *_padded([_Texts(twin)(1, _LENGTH)], 0))
+            _generate(twin, [_texts(twin)(1, _LENGTH)])
         except Exception as error:  # noqa: BLE001 - a config may be anything
             return _Verdict(unchecked=f"{type(error).__name__}: {error}")
-        verdict = _asked(twin, kind.config)
+        verdict = _asked(twin, kind)
         if verdict.refused is None:
             break
     for seed in _MORE_SEEDS if verdict.padded_below else ():
         twin = twin_of(kind.model_class, kind.config, seed)
-        if (refused := ask(twin, _rows_alone(twin))) is not None:
+        if (refused := ask(kind.make_cache, twin, _rows_alone(twin))) is not None:
             return _Verdict(refused=refused)
     return verdict
 
 
-def _asked(twin: Any, config: Any) -> _Verdict:
-    refused = ask(twin, _rows_alone(twin))
+def _asked(twin: Any, kind: _Kind) -> _Verdict:
+    refused = ask(kind.make_cache, twin, _rows_alone(twin))
     if refused is not None:
         return _Verdict(refused=refused)
-    refused = ask(twin, _batches(_Texts(twin), _LENGTH))
+    refused = ask(kind.make_cache, twin, _batches(twin, _LENGTH))
     if refused is None:
         return _Verdict()
     # A threshold that counts padding does nothing to texts that are shorter than it.
     below = [
         length
-        for length, near in distances(config).items()
-        if near >= _SHORTEST and ask(twin, _batches(_Texts(twin), near - _NUM_NEW)) is None
+        for length, near in distances(kind.config).items()
+        if near >= _SHORTEST and ask(kind.make_cache, twin, _batches(twin, near - _NUM_NEW)) is None
     ]
     return _Verdict(padded_below=max(below)) if below else _Verdict(refused=refused)
 
@@ -180,7 +169,7 @@ def _rows_alone(model: Any) -> Iterator[Asked]:
     windows = {kind.window for kind in layer_kinds(model.config) if kind.window}
     borders = {near for window in windows for near in (window - 1, window, window + 1)}
     lengths = sorted({3, 11, 30, 33, 50, _LENGTH} | {x for x in borders if 3 < x < _LENGTH})
-    texts = _Texts(model)
+    texts = _texts(model)
     text = texts(1, _LENGTH)
     yield f"{lengths[0]} tokens", [text[: lengths[0]]], 0
     for start, stop in pairwise(lengths):
@@ -188,9 +177,9 @@ def _rows_alone(model: Any) -> Iterator[Asked]:
     yield "a prompt that leaves one before its end", [torch.cat([text[:40], texts(2, 12)])], 0
 
 
-def _batches(texts: "_Texts", num_columns: int) -> Iterator[Asked]:
+def _batches(model: Any, num_columns: int) -> Iterator[Asked]:
     """Yield rows behind padding, of so many columns at most, and what is left of them alone."""
-    n = num_columns
+    texts, n = _texts(model), num_columns
     one, two, three = texts(3, n), texts(4, n), texts(5, n)
     yield "a row behind padding", [one[: n // 2]], n // 6 + 1
     yield "a row that goes on behind other padding", [one[: n // 2 + n // 6]], n // 8 + 1
@@ -202,45 +191,27 @@ def _batches(texts: "_Texts", num_columns: int) -> Iterator[Asked]:
         yield "a row of a batch that goes on alone", [row], 0
 
 
-class _Texts:
-    """Texts `[tokens]` of a model's ordinary tokens, by seed."""
+def _texts(model: Any) -> Callable[[int, int], torch.Tensor]:
+    """Return what makes texts `[tokens]` of a model's ordinary tokens, by seed and length."""
+    # What a config gives a meaning to: ends, padding, places of media.
+    special = {number for name, number in numbers_in(model.config.to_dict()) if "token" in name}
+    ordinary = set(range(num_embeddings(model))) - special - {_PAD}
+    ids = torch.tensor(sorted(ordinary))
 
-    def __init__(self, model: Any) -> None:
-        special = set(_special_ids(model.config.to_dict())) | {_PAD}
-        vocab = num_embeddings(model)
-        self._ids = torch.tensor([n for n in range(vocab) if n not in special])
-
-    def __call__(self, seed: int, num_tokens: int) -> torch.Tensor:
+    def text(seed: int, num_tokens: int) -> torch.Tensor:
         numbers = torch.Generator().manual_seed(seed)
-        return self._ids[torch.randint(len(self._ids), (num_tokens,), generator=numbers)]
+        return ids[torch.randint(len(ids), (num_tokens,), generator=numbers)]
+
+    return text
 
 
-def _special_ids(values: dict[Any, Any]) -> Iterator[int]:
-    """Yield the ids that a config, and those in it, give a meaning: ends, padding, places of media."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _special_ids(cast("dict[Any, Any]", value))
-        elif "token" in str(name):
-            for each in cast("list[Any]", value) if isinstance(value, list) else [value]:
-                if isinstance(each, int):
-                    yield each
-
-
-def _padded(rows: Sequence[torch.Tensor], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and mask `[rows, columns]`, left-padded to the longest row and `padding` more."""
-    columns = max(len(row) for row in rows) + padding
-    ids = torch.full((len(rows), columns), _PAD)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, columns - len(row) :] = row
-        mask[index, columns - len(row) :] = 1
-    return ids, mask
-
-
-def _generate(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+def _generate(model: Any, rows: Sequence[torch.Tensor], padding: int = 0) -> Any:
+    """Generate from rows, left-padded to the longest one and `padding` more."""
+    ids = pad_sequence(list(rows), batch_first=True, padding_value=_PAD, padding_side="left")
+    ids = torch.nn.functional.pad(ids, (padding, 0), value=_PAD)
     return model.generate(
         ids,
-        attention_mask=mask,
+        attention_mask=(ids != _PAD).long(),
         max_new_tokens=_NUM_NEW,
         do_sample=False,
         return_dict_in_generate=True,
@@ -256,17 +227,6 @@ def _stir(weight: torch.Tensor) -> None:
             weight.mul_(_SPREAD / spread)
         elif spread == 0:
             weight.add_(_SPREAD * torch.randn_like(weight))
-
-
-@contextmanager
-def _random(seed: int) -> Generator[None, None, None]:
-    """Seed torch's random numbers on the CPU, and put them back at the end of the block."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 def _attention(config: Any) -> str | None:

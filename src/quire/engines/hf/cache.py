@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import msgspec
 
 from quire import ops
-from quire.core import CacheManager, Hint, Scope, Stats
-from quire.core.terms import NO_HINT
+from quire.core import CacheManager, Scope, Stats
+from quire.core.terms import RequestTerms
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
-from quire.engines.hf.inputs import read_plan
+from quire.engines.hf.inputs import read_plan, taken_terms
 from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_settings
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Named
@@ -23,7 +23,6 @@ from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.request import recorded, returned
 from quire.engines.hf.sight import Sight
-from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
@@ -94,7 +93,9 @@ class PrefixCache(ModelFace):
         self._turn = Turn()
         verify, before = settings.get("verify", "probe"), Sight(model)
         kinds, computed = probe_model(model, block_size)
-        below = None if verify is None else check_kind(model, needs_twin=verify != "first")
+        below = (
+            None if verify is None else check_kind(model, PrefixCache, needs_twin=verify != "first")
+        )
         computed = computed.with_interval(settings.get("snapshot_interval"))
         self.kept = KeptBlocks(model, computed, capacity, settings, before)
         debug = settings.get("debug", False)
@@ -113,28 +114,22 @@ class PrefixCache(ModelFace):
         attention_mask: Any = None,
         media: Named | None = None,
         scope: Scope | None = None,
-        priority: int = 0,
-        retain_s: float | None = None,
-        store_until: int | None = None,
-        hint: Hint = NO_HINT,
         **arguments: Any,
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what is not cached.
 
         input_ids, attention_mask: `[rows, tokens]`, left-padded: tensors, arrays or lists, one flat list
-        for one row; or what a tokenizer or processor returns, as the one `input_ids`:
-        `cache.generate(tokenizer(text, return_tensors="pt"))`. All other `arguments` are
-        generate's own: sampling, beams, return sequences, assisted decoding, streamers, stopping
-        criteria, and what the processor of a model with images or audio returns. Returns what
-        generate returns. With `return_dict_in_generate`, attentions and
-        hidden states of the first step cover the computed suffix only.
+        for one row; or what a tokenizer or processor returns, as the one `input_ids`. All other
+        `arguments` are generate's own, what the processor of images or audio returns among them. With
+        `return_dict_in_generate`, attentions and hidden states of the first step cover the computed
+        suffix only.
 
         media: the prompt's images, videos and audio by name, where hashing them takes too long:
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
-        scope: who may share this prefix; priority, retain_s: how long it is worth keeping; store_until:
-        how many of each row's tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's
-        length no answer.
+        scope: who may share this prefix.
+        By name: priority, retain_s: how long it is worth keeping; store_until: how many of each row's
+        tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's length no answer;
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
 
         What is kept: each returned sequence, as far as a row of the cache holds its KV. A beam
@@ -146,6 +141,7 @@ class PrefixCache(ModelFace):
         prompt (recurrent layers), which are kept on the way.
         """
         calls, started = self._calls, self._calls.clock()
+        terms = taken_terms(arguments)
         prompts = calls.prompts(input_ids, attention_mask, arguments)
         found = calls.media.read(prompts, arguments, media)
         plan = read_plan(self.model, calls.signatures, prompts, arguments)
@@ -157,8 +153,7 @@ class PrefixCache(ModelFace):
             )
         if calls.first is not None:
             calls.first.admit(found)
-        terms = OpenTerms(self.kept.identity.scope(scope), priority, retain_s, store_until, hint)
-        with calls.opened(prompts, found, terms) as request:
+        with calls.opened(prompts, found, scope, terms) as request:
             making = calls.making.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
                 past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
@@ -189,10 +184,7 @@ class PrefixCache(ModelFace):
         attention_mask: Any = None,
         media: Named = (),
         scope: Scope | None = None,
-        priority: int = 0,
-        retain_s: float | None = None,
-        store_until: int | None = None,
-        hint: Hint = NO_HINT,
+        **terms: Unpack[RequestTerms],
     ) -> Generator[WorkingCache, None, None]:
         """Lend a cache to pass to the model yourself, with the head of `input_ids` in it.
 
@@ -201,16 +193,15 @@ class PrefixCache(ModelFace):
 
         `past.get_seq_length()` tokens need no compute; a loop of your own feeds the rest:
         `model(input_ids[:, past.get_seq_length():], past_key_values=past, use_cache=True)`.
-        The prompt may be given in any form that `generate` takes. For beams or return sequences, call
-        `past.batch_repeat_interleave(n)` first.
+        Prompt and terms are given as to `generate`. For beams or return sequences, call
+        `past.batch_repeat_interleave(n)` first. Gradients do not flow through `past`.
 
         At the end of the block, whatever the model has computed into `past` is kept, also when the block
         raises: the tokens are recorded as the model is fed, by its `forward`, which is a wrapper of quire's
-        until then. A forward that did not finish counts for nothing. Nothing is kept if
-        weights or adapters changed meanwhile. What is computed under another mask than that of the
-        padding, other positions than those of the tokens, or with arguments that may change K and V, is not
-        kept, nor what follows it: `last.unknown_tokens` counts it. Positions that you leave out are those of
-        the tokens. Gradients do not flow through `past`.
+        until then. A forward that did not finish counts for nothing. Nothing is kept if weights or
+        adapters changed meanwhile. What is computed under another mask than that of the padding, other
+        positions than those of the tokens (or left out), or with arguments that may change K and V, is
+        not kept, nor what follows it: `last.unknown_tokens` counts it.
 
         For a prompt with images or audio, `media` names all of them (a list per row, for several
         rows), and you feed the content of those behind `past.get_seq_length()`. What follows a
@@ -233,10 +224,7 @@ class PrefixCache(ModelFace):
             declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
             if calls.first is not None:
                 calls.first.admit(declared, is_session=True)
-            terms = OpenTerms(
-                self.kept.identity.scope(scope), priority, retain_s, store_until, hint
-            )
-            with calls.opened(prompts, declared, terms) as request:
+            with calls.opened(prompts, declared, scope, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()
                 recorder = calls.recorder(request, past, calls.is_same_model(request))

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from quire.core import Scope
+from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
-from quire.engines.hf.media import Media, MediaReader
+from quire.engines.hf.media import Media, MediaReader, moved
 from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
-from quire.engines.hf.store import OpenTerms
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
@@ -29,16 +30,14 @@ class CallReport:
     not counted. Rows of a batch advance together: a row's cached head is reused up to the
     column that all rows have cached, so `cached_tokens` may be below what the manager found.
 
-    stored_tokens: tokens written to the pool by this call, those included that another call
-    turned out to have written already.
-    ttft_s: seconds from the call to the first new token, the lookup included; None when no
-    forward finished.
-    tier_tokens: tokens that came back from tiers for this call, by the tier's name; they are
-    among `cached_tokens` where all rows could start behind them.
-    tier_misses: records that were found in a tier and did not come, by cause: `quire.tiers.Outcome`.
-    unknown_tokens: tokens that cannot be stored, as what the model computed for them, or for one before
-    them, is not what their ids alone give: a mask, positions or embeddings of the caller's.
-    unknown_reason: what came first among these; None where all tokens are known.
+    stored_tokens   written to the pool, those included that another call turned out to have written
+    ttft_s          seconds from the call to the first new token; None when no forward finished
+    tier_tokens     tokens that came back from tiers, by the tier's name; they are among `cached_tokens`
+                    where all rows could start behind them
+    tier_misses     records that were found in a tier and did not come, by `quire.tiers.Outcome`
+    unknown_tokens  tokens that cannot be stored, as what the model computed for them, or for one before
+                    them, is not what their ids alone give: a mask, positions or embeddings of the caller's
+    unknown_reason  what came first among these; None where all tokens are known
     """
 
     prompt_tokens: int
@@ -99,10 +98,11 @@ class Calls:
 
     @contextmanager
     def opened(
-        self, prompts: Prompts, media: Media, terms: OpenTerms
+        self, prompts: Prompts, media: Media, scope: Scope | None, terms: RequestTerms
     ) -> Generator[Request, None, None]:
         """Open the sequences of a call, and close them at the end of the block."""
-        request = Request(self._kept.store, prompts, media, terms)
+        bound = self._kept.identity.scope(scope)
+        request = Request(self._kept.store, prompts, media, bound, **terms)
         try:
             yield request
         finally:
@@ -112,7 +112,7 @@ class Calls:
 
     def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
         """Return a function that tells whether the model is the one that a call began with."""
-        bound = request.terms.scope
+        bound = request.scope
         return lambda: self._kept.identity.is_unchanged(bound, by_itself=by_itself)
 
     def recorder(
@@ -121,7 +121,7 @@ class Calls:
         """Return the recorder of a call's working cache."""
         check = None
         if self.first is not None and request.num_reused:
-            check = self.first.check(request.prompts, request.media, request.terms.scope.lora)
+            check = self.first.check(request.prompts, request.media, request.scope.lora)
         return KVRecorder(
             self.watched,
             past,
@@ -133,11 +133,9 @@ class Calls:
 
     def feed(self, chunk: int | None) -> Feed:
         """Return a function that computes a prompt of one row, without media, up to a length."""
-
-        def feed(prompt: Prompts, past: WorkingCache, num_tokens: int) -> None:
-            self.prefill(prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk)
-
-        return feed
+        return lambda prompt, past, num_tokens: self.prefill(
+            prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk
+        )
 
     def prefill(
         self, prompts: Prompts, media: Media, past: WorkingCache, stop: int, chunk: int | None
@@ -155,10 +153,7 @@ class Calls:
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
         if "logits_to_keep" in names:
             fixed["logits_to_keep"] = 1
-        content = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in media.content(past.get_seq_length()).items()
-        }
+        content = moved(media.content(past.get_seq_length()), device)
         # Content is fed whole, in one forward: generate cannot split it either.
         step = max(ids.shape[1], 1) if content or chunk is None else chunk
         with KVRecorder(self.watched, past, media, learn=self._learn()), torch.no_grad():
@@ -197,8 +192,8 @@ class Calls:
             cached_tokens=request.num_reused,
             stored_tokens=stored,
             ttft_s=None if first is None else first - started,
-            tier_tokens=_sum(each.tokens for each in request.onboarded),
-            tier_misses=_sum(each.causes for each in request.onboarded),
+            tier_tokens=summed(each.tokens for each in request.onboarded),
+            tier_misses=summed(each.causes for each in request.onboarded),
             unknown_tokens=ledger.num_unknown,
             unknown_reason=ledger.reason,
         )
@@ -209,8 +204,6 @@ class Calls:
         return store.tiers.cost.observe if store.tiers and store.transfers.is_idle else None
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return dict(total)
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return counts of the same names as one."""
+    return dict(sum(map(Counter, counts), Counter[str]()))

@@ -7,13 +7,13 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import transformers
 
 from quire.core import Scope
-from quire.engines.hf.sight import Held, Sight, Stamp, Weight
+from quire.engines.hf.sight import Held, Sight, Stamp
 from quire.errors import ConfigError, ScopeError
 
 SAMPLED_VALUES = 32
@@ -27,36 +27,25 @@ Read = Callable[[torch.Tensor], bytes]
 _NUM_SIGHTS = 8
 
 
-class _Part(NamedTuple):
-    """A setting or a tensor in the name of a model; `owner` is None for a parameter."""
-
-    owner: str | None
-    content: bytes
-
-
-_Parts = dict[str, _Part]
+_Parts = dict[str, tuple[str | None, bytes]]
+"""Settings and tensors in the name of a model: owner (None for a parameter) and content, by path."""
 
 
 class Identity:
     """Binds scopes to the model as it is when it is asked.
 
-    Everything that decides K and V is part of the key: the values of parameters, buffers and other
-    tensors of the modules, their settings, classes and hooks, the config, autocast. So weights may
-    be trained, replaced, merged and switched between calls: each state finds what it has computed
-    itself, and nothing else. Adapters as PEFT injects them count where they take part.
-
+    Everything that decides K and V is part of the key: the values of all tensors of the modules, their
+    settings, classes and hooks, the config, autocast, adapters that take part. So weights may be
+    trained, replaced, merged and switched between calls: each state finds what it has computed itself.
     A call looks at the address, the version and a few values of each tensor, and reads whole what
     has changed. `docs/identity.md` says what that cannot notice.
 
-    `read` turns a tensor into bytes that name it: when the cache is made a sample of its values, which
-    tells models of one process apart, or all of them, for what is kept beyond it. Then names are
-    of contents alone, the same in every process.
-
-    What a model notes in its own forward (a count, the offset of its last positions) is working
-    state: it counts as it was before. `before` is a sight of the model from before it was first run.
-
-    `verify` looks whether K and V are still a function of the tokens before them. It is called when
-    modules of another class take part, or the forward of a class is another, and raises if they are not.
+    before  a sight of the model from before it was first run. What a model notes in its own forward (a
+            count, the offset of its last positions) is working state: it counts as it was before
+    verify  called when modules of another class take part, or the forward of a class is another;
+            raises unless K and V are still a function of the tokens before them
+    read    turns a tensor into bytes that name it. None: a sample of its values at first, which tells
+            models of one process apart. For names that hold in every process it reads all
     """
 
     def __init__(
@@ -142,7 +131,7 @@ class Identity:
         """Let settings and tensors that the model changes itself count as they were, if they were there."""
         self._working.update(paths)
         for name, part in parts.items():
-            if part.owner in self._working:
+            if part[0] in self._working:
                 self._pinned.setdefault(name, part)
         self._last = None
 
@@ -182,33 +171,29 @@ class Identity:
     def _base_parts(self, sight: Sight, read: Read) -> _Parts:
         """Return the parts that belong to no adapter, working state as it was before."""
         parts = self._parts(sight, sight.facts, read, added=False)
-        own = {name: part for name, part in parts.items() if part.owner not in self._working}
+        own = {name: part for name, part in parts.items() if part[0] not in self._working}
         return own | self._pinned
 
     def _parts(self, sight: Sight, facts: dict[str, object], read: Read, *, added: bool) -> _Parts:
         """Return the parts of settings, and of the tensors that belong to them."""
-        parts = {path: _Part(path, self._names.of(fact).encode()) for path, fact in facts.items()}
+        parts: _Parts = {
+            path: (path, self._names.of(fact).encode()) for path, fact in facts.items()
+        }
         for weight, stamp in zip(sight.weights, sight.stamps, strict=True):
             if weight.added is added:
                 about = f"{list(weight.tensor.shape)} {weight.tensor.dtype} ".encode()
-                values = about + self._values(weight, stamp, read)
-                parts[f"{weight.path} values"] = _Part(weight.owner, values)
+                known = self._known.get(weight.path)
+                values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
+                self._known[weight.path] = (stamp, values)
+                parts[f"{weight.path} values"] = (weight.owner, about + values)
         return parts
-
-    def _values(self, weight: Weight, stamp: Stamp, read: Read) -> bytes:
-        """Return bytes that stand for a tensor's values; they are read again only when it was changed."""
-        known = self._known.get(weight.path)
-        values = known[1] if known and _is_same(known[0], stamp) else read(weight.tensor)
-        self._known[weight.path] = (stamp, values)
-        return values
 
 
 class Names:
     """Canonical text of settings: equal for equal settings, in every process where that can be told.
 
-    Functions and classes go by their module and name. One that cannot be found under its name (a
-    closure, a patch) has a name that no other process makes; a second object that claims the name of
-    another gets a number.
+    Functions and classes go by module and name. One that is not found there (a closure, a patch) has
+    a name that no other process makes; a second one of the same name gets a number.
     """
 
     def __init__(self) -> None:
@@ -301,7 +286,7 @@ def _is_same(known: Stamp, now: Stamp) -> bool:
     """Whether a tensor's values are those that were read.
 
     PEFT merges through `.data`, which torch does not count: a layer whose merged adapters are
-    others, or that is unwrapped, is read again. Wrapping alone changes nothing.
+    others, or that is unwrapped, is read again.
     """
     *values, merged = known
     *values_now, merged_now = now
@@ -313,7 +298,7 @@ def _digest(start: str, parts: _Parts) -> str:
     """Return SHA-256 (hex) over parts, in the order of their names."""
     digest = hashlib.sha256(start.encode())
     for name in sorted(parts):
-        for each in (name.encode(), parts[name].content):
+        for each in (name.encode(), parts[name][1]):
             digest.update(len(each).to_bytes(8, "little"))
             digest.update(each)
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from quire.config import nearest
+from quire.core.terms import RequestTerms
 from quire.engines.hf.ids import as_ids, as_mask, unpacked
 from quire.engines.hf.models import num_embeddings
 from quire.errors import ConfigError, TokensError
@@ -161,10 +162,8 @@ def read_plan(
                 or "; such a request cannot share a prefix, call model.generate instead"
             )
         )
-    columns = prompts.ids.shape[1]
-    budget = settings.get("max_new_tokens")
-    limit = settings.get("max_length")
-    end = columns + budget if isinstance(budget, int) else limit
+    columns, budget = prompts.ids.shape[1], settings.get("max_new_tokens")
+    end = columns + budget if isinstance(budget, int) else settings.get("max_length")
     if not isinstance(end, int):
         end = columns + 20
     return Plan(
@@ -180,6 +179,12 @@ def read_plan(
         | ({"cache_implementation": None} if settings.get("cache_implementation") else {}),
         calls_back=any(map(arguments.get, _CALLBACKS)) or _is_own(arguments.get("streamer")),
     )
+
+
+def taken_terms(arguments: dict[str, Any]) -> RequestTerms:
+    """Take the terms that a request names out of its arguments."""
+    named = [name for name in RequestTerms.__annotations__ if name in arguments]
+    return cast("RequestTerms", {name: arguments.pop(name) for name in named})
 
 
 _CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
@@ -218,15 +223,12 @@ class _Settings:
 
 
 _DEFAULTS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-_OURS = ("attention_mask", "media", "scope", "priority", "retain_s", "store_until", "hint")
+_OURS = ("attention_mask", "media", "scope", *RequestTerms.__annotations__)
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    return (
-        ()
-        if value is None
-        else tuple(int(i) for i in torch.as_tensor(value).flatten().cpu().numpy())
-    )
+    given = () if value is None else torch.as_tensor(value).flatten().cpu().numpy()
+    return tuple(map(int, given))
 
 
 def _check_padding(ids: npt.NDArray[Any], pad_id: int) -> None:

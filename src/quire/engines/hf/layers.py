@@ -48,12 +48,19 @@ class WorkingLayer(CacheLayerMixin):
         self.whole_from = 0
         self.length = 0
         self.arriving: Callable[[], None] | None = None
-        self._k: torch.Tensor | None = None
-        self._v: torch.Tensor | None = None
+        self._held: KV | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the shape, dtype and device of the first states."""
-        self._allocate(key_states, value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        capacity = max(self.room - self.first, key_states.shape[-2])
+        rows = key_states.shape[0]
+        self._held = (
+            self._empty(key_states, rows, capacity),
+            self._empty(value_states, rows, capacity),
+        )
+        self._show(self.length)
+        self.is_initialized = True
 
     def update(
         self,
@@ -61,7 +68,7 @@ class WorkingLayer(CacheLayerMixin):
         value_states: torch.Tensor,
         *args: object,
         **kwargs: object,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> KV:
         """Append `[rows, kv_heads, n, width]` and return what these n tokens look at, as views.
 
         Raises `ConfigError` when the rows are not the cache's.
@@ -70,10 +77,7 @@ class WorkingLayer(CacheLayerMixin):
         k_new, v_new = self.extend(key_states, value_states)
         k_new.copy_(key_states.detach())
         v_new.copy_(value_states.detach())
-        assert self._k is not None
-        assert self._v is not None
-        skipped, num_seen = seen - self.first, self.length - seen
-        return self._k.narrow(-2, skipped, num_seen), self._v.narrow(-2, skipped, num_seen)
+        return self._columns(seen, self.length)
 
     @property
     def seen_from(self) -> int:
@@ -84,26 +88,22 @@ class WorkingLayer(CacheLayerMixin):
         """Return the first column that a token at `column` looks at."""
         return 0 if self.window is None else max(column - self.window + 1, 0)
 
-    def extend(
-        self, key_states: torch.Tensor, value_states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, key_states: torch.Tensor, value_states: torch.Tensor) -> KV:
         """Append columns for K and V like these and return them, unwritten, as views."""
         self._arrive()
-        if self._k is None or self._v is None:
-            self._allocate(key_states, value_states)
+        if self._held is None:
+            WorkingLayer.lazy_initialization(
+                self, key_states, value_states
+            )  # states have their own
             return self.extend(key_states, value_states)
-        start, num_new = self.length - self.first, key_states.shape[-2]
-        if key_states.shape[0] != self._k.shape[0]:
-            raise ConfigError(
-                f"the cache holds {self._k.shape[0]} rows and the model was fed "
-                f"{key_states.shape[0]}; call past.batch_repeat_interleave(n) before generate "
-                "with num_beams or num_return_sequences"
-            )
-        stop = start + num_new
-        if stop > self._k.shape[-2]:
-            self._grow(max(stop + 64, 2 * start))
-        self._show(self.length + num_new)
-        return self._k.narrow(-2, start, num_new), self._v.narrow(-2, start, num_new)
+        held = self._held[0]
+        check_rows(held, key_states)
+        start, stop = self.length, self.length + key_states.shape[-2]
+        if stop - self.first > held.shape[-2]:
+            rows = torch.arange(held.shape[0], device=held.device)
+            self._move(rows, max(stop - self.first + 64, 2 * (start - self.first)))
+        self._show(stop)
+        return self._columns(start, stop)
 
     def start_with(self, column: int, like: KV, first: int | None = None) -> KV:
         """Begin with what a next token at `column` looks at; return those columns, unwritten.
@@ -119,12 +119,9 @@ class WorkingLayer(CacheLayerMixin):
             raise InvariantError(
                 f"a layer begins with column {self.first}; a token at {column} looks at {seen_from}"
             )
-        k, v = like
         num_columns = column - self.first
-        shape = (*k.shape[:2], num_columns)
-        return self.extend(
-            k[..., :1, :].expand(*shape, k.shape[-1]), v[..., :1, :].expand(*shape, v.shape[-1])
-        )
+        k, v = (each[..., :1, :].expand(-1, -1, num_columns, -1) for each in like)
+        return self.extend(k, v)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of K when `query_length` more tokens are appended."""
@@ -143,108 +140,88 @@ class WorkingLayer(CacheLayerMixin):
         self.first = self.whole_from = 0
         self._show(0)
 
-    def can_crop(self, num_columns: int) -> bool:
-        """Whether the layer still holds all it looks at when it has `num_columns` fewer columns."""
-        held_from = max(self.first, self.whole_from)
-        return num_columns == 0 or held_from <= self.seen_at(max(self.length - num_columns, 0))
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last columns: `tokens_to_remove` is zero or negative, as the protocol says."""
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raise `ConfigError` unless `crop` would leave all that the layer looks at."""
         if tokens_to_remove > 0:
             raise ConfigError(
                 f"crop takes zero or a negative number of tokens, not {tokens_to_remove}: "
                 f"crop(-{tokens_to_remove}) removes the last {tokens_to_remove}"
             )
-        if not WorkingLayer.can_crop(self, -tokens_to_remove):  # states beside it go nowhere
+        left, held_from = self.length + tokens_to_remove, max(self.first, self.whole_from)
+        if tokens_to_remove and held_from > self.seen_at(max(left, 0)):
             raise ConfigError(
-                f"crop({tokens_to_remove}) leaves {self.length + tokens_to_remove} columns, whose "
-                f"window of {self.window} starts before column {max(self.first, self.whole_from)}, the first "
-                "one that is held: "
-                "the cached head brought its last window only; open a session for the shorter text"
+                f"crop({tokens_to_remove}) leaves {left} columns, whose window of {self.window} starts "
+                f"before column {held_from}, the first one that is held: the cached head brought its "
+                "last window only; open a session for the shorter text"
             )
-        self._show(max(self.length + tokens_to_remove, 0))
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Make row i what row `beam_idx[i]` was."""
-        self.batch_select_indices(beam_idx)
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last columns: `tokens_to_remove` is zero or negative, as the protocol says."""
+        WorkingLayer.check_crop(self, tokens_to_remove)  # states beside it go nowhere
+        self._show(max(self.length + tokens_to_remove, 0))
 
     def reorder_from(self, beam_idx: torch.Tensor, column: int) -> None:
         """Make row i what row `beam_idx[i]` was, from a column on, in place."""
         self._arrive()
-        start = max(column, self.first) - self.first
-        for states in (self._k, self._v):
-            if states is not None and start < self.length - self.first:
-                columns = states[..., start : self.length - self.first, :]
-                columns.copy_(columns.index_select(0, beam_idx.to(states.device)))
+        start = max(column, self.first)
+        if self._held is not None and start < self.length:
+            for columns in self._columns(start, self.length):
+                columns.copy_(columns.index_select(0, beam_idx.to(columns.device)))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
         self._arrive()
-        if self._k is None or self._v is None:
-            return
-        index = indices.to(self._k.device)
-        self._k = self._rebuilt(self._k, index)
-        self._v = self._rebuilt(self._v, index)
-        self._show(self.length)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Make `repeats` neighbouring rows out of each row."""
-        if self._k is None:
-            return
-        rows = torch.arange(self._k.shape[0], device=self._k.device)
-        # Of this class: a layer that keeps more selects its rows itself.
-        WorkingLayer.batch_select_indices(self, rows.repeat_interleave(repeats))
+        if self._held is not None:
+            self._move(indices.to(self._held[0].device), self._held[0].shape[-2])
 
     def row(self, row: int, start: int, stop: int) -> KV:
         """Return K and V of columns `start` to `stop` of one row: `[kv_heads, n, width]`, views."""
-        if self._k is None or self._v is None or not self.first <= start <= stop <= self.length:
+        if self._held is None or not self.first <= start <= stop <= self.length:
             raise InvariantError(
                 f"columns {start}-{stop} of a layer of columns {self.first}-{self.length}"
             )
         self._arrive()
-        start, stop = start - self.first, stop - self.first
-        return self._k[row, :, start:stop], self._v[row, :, start:stop]
-
-    def rows_match(self, num_rows: int) -> bool:
-        """Return whether the layer is empty or holds `num_rows` rows."""
-        return self._k is None or self._k.shape[0] == num_rows
+        k, v = self._columns(start, stop)
+        return k[row], v[row]
 
     def _arrive(self) -> None:
         if self.arriving is not None:
             self.arriving()
             self.arriving = None
 
+    def _columns(self, start: int, stop: int) -> KV:
+        """Return columns of all rows, as views."""
+        assert self._held is not None
+        k, v = (each.narrow(-2, start - self.first, stop - start) for each in self._held)
+        return k, v
+
     def _show(self, length: int) -> None:
         self.length = max(length, self.first)
-        if self._k is not None and self._v is not None:
-            held = self.length - self.first
-            self.keys, self.values = self._k[..., :held, :], self._v[..., :held, :]
+        if self._held is not None:
+            self.keys, self.values = self._columns(self.first, self.length)
 
-    def _allocate(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        capacity = max(self.room - self.first, key_states.shape[-2])
-        self._k = self._empty(key_states, capacity)
-        self._v = self._empty(value_states, capacity)
+    def _move(self, rows: torch.Tensor, capacity: int) -> None:
+        """Copy these rows into new room for so many columns."""
+
+        def moved(held: torch.Tensor) -> torch.Tensor:
+            room, num_columns = self._empty(held, len(rows), capacity), self.length - self.first
+            written = held[..., :num_columns, :]
+            torch.index_select(written, 0, rows, out=room[..., :num_columns, :])
+            return room
+
+        assert self._held is not None
+        self._held = moved(self._held[0]), moved(self._held[1])
         self._show(self.length)
-        self.is_initialized = True
 
-    def _grow(self, capacity: int) -> None:
-        if self._k is not None and self._v is not None:
-            old_k, old_v, held = self._k, self._v, self.length - self.first
-            self._k, self._v = self._empty(old_k, capacity), self._empty(old_v, capacity)
-            self._k[..., :held, :] = old_k[..., :held, :]
-            self._v[..., :held, :] = old_v[..., :held, :]
-
-    def _rebuilt(self, held: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Rows `index` of `held` in new room of the same capacity."""
-        rows, heads, capacity, width = len(index), *held.shape[1:]
-        fresh = self._empty(held.new_empty(rows, heads, 0, width), capacity)
-        num_columns = self.length - self.first
-        written = held[..., :num_columns, :]
-        torch.index_select(written, 0, index, out=fresh[..., :num_columns, :])
-        return fresh
-
-    def _empty(self, like: torch.Tensor, capacity: int) -> torch.Tensor:
-        rows, heads, _, width = like.shape
-        room = like.detach().new_empty(rows, heads, capacity, width)
+    def _empty(self, like: torch.Tensor, num_rows: int, capacity: int) -> torch.Tensor:
+        room = like.detach().new_empty(num_rows, like.shape[1], capacity, like.shape[-1])
         return room.fill_(torch.nan) if self.debug_nan else room
+
+
+def check_rows(held: torch.Tensor | None, given: torch.Tensor) -> None:
+    """Raise `ConfigError` unless a model was fed as many rows as its cache holds."""
+    if held is not None and held.shape[0] != given.shape[0]:
+        raise ConfigError(
+            f"the cache holds {held.shape[0]} rows and the model was fed {given.shape[0]}; call "
+            "past.batch_repeat_interleave(n) before generate with num_beams or num_return_sequences"
+        )

@@ -18,10 +18,9 @@ class TokenLedger:
     reorder, repeat and selection of K and V. So row r of the working cache holds the KV of
     `tokens[r, pads[r]:known]`, whatever a decoding loop did in between.
 
-    0 <= known <= length; columns from `known` on were computed from something other than
-    token ids (embeddings, a foreign mask, a forward past the recorder), or are past `max_known`,
-    where the model computes something else for padded rows; they can never be committed. `reason`
-    says which of these, and is None where known == length.
+    0 <= known <= length; columns from `known` on were computed from something other than token ids
+    or past `max_known`, where the model computes something else for padded rows; they can never be
+    committed. `reason` says why, and is None where known == length.
     """
 
     def __init__(
@@ -98,12 +97,6 @@ class TokenLedger:
         self._tokens = self._tokens[rows.to(self._tokens.device)]
         self.pads = self.pads[picked]
         self.origins = self.origins[picked]
-
-    def repeat(self, repeats: int) -> None:
-        """Make `repeats` neighbouring rows out of each row."""
-        self._tokens = self._tokens.repeat_interleave(repeats, dim=0)
-        self.pads = self.pads.repeat(repeats)
-        self.origins = self.origins.repeat(repeats)
 
     def rows(self) -> list[npt.NDArray[np.int32]]:
         """Return the known tokens of each row, without padding, on the host."""

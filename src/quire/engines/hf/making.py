@@ -11,7 +11,7 @@ from transformers.cache_utils import DummyLayer
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.layers import WorkingLayer
 from quire.engines.hf.ledger import TokenLedger
-from quire.engines.hf.states import HybridLayer, RowStates, StateLayer
+from quire.engines.hf.states import HybridLayer, StateLayer
 from quire.engines.hf.working import AnyLayer, WorkingCache
 from quire.errors import InvariantError
 from quire.tensors.copy import KV
@@ -80,15 +80,6 @@ class Making:
             for layer in group.memory.layers
         ]
 
-    def blank_states(self) -> RowStates:
-        """Return the states of a row that has seen nothing but padding: zeros."""
-        return [
-            [torch.zeros(tensor.shape, dtype=tensor.dtype, device=self.device) for tensor in layer]
-            for group in self.layout.groups
-            if isinstance(group.memory, StateLayout)
-            for layer in group.memory.layers
-        ]
-
 
 def make_layers(
     kinds: Sequence[LayerKind], *, room: int = 0, debug_nan: bool = False
@@ -132,9 +123,9 @@ def stacked(
         for layer in group.layers:
             _stack_columns(cache, caches, layer, column, like)
     if cache.state_layers:
-        rows = [
-            each.row_states(0) if each.ledger.length else making.blank_states() for each in caches
-        ]
+        begun = next(each.row_states(0) for each in caches if each.ledger.length)
+        blank = [[torch.zeros_like(held) for held in layer] for layer in begun]
+        rows = [each.row_states(0) if each.ledger.length else blank for each in caches]
         cache.fill_states(rows, making.state_names)
         cache.snapshots = [each.snapshots[0] for each in caches]
     cache.ledger.append(prompts.ids[:, :column])

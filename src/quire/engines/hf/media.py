@@ -162,10 +162,7 @@ class MediaReader:
         return Media(spans, prompts.pads, declared, self._placeholders, names=self._names)
 
     def _take(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        if not self._modalities:
-            return {}
-        names = [name for modality in self._modalities for name in modality.arguments]
-        taken = {name: arguments.pop(name, None) for name in (*names, TYPE_IDS)}
+        taken = {name: arguments.pop(name, None) for name in self._names - {ENCODED}}
         return {name: value for name, value in taken.items() if value is not None}
 
     def _check_type_ids(self, prompts: Prompts, items: Iterable[Item], type_ids: object) -> None:
@@ -193,11 +190,8 @@ class MediaReader:
         """
         if not self.positions_depend:
             return None
-        device = self._model.device
-        inputs = {name: _moved(value, device) for name, value in given.items()}
-        return self._model._prepare_position_ids_for_generation(  # noqa: SLF001 - generate's own step
-            prompts.ids.to(device), {**inputs, "attention_mask": prompts.full_mask().to(device)}
-        )
+        inputs = moved({**given, "attention_mask": prompts.full_mask()}, self._model.device)
+        return self._model._prepare_position_ids_for_generation(prompts.ids, inputs)  # noqa: SLF001 - generate's own step
 
 
 def _rows_of(named: object, num_rows: int) -> Spans:
@@ -238,5 +232,9 @@ def _joined(pieces: list[Any]) -> Any:
     return [entry for piece in pieces for entry in piece]
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+def moved(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the same arguments, tensors on a device."""
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }

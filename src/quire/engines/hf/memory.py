@@ -67,10 +67,8 @@ def named_groups(layout: ModelLayout, num_blocks: Mapping[str, int]) -> list[Lay
 
 def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory]:
     """Return the blocks and bytes of each group of a model in a manager."""
-    total = sum(
-        group.bytes_per_block * pool.num_blocks
-        for group, pool in zip(layout.groups, manager.pools, strict=True)
-    )
+    pairs = list(zip(layout.groups, manager.pools, strict=True))
+    total = sum(group.bytes_per_block * pool.num_blocks for group, pool in pairs)
     return [
         GroupMemory(
             name=group.name,
@@ -83,17 +81,17 @@ def group_memory(layout: ModelLayout, manager: CacheManager) -> list[GroupMemory
             cached=pool.num_cached,
             share=group.bytes_per_block * pool.num_blocks / total,
         )
-        for group, pool in zip(layout.groups, manager.pools, strict=True)
+        for group, pool in pairs
     ]
 
 
 def used_words(groups: list[GroupMemory], block_size: int, num_bytes: int) -> str:
     """Return in words how much of the memory is in use."""
     used = sum((group.active + group.cached) * group.bytes_per_block for group in groups)
-    named = [f"{group.name} " if len(groups) > 1 else "" for group in groups]
     blocks = ", ".join(
-        f"{name}{group.active + group.cached} of {group.num_blocks}"
-        for name, group in zip(named, groups, strict=True)
+        (f"{group.name} " if len(groups) > 1 else "")
+        + f"{group.active + group.cached} of {group.num_blocks}"
+        for group in groups
     )
     return (
         f"{blocks} blocks of {block_size} tokens used ({format_bytes(used)} of "

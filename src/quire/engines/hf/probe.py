@@ -1,14 +1,14 @@
 """Finding out, by running it, what a model writes into its cache, and whether that can be reused."""
 
 import inspect
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.making import Making, make_layers
 from quire.engines.hf.models import num_embeddings
@@ -34,13 +34,12 @@ _FIRST_LAYERS = 2
 # about 1 with trained ones. In two pieces or behind padding, shapes differ as well: 1e-6 in
 # float32 and 1e-2 in half precision, in the first layers (later ones may route tokens to
 # other experts); state outside the cache, and positions that count padding, give about 1.
-_TOLERANCE = {torch.float32: (1e-4, 1e-3), torch.float64: (1e-4, 1e-3)}
-_TOLERANCE_HALF = (0.03, 0.15)
+_CAUSAL = (1e-4, 0.03)
+_SHAPED = (1e-3, 0.15)
 # A recurrent state in two pieces, against what it is when the second begins with a blank one: with
 # a layer that goes on from its state, rounding only; with one that does not, the same (1).
 _FORGOTTEN = 0.25
-_STATE_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
-_STATE_ROUNDING_HALF = 0.02
+_STATE_ROUNDING = (1e-4, 0.02)
 
 
 def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayout]:
@@ -69,25 +68,22 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             f"{name} is a composite model with layers other than full attention: where its images "
             "or audio end, a window or state cannot start; use its text decoder as a model of its own"
         )
-    causal, shaped = _TOLERANCE.get(_dtype(whole), _TOLERANCE_HALF)
+    causal, shaped = (limit_for(_dtype(whole), limits) for limits in (_CAUSAL, _SHAPED))
     other, making = run(_NUM_TOKENS, other_end=True), Making(kinds, layout, model.device)
-    for layer in whole.kv_layers:
-        if not (far := _distance(whole, other, layer, _NUM_FIRST)) <= causal:
-            raise UnsupportedModel(
-                f"{name}: K or V of layer {layer} depend on the tokens that follow (distance "
-                f"{far:.2g}, limit {causal:g}); such a layer is not causal, and a prefix of it "
-                "cannot be reused"
-            )
+    if found := _beyond(causal, whole, other, whole.kv_layers, _NUM_FIRST):
+        raise UnsupportedModel(
+            f"{name}: K or V of layer {found[0]} depend on the tokens that follow ({found[1]}); such a "
+            "layer is not causal, and a prefix of it cannot be reused"
+        )
     first = run(_NUM_FIRST) if whole.state_layers else other
     parts, blank = _rebuilt(first, making), _rebuilt(first, making, blank=True)
     run.go_on(parts)
-    for layer in _first_layers(whole):
-        if not (far := _distance(whole, parts, layer, _NUM_TOKENS)) <= shaped:
-            raise UnsupportedModel(
-                f"{name}: K or V of layer {layer} differ when the tokens are fed in two pieces "
-                f"(distance {far:.2g}, limit {shaped:g}); such a layer keeps state outside the "
-                "cache, and a prefix of it cannot be reused"
-            )
+    if found := _beyond(shaped, whole, parts, range(_FIRST_LAYERS)):
+        raise UnsupportedModel(
+            f"{name}: K or V of layer {found[0]} differ when the tokens are fed in two pieces "
+            f"({found[1]}); such a layer keeps state outside the cache, and a prefix of it cannot be "
+            "reused"
+        )
     if whole.state_layers:
         run.go_on(blank)
         if (far := _forgotten(whole, parts, blank)) > _FORGOTTEN:
@@ -99,20 +95,13 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             )
         return kinds, layout  # rows with states are computed one by one, without padding
     padded = run(_NUM_TOKENS, padding=_NUM_PADDING)
-    for layer in _first_layers(whole):
-        if not (far := _distance(whole, padded, layer, _NUM_TOKENS)) <= shaped:
-            raise UnsupportedModel(
-                f"{name}: K or V of layer {layer} differ behind {_NUM_PADDING} columns of padding "
-                f"(distance {far:.2g}, limit {shaped:g}): its positions count padding, or its mask "
-                "does not hide it, so that rows of a batch cannot be found again"
-            )
+    if found := _beyond(shaped, whole, padded, range(_FIRST_LAYERS)):
+        raise UnsupportedModel(
+            f"{name}: K or V of layer {found[0]} differ behind {_NUM_PADDING} columns of padding "
+            f"({found[1]}): its positions count padding, or its mask does not hide it, so that rows "
+            "of a batch cannot be found again"
+        )
     return kinds, layout
-
-
-def relative(difference: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the L2 norm of a difference as a part of a whole's; infinite for what is no number."""
-    far = _norm(difference) / max(_norm(whole), 1e-12)
-    return math.inf if math.isnan(far) else far
 
 
 class _Run:
@@ -124,8 +113,7 @@ class _Run:
         vocab = num_embeddings(model)
         self._ids = (torch.arange(1, _NUM_TOKENS + 1, device=model.device) * 7919)[None] % vocab
         self._vocab = vocab
-        names = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in names
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def __call__(
         self, num_tokens: int, *, other_end: bool = False, padding: int = 0
@@ -255,20 +243,27 @@ def _dtype(cache: WorkingCache) -> torch.dtype:
     return layer.row(0, layer.first, layer.length)[0].dtype
 
 
-def _first_layers(cache: WorkingCache) -> list[int]:
-    return [layer for layer in cache.kv_layers if layer < _FIRST_LAYERS]
-
-
-def _distance(whole: WorkingCache, other: WorkingCache, layer: int, stop: int) -> float:
-    """Return the larger relative distance of K and of V of a layer.
+def _beyond(
+    limit: float,
+    whole: WorkingCache,
+    other: WorkingCache,
+    layers: Iterable[int],
+    stop: int = _NUM_TOKENS,
+) -> tuple[int, str] | None:
+    """Return the first of some layers whose K or V is further away in `other` than a limit, and how far.
 
     Over the tokens up to `stop` that both caches hold; `whole` has no padding.
     """
-    held, pad = other.kv_layers[layer], int(other.ledger.pads[0])
-    start = max(held.first - pad, 0)
-    one = whole.kv_layers[layer].row(0, start, stop)
-    two = held.row(0, pad + start, pad + stop)
-    return max(relative(a - b, a) for a, b in zip(one, two, strict=True))
+    pad = int(other.ledger.pads[0])
+    for layer in layers:
+        if (held := other.kv_layers.get(layer)) is not None:
+            start = max(held.first - pad, 0)
+            one = whole.kv_layers[layer].row(0, start, stop)
+            two = held.row(0, pad + start, pad + stop)
+            far = max(relative(a - b, a) for a, b in zip(one, two, strict=True))
+            if not far <= limit:
+                return layer, f"distance {far:.2g}, limit {limit:g}"
+    return None
 
 
 def _forgotten(whole: WorkingCache, parts: WorkingCache, blank: WorkingCache) -> float:
@@ -279,11 +274,6 @@ def _forgotten(whole: WorkingCache, parts: WorkingCache, blank: WorkingCache) ->
     largest = 0.0
     ends = (cache.state_layers[0].read(0) for cache in (whole, parts, blank))
     for one, two, three in zip(*ends, strict=True):
-        rounding = _STATE_ROUNDING.get(one.dtype, _STATE_ROUNDING_HALF)
-        if relative(one - two, one) > rounding:
+        if relative(one - two, one) > limit_for(one.dtype, _STATE_ROUNDING):
             largest = max(largest, relative(one - two, one - three))
     return largest
-
-
-def _norm(states: torch.Tensor) -> float:
-    return float(states.double().square().sum().sqrt())

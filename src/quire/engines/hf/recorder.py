@@ -1,7 +1,6 @@
 """Watching which tokens a model's forward computes into a working cache."""
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -30,27 +29,22 @@ class KVRecorder:
     forwards that are passed this very cache, as long as the `with` block lives; other calls of the
     model in between, by an assistant or another session, pass by untouched.
 
-    One thing is put right on the way in: a decoding loop that feeds the whole prompt again
-    although the cache holds its head (assisted decoding does, in transformers 5.23) has the
-    head cut off its input. It is recognised by its position ids, which start at 0, and by its
-    tokens, which are those the cache holds.
+    Two things are put right on the way in. A loop that feeds the whole prompt again although the cache
+    holds its head (assisted decoding does, in transformers 5.23) has the head cut off its input; it is
+    recognised by position ids from 0 on, and by its tokens. And `position_ids` that are left out over
+    columns or padding are given as those of the tokens; some models would count from 0 again.
 
-    Another: `position_ids` that are left out, over a cache that holds columns already or rows with
-    padding, are given as those of the tokens; some models would count them from 0 again.
-
+    Not known, with all that follows it, is what a forward computes under a mask, positions or other
+    arguments than quire's own (`foreign` says when), where `is_same_model` says that the model is another
+    than at the beginning, and placeholders that `media` does not declare: their content has no name.
     `check` is given what the first forward returned, `learn` is told what it took over one row.
-    What a forward computes under a mask, positions or other arguments than quire's own counts as
-    not known, with all that follows it: `foreign` says when. So do placeholders that `media`
-    does not declare: their K and V are those of content without a name. And so does what a forward
-    computes where `is_same_model` says that the model is another than at the beginning; it is asked
-    before each one where code of the caller's runs in between.
     """
 
     def __init__(
         self,
         watched: Watched,
         cache: WorkingCache,
-        media: Media | None = None,
+        media: Media,
         *,
         learn: Learn | None = None,
         check: Check | None = None,
@@ -62,8 +56,7 @@ class KVRecorder:
         self._is_same_model = is_same_model
         self._begun_at = 0.0
         self._first_span = (0, 0)
-        self.num_forwards = 0
-        self.num_computed = 0
+        self._num_forwards = 0
         self._watched = watched
         self.cache = cache
         self._media = media
@@ -73,12 +66,7 @@ class KVRecorder:
         self._watched.recorders[id(self.cache)] = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         del self._watched.recorders[id(self.cache)]
         self.mark_first_token()
         self.cache.drop_partial()
@@ -90,7 +78,7 @@ class KVRecorder:
 
     def mark_first_token(self) -> None:
         """Note the time of the first token: the first call after the first forward does."""
-        if self.first_token_at is None and self.num_forwards:
+        if self.first_token_at is None and self._num_forwards:
             self.first_token_at = self._watched.clock()
             if self._learn is not None and self.cache.ledger.num_rows == 1:
                 self._learn(*self._first_span, self.first_token_at - self._begun_at)
@@ -98,7 +86,7 @@ class KVRecorder:
     def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Note that a forward begins with these arguments, by name; return others where it needs them."""
         self.mark_first_token()
-        if not self.num_forwards and self._learn is not None:
+        if not self._num_forwards and self._learn is not None:
             self._begun_at = self._watched.clock()
         self.cache.forward_starts()
         changed = self._without_head(given) or self._with_positions(given)
@@ -113,21 +101,17 @@ class KVRecorder:
 
     def forward_ends(self, output: Any) -> None:
         """Enter what the forward that began last has computed, and returned as `output`."""
-        start = self.cache.ledger.length
-        self.num_computed += self.cache.forward_ends(self._fed)
-        self._forget_unnamed(self._fed, start)
-        self._fed = ""
-        if not self.num_forwards:
-            self._first_span = (start, self.cache.ledger.length)
-        self.num_forwards += 1
-        if self.num_forwards == 1 and self._check is not None:
-            self._check(self.cache, output)
-
-    def _forget_unnamed(self, fed: torch.Tensor | str, start: int) -> None:
-        if isinstance(fed, torch.Tensor) and self._media is not None:
-            ledger = self.cache.ledger
+        ledger, fed, self._fed = self.cache.ledger, self._fed, ""
+        start = ledger.length
+        self.cache.forward_ends(fed)
+        if isinstance(fed, torch.Tensor):
             known = start + self._media.num_known(fed, start, ledger.origins)
             ledger.forget_from(known, "a placeholder stood for content that has no name")
+        self._num_forwards += 1
+        if self._num_forwards == 1:
+            self._first_span = (start, ledger.length)
+            if self._check is not None:
+                self._check(self.cache, output)
 
     def _without_head(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments without what the cache holds, where they begin with the very same."""
@@ -151,14 +135,14 @@ class KVRecorder:
             return None
         if not isinstance(ids, torch.Tensor) or not (ledger.length or ledger.pads.any()):
             return None
-        if self._media is not None and self._media.positions is not None:
+        if self._media.positions is not None:
             return None
         start = ledger.length
         own = positions(ledger, start, start + ids.shape[-1], ids.device)
         return {**given, "position_ids": own.clamp_min(0)}
 
 
-def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media | None) -> str | None:
+def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media) -> str | None:
     """Return why a forward with these arguments computes something else than its tokens' KV.
 
     None: all it is given is what quire itself would give it for the next columns of `ledger`: token
@@ -170,7 +154,7 @@ def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media | None) 
         return f"input_ids were not a tensor [{ledger.num_rows}, tokens]"
     stop = ledger.length + ids.shape[1]
     for name, value in given.items():
-        if value is None or name in _HARMLESS or (media is not None and name in media.names):
+        if value is None or name in _HARMLESS or name in media.names:
             continue
         if name == "position_ids":
             if not _same_positions(value, ids, ledger, media):
@@ -202,13 +186,11 @@ def _same_mask(mask: object, ledger: TokenLedger, stop: int) -> bool:
     return bool((mask == there).all())
 
 
-def _same_positions(
-    given: object, ids: torch.Tensor, ledger: TokenLedger, media: Media | None
-) -> bool:
+def _same_positions(given: object, ids: torch.Tensor, ledger: TokenLedger, media: Media) -> bool:
     start, stop = ledger.length, ledger.length + ids.shape[1]
     if not isinstance(given, torch.Tensor) or given.shape[-1] != ids.shape[1]:
         return False
-    if media is not None and media.positions is not None:
+    if media.positions is not None:
         ours = media.positions_of(ledger.origins, start, stop).to(given.device)
         return given.shape == ours.shape and bool((given == ours).all())
     if given.ndim != 2 or given.shape[0] not in {1, ledger.num_rows}:

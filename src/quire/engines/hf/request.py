@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from quire.core import Sequence
+from quire.core import Scope, Sequence
+from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Plan, Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import HfStore, OpenTerms, Tokens, first_token, media_before
+from quire.engines.hf.store import HfStore, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
@@ -36,54 +37,61 @@ class Request:
     together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
     """
 
-    def __init__(self, store: HfStore, prompts: Prompts, media: Media, terms: OpenTerms) -> None:
+    def __init__(
+        self,
+        store: HfStore,
+        prompts: Prompts,
+        media: Media,
+        scope: Scope,
+        **terms: Unpack[RequestTerms],
+    ) -> None:
         self.prompts = prompts
         self.media = media
+        self.scope = scope
         self._store = store
-        self.terms = terms
+        self._terms = terms
         self._sequences: list[Sequence] = []
         self.num_reused = 0
         self.onboarded: list[Onboarded] = []
         store.transfers.join()
         try:
             for tokens, items in zip(prompts.tokens, media.spans, strict=True):
-                self.onboarded.append(store.onboard(tokens, terms, items))
-                self._sequences.append(store.open(tokens, terms, items))
+                self.onboarded.append(store.onboard(tokens, scope, items))
+                self._sequences.append(store.open(tokens, scope, items, **terms))
         except BaseException:
             self.close()
             raise
 
-    @property
-    def num_columns(self) -> int:
-        """Columns that need no compute in any row."""
-        return self.media.cut(
-            min(
-                int(pad) + seq.num_cached
-                for pad, seq in zip(self.prompts.pads, self._sequences, strict=True)
-            )
-        )
-
     def start(self, making: Making, feed: Feed) -> WorkingCache:
         """Return a working cache of all rows that ends at the same column in each.
 
-        Full attention can start anywhere in what is cached: at `num_columns`. A window or a
-        state is valid at the end of a row's cached tokens only, so that rows which end at
-        different columns are brought to one by computing them alone, with `feed`; recurrent rows
-        so that their states are kept at each of the manager's stops as well. A row whose padding
-        reaches to that column or beyond it has nothing to compute yet.
+        Full attention can start anywhere in what is cached, but inside no item of media. A window or
+        a state is valid at the end of a row's cached tokens only, so that rows which end at different
+        columns are brought to one by computing them alone, with `feed`; recurrent rows so that their
+        states are kept at each of the manager's stops as well. A row whose padding reaches to that
+        column or beyond it has nothing to compute yet.
         """
-        rows = range(len(self._sequences))
-        hits = [seq.num_cached for seq in self._sequences]
+        pads, rows = self.prompts.pads, range(len(self._sequences))
+        ends = [int(pad) + seq.num_cached for pad, seq in zip(pads, self._sequences, strict=True)]
         if self._store.layout.is_full_attention:
-            return self._loaded(rows, self.num_columns, making)
-        if self._store.layout.is_recurrent:
-            return self._start_recurrent(making, feed)
-        pads, column = self.prompts.pads, self._column(hits)
-        if all(int(pads[row]) + hits[row] == column for row in rows) or column == 0:
-            return self._loaded(rows, column, making)
-        caches = [self._row_loaded(row, making) for row in rows]
-        for row, cache in zip(rows, caches, strict=True):
-            feed(self.prompts.row(row), cache, max(column - int(pads[row]), 0))
+            return self._loaded(rows, self.media.cut(min(ends)), making)
+        upto, is_recurrent = self.prompts.ids.shape[1] - 1, self._store.layout.is_recurrent
+        if not is_recurrent:
+            upto = self._column([seq.num_cached for seq in self._sequences])
+            if upto == 0 or set(ends) == {upto}:
+                return self._loaded(rows, upto, making)
+        caches: list[WorkingCache] = []
+        for row, seq in enumerate(self._sequences):
+            prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
+            for stop in self._store.manager.stops(seq) if is_recurrent else ():
+                feed(prompt, cache, stop)
+                self._save(cache, seq, Kept(0, prompt.tokens[0][:stop]))
+            if len(rows) > 1:
+                feed(prompt, cache, max(upto - int(pads[row]), 0))
+            caches.append(cache)
+        if len(rows) == 1 and pads[0] == 0:
+            return caches[0]
+        column = self._column([cache.ledger.length for cache in caches])
         return stacked(caches, self.prompts, column, making)
 
     def start_empty(self, making: Making) -> WorkingCache:
@@ -95,25 +103,6 @@ class Request:
         """Return the last column at which a row of `lengths[r]` tokens ends; 0 where none has any."""
         pads = self.prompts.pads
         return max((int(p) + n for p, n in zip(pads, lengths, strict=True) if n), default=0)
-
-    def _start_recurrent(self, making: Making, feed: Feed) -> WorkingCache:
-        """Compute each row alone, and keep its states at each stop on the way."""
-        manager, alone = self._store.manager, len(self._sequences) == 1
-        caches: list[WorkingCache] = []
-        for row, seq in enumerate(self._sequences):
-            prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
-            tokens = self.prompts.tokens[row]
-            stops = manager.stops(seq)
-            for stop in stops:
-                feed(prompt, cache, stop)
-                self._save(cache, seq, Kept(0, tokens[:stop]))
-            if not alone:
-                feed(prompt, cache, tokens.size - 1)
-            caches.append(cache)
-        if alone and self.prompts.pads[0] == 0:
-            return caches[0]
-        lengths = [cache.ledger.length for cache in caches]
-        return stacked(caches, self.prompts, self._column(lengths), making)
 
     def _row_loaded(self, row: int, making: Making) -> WorkingCache:
         """Return a working cache of one row, without its padding, up to its cached end."""
@@ -225,7 +214,7 @@ class Request:
         """Keep a text that is not the opened prompt's: the caller fed something else."""
         prompt = self.prompts.tokens[origin]
         media = media_before(self.media.spans[origin], _num_shared(text.tokens, prompt))
-        seq = self._store.open(text.tokens, self.terms, media)
+        seq = self._store.open(text.tokens, self.scope, media, **self._terms)
         try:
             return self._save(cache, seq, text)
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import LinearAttentionLayer
 
-from quire.engines.hf.layers import WorkingLayer
+from quire.engines.hf.layers import WorkingLayer, check_rows
 from quire.errors import ConfigError
 
 RowStates = list[list[torch.Tensor]]
@@ -41,7 +41,7 @@ class StateLayer(LinearAttentionLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """As in transformers, with rows that must be the cache's and no gradients kept."""
-        self._check_rows(conv_states, self.conv_states[state_idx])
+        check_rows(self.conv_states[state_idx], conv_states)
         return super().update_conv_state(  # pyright: ignore[reportUnknownMemberType] - untyped **kwargs
             conv_states.detach(), state_idx, conv_kernel_size, **kwargs
         )
@@ -50,7 +50,7 @@ class StateLayer(LinearAttentionLayer):
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
         """As in transformers, with rows that must be the cache's and no gradients kept."""
-        self._check_rows(recurrent_states, self.recurrent_states[state_idx])
+        check_rows(self.recurrent_states[state_idx], recurrent_states)
         return super().update_recurrent_state(  # pyright: ignore[reportUnknownMemberType] - untyped **kwargs
             recurrent_states.detach(), state_idx, **kwargs
         )
@@ -58,80 +58,51 @@ class StateLayer(LinearAttentionLayer):
     def read(self, row: int) -> list[torch.Tensor]:
         """Return the state tensors of one row: views, convolutions cut to what a next token needs."""
         return [
-            held[row] if kernel is None else held[row, ..., -kernel:]
-            for _, _, held, kernel in self._held()
+            held[index][row, ..., -(self.conv_kernel_size[index] or 0) :]
+            if held is self.conv_states
+            else held[index][row]
+            for _, held, index in self._existing()
         ]
 
     def fill(self, rows: Sequence[Sequence[torch.Tensor]], names: Sequence[str]) -> None:
         """Put the states of all rows in: `rows[r][j]` is the one that `names[j]` says."""
         for j, name in enumerate(names):
             which, number = name.split(".")
-            index = int(number)
-            held = torch.stack([row[j] for row in rows])
+            index, held = int(number), torch.stack([row[j] for row in rows])
+            getattr(self, f"{which}_states")[index] = held
+            getattr(self, f"is_{which}_states_initialized")[index] = True
             if which == "conv":
-                self.conv_states[index] = held
-                self.is_conv_states_initialized[index] = True
                 self.conv_kernel_size[index] = held.shape[-1]
-            else:
-                self.recurrent_states[index] = held
-                self.is_recurrent_states_initialized[index] = True
             self.dtype, self.device = held.dtype, held.device
             self.has_previous_state[index] = True
 
     def names(self) -> list[str]:
         """Return the names of the states, `conv.0` or `recurrent.0`, in `read`'s order."""
-        return [f"{which}.{index}" for which, index, _, _ in self._held()]
+        return [name for name, _, _ in self._existing()]
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Make row i what row `beam_idx[i]` was."""
-        self.batch_select_indices(beam_idx)
+    def row_counts(self) -> set[int]:
+        """Return the numbers of rows that its states have: one, or none while it is empty."""
+        return {held[index].shape[0] for _, held, index in self._existing()}
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def select_rows(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
-        for which, index, held, _ in list(self._held()):
-            states = self.conv_states if which == "conv" else self.recurrent_states
-            states[index] = held.index_select(0, indices.to(held.device))
+        for _, held, index in self._existing():
+            held[index] = held[index].index_select(0, indices.to(held[index].device))
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Make `repeats` neighbouring rows out of each row."""
-        for which, index, held, _ in list(self._held()):
-            states = self.conv_states if which == "conv" else self.recurrent_states
-            states[index] = held.repeat_interleave(repeats, dim=0)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, which only convolutions that record their past can."""
-        if self.record_past:
-            super().crop(tokens_to_remove)
-        elif tokens_to_remove:
+    def check_rollback(self, tokens_to_remove: int) -> None:
+        """Raise `ConfigError` unless there is nothing to take back, or only convolutions that record it."""
+        if tokens_to_remove and not (self.record_past and self.is_croppable):
             raise ConfigError(
                 f"crop({tokens_to_remove}): a recurrent state cannot go back; open a session for "
                 "the shorter text"
             )
 
-    def can_crop(self, num_columns: int) -> bool:
-        """Whether the states can go back so far."""
-        return num_columns == 0 or (self.record_past and self.is_croppable)
-
-    def rows_match(self, num_rows: int) -> bool:
-        """Return whether the layer is empty or holds `num_rows` rows."""
-        return all(held.shape[0] == num_rows for _, _, held, _ in self._held())
-
-    def _held(self) -> Iterator[tuple[str, int, torch.Tensor, int | None]]:
-        """Yield (which, index, tensor, convolution width or None) of the states that exist."""
+    def _existing(self) -> Iterator[tuple[str, dict[int, Any], int]]:
+        """Yield each state that exists: its name, the states of its kind, and its index among them."""
         for index in range(self.number_of_states):
-            conv, recurrent = self.conv_states[index], self.recurrent_states[index]
-            if conv is not None:
-                yield "conv", index, conv, self.conv_kernel_size[index]
-            if recurrent is not None:
-                yield "recurrent", index, recurrent, None
-
-    def _check_rows(self, given: torch.Tensor, held: torch.Tensor | None) -> None:
-        if held is not None and held.shape[0] != given.shape[0]:
-            raise ConfigError(
-                f"the cache holds {held.shape[0]} rows and the model was fed {given.shape[0]}; "
-                "call past.batch_repeat_interleave(n) before generate with num_beams or "
-                "num_return_sequences"
-            )
+            for which, held in (("conv", self.conv_states), ("recurrent", self.recurrent_states)):
+                if held[index] is not None:
+                    yield f"{which}.{index}", held, index
 
 
 class HybridLayer(StateLayer, WorkingLayer):  # pyright: ignore[reportIncompatibleMethodOverride] - transformers' bases
@@ -154,26 +125,3 @@ class HybridLayer(StateLayer, WorkingLayer):  # pyright: ignore[reportIncompatib
         """Forget all columns and states."""
         StateLayer.reset(self)
         WorkingLayer.reset(self)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows `indices`, in that order."""
-        StateLayer.batch_select_indices(self, indices)
-        WorkingLayer.batch_select_indices(self, indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Make `repeats` neighbouring rows out of each row."""
-        StateLayer.batch_repeat_interleave(self, repeats)
-        WorkingLayer.batch_repeat_interleave(self, repeats)
-
-    def can_crop(self, num_columns: int) -> bool:
-        """Whether columns and states can go back so far."""
-        return StateLayer.can_crop(self, num_columns) and WorkingLayer.can_crop(self, num_columns)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, in the states and in the columns."""
-        StateLayer.crop(self, tokens_to_remove)
-        WorkingLayer.crop(self, tokens_to_remove)
-
-    def rows_match(self, num_rows: int) -> bool:
-        """Return whether columns and states are empty or hold `num_rows` rows."""
-        return StateLayer.rows_match(self, num_rows) and WorkingLayer.rows_match(self, num_rows)

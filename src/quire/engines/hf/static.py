@@ -9,14 +9,9 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
+from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.identity import Identity
-from quire.engines.hf.inputs import (
-    Plan,
-    Prompts,
-    Signatures,
-    read_plan,
-    read_prompts,
-)
+from quire.engines.hf.inputs import Plan, Prompts, Signatures, read_plan, read_prompts
 from quire.engines.hf.models import ModelFace, check_model, num_embeddings
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
@@ -31,8 +26,7 @@ _PIECES = (5, 2, 1)
 _POISON = 1e4
 # Relative L2 distance of logits over a static cache from those over a growing one: rounding, as
 # attention sums over more positions. A model that reads what it should not is off by about 1.
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_TOLERANCE_HALF = 0.2
+_LIMITS = (1e-3, 0.2)
 
 
 class SlotLayer(StaticLayer):
@@ -135,9 +129,8 @@ class SlotPrefixCache(ModelFace):
                 NaN would reach the output, as attention multiplies what is masked by 0
     forward     what `session` computes with, `torch.compile(model)` for instance; None: `model`
 
-    One request is one row: no batches, no beams. One thread uses a cache at a time, and another is
-    refused with `CacheBusy`. Raises `ConfigError` for settings that cannot work and `UnsupportedModel`
-    for other models.
+    One request is one row: no batches, no beams. One thread uses a cache at a time, another is refused with
+    `CacheBusy`. Raises `ConfigError` for settings that cannot work, `UnsupportedModel` for other models.
     """
 
     def __init__(
@@ -182,12 +175,9 @@ class SlotPrefixCache(ModelFace):
     ) -> Any:
         """`model.generate(input_ids, ...)`, computing only what no slot holds.
 
-        input_ids: `[1, tokens]`, without padding. All other `arguments` are generate's own; it
-        ends at the latest when the slot is full. What it computed stays findable; whatever
-        generate raises keeps nothing of this call. `scope` says who may share.
-
-        Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is
-        changed.
+        input_ids: `[1, tokens]`, without padding. `scope` says who may share. All other `arguments` are
+        generate's own; it ends at the latest when the slot is full. A call that raises keeps nothing.
+        Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is changed.
         """
         prompts = self._prompts(input_ids, attention_mask, arguments)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
@@ -293,7 +283,7 @@ def check_static(model: Any, pool: SlotPool) -> None:
     room left. Found by running a few tokens over a slot whose room is poisoned.
     """
     vocab = num_embeddings(model)
-    tolerance = _TOLERANCE.get(pool.layout.dtype, _TOLERANCE_HALF)
+    limit = limit_for(pool.layout.dtype, _LIMITS)
     for states in (pool.k[:, 0], pool.v[:, 0]):
         states.fill_(_POISON)
     static = Cache(layers=[SlotLayer(k, v, 0) for k, v in pool.slot(0)])
@@ -309,7 +299,7 @@ def check_static(model: Any, pool: SlotPool) -> None:
                 model(input_ids=ids, past_key_values=past, use_cache=True).logits.double()
                 for past in (growing, static)
             )
-        if not (one - two).norm() <= tolerance * one.norm():
+        if not relative(one - two, one) <= limit:
             raise UnsupportedModel(
                 f"{model_type(model.config)} computes something else over a cache of fixed shape "
                 "than over one that grows, so it cannot use slots; use PrefixCache"

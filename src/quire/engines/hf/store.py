@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from quire.core import (
     Sequence,
 )
 from quire.core.groups import Kind
-from quire.core.terms import NO_HINT, Hint
+from quire.core.terms import RequestTerms
 from quire.engines.hf.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
 Tokens = npt.NDArray[np.int32]
 ReadKV = Callable[[Items[int], int, int], list[KV]]
 """K and V of these layers, for the tokens from a start to a stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTerms:
-    """Who may share a request's prefix, how long it is worth keeping, and which tokens of it.
-
-    `store_until` speaks of each row's own tokens, padding not counted.
-    """
-
-    scope: Scope
-    priority: int = 0
-    retain_s: float | None = None
-    store_until: int | None = None
-    hint: Hint = NO_HINT
 
 
 class HfStore:
@@ -78,31 +63,25 @@ class HfStore:
         self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
         self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
 
-    def onboard(self, tokens: Tokens, terms: OpenTerms, media: Items[MediaItem] = ()) -> Onboarded:
+    def onboard(
+        self, tokens: Tokens, scope: Scope | None = None, media: Items[MediaItem] = ()
+    ) -> Onboarded:
         """Bring back from tiers what the pools lack of a prompt and can hold, before it is opened."""
         if self.tiers is None:
             return NOTHING
-        head = tokens[: self._most_tokens()]
-        self._settle_for(head.size)
-        if head.size < tokens.size:
-            media = media_before(media, head.size)
-        return self.tiers.onboard(head, terms.scope, media)
+        head, media = self._head(tokens, media)
+        return self.tiers.onboard(head, scope, media)
 
-    def open(self, tokens: Tokens, terms: OpenTerms, media: Items[MediaItem] = ()) -> Sequence:
+    def open(
+        self,
+        tokens: Tokens,
+        scope: Scope | None = None,
+        media: Items[MediaItem] = (),
+        **terms: Unpack[RequestTerms],
+    ) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
-        head = tokens[: self._most_tokens()]
-        self._settle_for(head.size)
-        if head.size < tokens.size:
-            media = media_before(media, head.size)
-        seq = self.manager.open(
-            head,
-            terms.scope,
-            media=media,
-            priority=terms.priority,
-            retain_s=terms.retain_s,
-            store_until=terms.store_until,
-            hint=terms.hint,
-        )
+        head, media = self._head(tokens, media)
+        seq = self.manager.open(head, scope, media=media, **terms)
         self._copy()
         return seq
 
@@ -288,6 +267,12 @@ class HfStore:
         except BaseException as error:
             self.manager.cut_off("copying blocks", error)  # they count as copied
             raise
+
+    def _head(self, tokens: Tokens, media: Items[MediaItem]) -> tuple[Tokens, Items[MediaItem]]:
+        """Return what the pools can hold at once of a prompt, with room for it as far as there can be."""
+        head = tokens[: self._most_tokens()]
+        self._settle_for(head.size)
+        return head, media if head.size == tokens.size else media_before(media, head.size)
 
     def _most_tokens(self) -> int:
         """Return the longest prompt that the pools can hold at once, what windows drop not counted."""

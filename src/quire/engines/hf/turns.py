@@ -4,7 +4,6 @@ import functools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from quire.errors import CacheBusy
@@ -38,12 +37,7 @@ class Turn:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._depth -= 1
             if not self._depth:

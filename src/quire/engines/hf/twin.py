@@ -159,7 +159,7 @@ class _Shared:
     """What all parts of a config agree on: distances, ids of special tokens, the text's width."""
 
     def __init__(self, values: _Values) -> None:
-        named = list(_numbers(values))
+        named = list(numbers_in(values))
         self.text_widths: tuple[int, int] = (0, 0)
         self.distances: dict[int, int] = {}
         for value in sorted({v for name, v in named if _DISTANCES.fullmatch(name) and v > 0}):
@@ -179,7 +179,7 @@ class _Maps:
         head_width = _first(values, _MAIN_HEAD_WIDTH) or max(width // heads, 1)
         self._heads = {
             number
-            for name, number in _numbers(values)
+            for name, number in numbers_in(values)
             if _HEADS.fullmatch(name) and not _KV_HEADS.fullmatch(name) and "index" not in name
         }
         unit = _head_unit(_rotated_part(values, head_width))
@@ -379,7 +379,8 @@ def _rounded(value: float, unit: int = _UNIT) -> int:
     return max(round(value / unit), 1) * unit
 
 
-def _numbers(values: _Values) -> Iterator[tuple[str, int]]:
+def numbers_in(values: _Values) -> Iterator[tuple[str, int]]:
+    """Yield the integers of a config, and of those in it, by name; members of lists one by one."""
     for found in _dicts(values):
         for name, value in found.items():
             for member in cast("list[Any]", value) if isinstance(value, list) else [value]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from quire.core.scope import ScopePart
-from quire.engines.hf.battery import distance
+from quire.engines.hf.distance import limit_for, of_logits
 from quire.engines.hf.inputs import Prompts
-from quire.engines.hf.media import Media
+from quire.engines.hf.media import Media, moved
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.kinds import LayerKind, model_type
@@ -19,9 +19,7 @@ Check = Callable[[WorkingCache, Any], None]
 
 # Relative L2 distance of the logits of one token. In float32 rounding gives 1e-5; in half
 # precision 1e-2, and more where a router chooses other experts.
-_LIMIT = {torch.float32: 1e-3, torch.float64: 1e-3}
-_LIMIT_HALF = 0.15
-
+_LIMITS = (1e-3, 0.15)
 
 Shape = tuple[str, ...]
 """The words for what a model may do otherwise in one call than in another: how many rows, padding, a text
@@ -84,9 +82,9 @@ class FirstCalls:
         return compare
 
     def _compare(self, shape: Shape, expected: torch.Tensor, got: torch.Tensor) -> None:
-        limit = _LIMIT.get(got.dtype, _LIMIT_HALF)
+        limit = limit_for(got.dtype, _LIMITS)
         for one, two in zip(expected, got, strict=True):
-            if not (far := distance([one], [two])) <= limit:
+            if not (far := of_logits([one], [two])) <= limit:
                 self.refusal = (
                     f"{model_type(self._model.config)} ({type(self._model).__name__}) is not exact "
                     f"with reuse: the next token's logits of a call ({', '.join(shape)}) are {far:.2g} from "
@@ -98,36 +96,27 @@ class FirstCalls:
 
     def _alone(self, cache: WorkingCache) -> torch.Tensor:
         """Return the logits `[rows, vocab]` after what each row holds, computed whole and without padding."""
-        said: dict[bytes, torch.Tensor] = {}
-        keys: list[bytes] = []
-        for text in cache.ledger.rows():
-            keys.append(text.tobytes())
-            if keys[-1] not in said:
-                ids = torch.from_numpy(text).long()[None].to(self._model.device)  # pyright: ignore[reportUnknownMemberType]
-                said[keys[-1]] = self._forward(ids, {})[0]
-        return torch.stack([said[key] for key in keys])
+        texts = [tuple(text.tolist()) for text in cache.ledger.rows()]
+        said = {
+            text: self._forward(torch.tensor([text], dtype=torch.long), {})[0]
+            for text in dict.fromkeys(texts)
+        }
+        return torch.stack([said[text] for text in texts])
 
     def _with_media(self, prompts: Prompts, media: Media) -> torch.Tensor:
         """Return the logits `[prompts, vocab]` after prompts with their content, as they were given."""
         given = {"attention_mask": prompts.full_mask(), **media.arguments(0)}
-        return self._forward(prompts.ids.to(self._model.device), given)
+        return self._forward(prompts.ids, given)
 
     def _forward(self, ids: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-        base, device = self._model.base_model, self._model.device
+        base = self._model.base_model
         if "logits_to_keep" in self._names:
             given = {**given, "logits_to_keep": 1}
         offset = getattr(base, "rope_deltas", None)  # of the call that goes on behind this
         try:
             with torch.no_grad():
-                output = self._model(
-                    input_ids=ids,
-                    use_cache=False,
-                    return_dict=True,
-                    **{
-                        name: value.to(device) if isinstance(value, torch.Tensor) else value
-                        for name, value in given.items()
-                    },
-                )
+                given = moved({**given, "input_ids": ids}, self._model.device)
+                output = self._model(use_cache=False, return_dict=True, **given)
         finally:
             if offset is not None:
                 base.rope_deltas = offset

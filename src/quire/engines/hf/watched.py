@@ -3,27 +3,35 @@
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from quire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from quire.engines.hf.recorder import KVRecorder
+
+class ForwardListener(Protocol):
+    """Is told of the forwards over one working cache."""
+
+    def forward_starts(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Note that a forward begins with these arguments; return others where it needs them."""
+        ...
+
+    def forward_ends(self, output: Any) -> None:
+        """Note what the forward that began last has returned."""
+        ...
 
 
 class Watched:
     """A model as quire calls it, and as others call it with a cache that was lent to them.
 
-    `model` is the stand-in that quire calls. It shares the attributes of the original, in both
-    directions, since the two have one `__dict__`; only its class differs, in what calling it does: the
-    original is called, between the two halves of the recorder of the cache that is passed to it. So
-    `generate` on the stand-in is seen, while nothing is registered at the original: its hooks and
-    wrappers run as they are, and calls of other threads meet nothing of quire.
+    `model` is the stand-in that quire calls. It shares its attributes with the original, as the two have
+    one `__dict__`; only its class differs: calling it calls the original between the two halves of the
+    recorder of the cache that is passed. So `generate` on it is seen, while nothing is registered at
+    the original: its hooks and wrappers run as they are, and other threads meet nothing of quire.
 
-    While a cache is on loan (`lending`), the original is called by whoever has it. Then it has a `SeenForward`,
+    While a cache is on loan (`lending`), whoever has it calls the original. Then that has a `SeenForward`,
     set and taken away in one step each, which passes by all calls but those with a cache that is recorded.
 
     names      the parameters of `model.forward`, in order
@@ -36,7 +44,7 @@ class Watched:
     ) -> None:
         self.names = names
         self.clock = clock
-        self.recorders: dict[int, KVRecorder] = {}
+        self.recorders: dict[int, ForwardListener] = {}
         self.model = _stand_in(model, functools.partial(self.forward, model))
         self._original = model
         self._num_lent = 0

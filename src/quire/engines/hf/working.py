@@ -37,7 +37,6 @@ class WorkingCache(Cache):
         self, layers: Sequence[AnyLayer], ledger: TokenLedger, *, block_size: int = 16
     ) -> None:
         super().__init__(layers=list(layers))  # pyright: ignore[reportArgumentType] - a union
-        self._kept = [x for x in layers if isinstance(x, WorkingLayer | StateLayer)]
         self.kv_layers = {i: x for i, x in enumerate(layers) if isinstance(x, WorkingLayer)}
         self.state_layers = [x for x in layers if isinstance(x, StateLayer)]
         self.ledger = ledger
@@ -70,8 +69,8 @@ class WorkingCache(Cache):
             )
         self._in_forward = True
 
-    def forward_ends(self, fed: torch.Tensor | str) -> int:
-        """Enter the columns that a finished forward computed; return how many.
+    def forward_ends(self, fed: torch.Tensor | str) -> None:
+        """Enter the columns that a finished forward computed.
 
         `fed`: the token ids `[rows, n]`, or why the columns are not those of tokens.
         """
@@ -86,7 +85,6 @@ class WorkingCache(Cache):
             self.ledger.append_unknown(computed, reason)
         if self.state_layers:
             self._take_snapshots()
-        return computed
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns, in all layers and in the ledger.
@@ -94,11 +92,15 @@ class WorkingCache(Cache):
         Raises `ConfigError`, with nothing changed, where a layer cannot: a recurrent state goes
         nowhere back, a window not to before what was loaded.
         """
-        if tokens_to_remove < 0:
-            for layer in self._kept:
-                if not layer.can_crop(-tokens_to_remove):
-                    layer.crop(tokens_to_remove)
-        super().crop(tokens_to_remove)
+        for layer in self.kv_layers.values():
+            layer.check_crop(tokens_to_remove)
+        for layer in self.state_layers:
+            layer.check_rollback(tokens_to_remove)
+        for layer in self.state_layers:
+            if layer.record_past:
+                StateLayer.crop(layer, tokens_to_remove)
+        for layer in self.kv_layers.values():
+            WorkingLayer.crop(layer, tokens_to_remove)
         self._forget(-tokens_to_remove)
 
     def reset(self) -> None:
@@ -111,31 +113,32 @@ class WorkingCache(Cache):
         """Make row i what row `beam_idx[i]` was: beam search."""
         origins = self.ledger.origins
         if not np.array_equal(origins[beam_idx.cpu().numpy()], origins):
-            self._select(beam_idx)
+            self.batch_select_indices(beam_idx)
             return
         for layer in self.kv_layers.values():
             layer.reorder_from(beam_idx, self.shared)
         for layer in self.state_layers:
-            StateLayer.batch_select_indices(layer, beam_idx)
+            layer.select_rows(beam_idx)
         self._select_tokens(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order."""
-        self._select(indices)
+        for layer in self.kv_layers.values():
+            layer.batch_select_indices(indices)
+        for layer in self.state_layers:
+            layer.select_rows(indices)
+        self._select_tokens(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Make `repeats` neighbouring rows out of each row."""
         if len(set(self.ledger.origins.tolist())) == self.ledger.num_rows:
             self.shared = self.ledger.length
-        super().batch_repeat_interleave(repeats)
-        self.ledger.repeat(repeats)
-        self.snapshots = [snapshot for snapshot in self.snapshots for _ in range(repeats)]
+        self.batch_select_indices(torch.arange(self.ledger.num_rows).repeat_interleave(repeats))
 
     def drop_partial(self) -> None:
         """Forget what a forward that did not finish wrote into some layers.
 
-        Columns that all layers have but the ledger does not were computed without token ids
-        being seen; they are entered as unknown.
+        Columns that all layers have but the ledger does not are entered as unknown: no ids were seen.
         """
         self.lost = self.lost or (self._in_forward and bool(self.state_layers))
         self._in_forward = False
@@ -174,9 +177,9 @@ class WorkingCache(Cache):
         """Raise `InvariantError` unless layers and ledger agree."""
         self.ledger.check()
         lengths = {layer.length for layer in self.kv_layers.values()}
-        if lengths != {self.ledger.length} or not all(
-            layer.rows_match(self.ledger.num_rows) for layer in self._kept
-        ):
+        rows = {layer.keys.shape[0] for layer in self.kv_layers.values() if layer.keys is not None}
+        rows |= {num for layer in self.state_layers for num in layer.row_counts()}
+        if lengths != {self.ledger.length} or rows - {self.ledger.num_rows}:
             raise InvariantError(
                 f"layers of {sorted(lengths)} columns, a ledger of {self.ledger.length} columns "
                 f"and {self.ledger.num_rows} rows"
@@ -209,11 +212,6 @@ class WorkingCache(Cache):
         for row, snapshot in enumerate(self.snapshots):
             if snapshot and snapshot.length > self.ledger.length - int(self.ledger.pads[row]):
                 self.snapshots[row] = None
-
-    def _select(self, indices: torch.Tensor) -> None:
-        for layer in self._kept:
-            layer.batch_select_indices(indices)
-        self._select_tokens(indices)
 
     def _select_tokens(self, indices: torch.Tensor) -> None:
         self.ledger.select(indices)

@@ -4,8 +4,9 @@ opening    a stack of tiers from what people write
 parts      which bytes of a block go into one record, and the record's key
 search     which of a prompt's blocks the tiers have, and how much of it is of use
 cost       what computing a prompt takes, learned from what it took
+naming     what keys stand for, beside the records
+beside     blocks that are copied beside their owner, held until then
 store      TieredStore: prefixes come back before a request opens, blocks go down after it
-onboarded  what came back for one prompt
 saved      a whole cache as a directory
 
 Knows no model library: an engine brings a manager, pools, and a name of what computed them. Needs the extra

@@ -55,7 +55,7 @@ class Naming:
         Any thread may call it, once they are stored.
         """
         if not self._files:
-            return _nothing
+            return lambda: None
         fresh: list[bytes] = []
         parent = digests_of(manager).root(scope)
         for each in reversed(node.path()):
@@ -68,7 +68,7 @@ class Naming:
                 parent = digests[first - 1]
                 break
         if not fresh and not self._namespaces:
-            return _nothing
+            return lambda: None
         label = (digests_of(manager).root(scope), scope_label(scope)) if fresh else None
 
         def write() -> None:
@@ -81,10 +81,6 @@ class Naming:
             self._written.update(dict.fromkeys(fresh))
 
         return write
-
-
-def _nothing() -> None:
-    pass
 
 
 def scope_label(scope: Scope) -> str:

@@ -1,8 +1,7 @@
 """Parts: which bytes of a block make one record, and the keys under which they are found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
 
 import msgspec
 
@@ -22,43 +21,47 @@ from quire.tiers.format import (
     seal,
 )
 
-CHUNK_BYTES = 32 << 20
-"""So many bytes of records are encoded at a time."""
-
 REMEMBERED_KEYS = 1 << 15
 """Keys that a part remembers by block digest: hashing each one anew is most of a lookup."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The origin of the bytes, and the pieces in which they are stored.
+    """The origin of the bytes, and how they are stored.
 
     `model`   a name that equal weights, config and code have in common, and no others
     `dtype`   None stores what pools hold; "fp8", "int8", "int4" store K and V in fewer bits
-    `splits`  records per block that the KV heads are split over, where their number allows: the
-              largest degree of tensor parallelism under which they are to be found
     """
 
     model: str
     dtype: str | None = None
-    splits: int = 1
 
 
 class BlockPart:
-    """Some KV heads of the layers of one group, or its states: what one record holds of a block.
+    """What one record holds of a block: K and V of the layers of one group, or its states.
 
     `group`      index of the layer group
     `codec`      between the group's pool and payloads
     `namespace`  what must be equal for a record to be read
+
+    Raises `ConfigError` for an unknown dtype.
     """
 
-    def __init__(self, group: int, codec: BlockCodec, namespace: Namespace) -> None:
-        self.group = group
-        self.codec = codec
-        self.namespace = namespace
+    def __init__(self, layout: ModelLayout, index: int, origin: Origin) -> None:
+        group = layout.groups[index]
+        self.group = index
+        self.codec = BlockCodec(group.memory, origin.dtype)
+        self.namespace = Namespace(
+            model=origin.model,
+            dtype=self.codec.dtype_name,
+            block_size=layout.block_size,
+            layout=self.codec.layout_name,
+            layers=group.layers,
+            heads=self.codec.heads,
+        )
         self._digest = self.namespace.digest
         self._keys: dict[bytes, bytes] = {}
         self._dtype = DType[self.codec.dtype_code]
-        self.record_bytes = record_bytes(codec.payload_bytes)
+        self.record_bytes = record_bytes(self.codec.payload_bytes)
         """Bytes of each record."""
 
     def key(self, digest: bytes) -> bytes:
@@ -89,57 +92,3 @@ class BlockPart:
         size = self.codec.payload_bytes
         payloads = [payload_of(each, size) for each in buffers]
         return partial(self.codec.decode, payloads, pool, block_ids)
-
-
-def make_parts(layout: ModelLayout, origin: Origin) -> list[list[BlockPart]]:
-    """Return the parts of each layer group of a model. Raises `ConfigError` for an unknown dtype."""
-    return [
-        list(_parts_of(layout, index, origin, heads))
-        for index, heads in enumerate(_head_groups(layout, origin.splits))
-    ]
-
-
-def _head_groups(layout: ModelLayout, splits: int) -> Iterable[list[tuple[int, int] | None]]:
-    for group in layout.groups:
-        memory = group.memory
-        if not isinstance(memory, KVLayout):
-            yield [None]
-            continue
-        step = memory.kv_heads // splits if memory.kv_heads % splits == 0 else memory.kv_heads
-        yield [(first, first + step) for first in range(0, memory.kv_heads, step)]
-
-
-def _parts_of(
-    layout: ModelLayout, index: int, origin: Origin, heads: list[tuple[int, int] | None]
-) -> Iterable[BlockPart]:
-    group = layout.groups[index]
-    for span in heads:
-        codec = BlockCodec(group.memory, origin.dtype, span)
-        namespace = Namespace(
-            model=origin.model,
-            dtype=codec.dtype_name,
-            block_size=layout.block_size,
-            layout=codec.layout_name,
-            layers=group.layers,
-            heads=codec.heads,
-        )
-        yield BlockPart(index, codec, namespace)
-
-
-Piece: TypeAlias = tuple[NamedBlock, BlockPart]
-"""What one record holds."""
-
-
-def keys_of(pieces: Sequence[Piece]) -> list[bytes]:
-    """Return the key of each piece's record."""
-    return [part.key(block.digest) for block, part in pieces]
-
-
-def first_chunk(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Return the first pieces, of at most `CHUNK_BYTES` together, but at least one."""
-    num_bytes = 0
-    for index, (_, part) in enumerate(pieces):
-        num_bytes += part.record_bytes
-        if num_bytes > CHUNK_BYTES and index:
-            return pieces[:index]
-    return pieces

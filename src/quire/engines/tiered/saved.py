@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ import numpy as np
 from quire.core.media import MediaItem
 from quire.core.scope import Scope
 from quire.core.tokens import IntArray
-from quire.engines.tiered.parts import Piece, first_chunk
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
-from quire.exchange.kept import Prefix, all_blocks, prefixes
+from quire.exchange.kept import all_blocks, prefixes
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
 from quire.tiers.stack.settings import StackSettings
@@ -110,8 +109,10 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
     with TierStack([Files(source / "records")], settings) as stack:
         store = over(stack)
         _check_same(source, manifest, store)
+        own = {public: model for model, public in store.digests.public.items()}
         for prefix in manifest.prefixes:
-            scope = _scope_here(Scope(*prefix.scope), store)
+            salt, lora, model = prefix.scope
+            scope = Scope(salt, lora, own.get(model, model))
             tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
             num_saved += tokens.size
             for end in prefix.ends:
@@ -123,11 +124,8 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
 
 
 def _write_records(stack: TierStack, store: TieredStore) -> int:
-    pieces: Sequence[Piece] = store.pieces(all_blocks(store.manager))
-    count = len(pieces)
-    while pieces:
-        chunk = first_chunk(pieces)
-        pieces = pieces[len(chunk) :]
+    blocks = list(all_blocks(store.manager))
+    for chunk in store.chunks(blocks):
         keys, records = store.encode(chunk)
         outcomes = stack.tiers[0].put(keys, records, PUT_TIMEOUT_S)
         stack.give_back(records)
@@ -135,7 +133,7 @@ def _write_records(stack: TierStack, store: TieredStore) -> int:
         failed = Counter(str(each) for each in outcomes if each not in kept)
         if failed:
             raise TierError(f"not all records could be written ({dict(failed)}); is there room?")
-    return count
+    return len(blocks)
 
 
 def _head(
@@ -148,8 +146,8 @@ def _head(
 
 
 def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
-    same_model = manifest.model == _model(store)
-    if same_model and manifest.namespaces == _namespaces(store):
+    same_model = manifest.model == store.namespaces[0].model
+    if same_model and manifest.namespaces == _digests(store):
         return
     raise ConfigError(
         f"{source} holds {'blocks of another layout' if same_model else 'another model'} (blocks of "
@@ -159,25 +157,16 @@ def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
 
 
 def _manifest(store: TieredStore) -> Manifest:
-    return Manifest(
-        model=_model(store),
-        block_size=store.manager.block_size,
-        namespaces=_namespaces(store),
-        prefixes=[
-            _written(prefix, store.digests.named(prefix.scope))
-            for prefix in prefixes(store.manager)
-        ],
-    )
+    saved: list[SavedPrefix] = []
+    for prefix in prefixes(store.manager):
+        scope, tokens = store.digests.named(prefix.scope), prefix.tokens.astype("<i4").tobytes()
+        names = (scope.salt, scope.lora, scope.model)
+        saved.append(SavedPrefix(tokens, names, prefix.media, prefix.ends))
+    return Manifest(store.namespaces[0].model, store.manager.block_size, _digests(store), saved)
 
 
-def _written(prefix: Prefix, scope: Scope) -> SavedPrefix:
-    tokens = prefix.tokens.astype("<i4").tobytes()
-    return SavedPrefix(tokens, (scope.salt, scope.lora, scope.model), prefix.media, prefix.ends)
-
-
-def _scope_here(scope: Scope, store: TieredStore) -> Scope:
-    own = {public: model for model, public in store.digests.public.items()}
-    return Scope(scope.salt, scope.lora, own.get(scope.model, scope.model))
+def _digests(store: TieredStore) -> list[str]:
+    return [namespace.digest.hex() for namespace in store.namespaces]
 
 
 def _read(source: Path) -> Manifest:
@@ -203,11 +192,3 @@ def _read(source: Path) -> Manifest:
 
 def _is_saved(path: Path) -> bool:
     return path.is_dir() and ((path / "prefixes").is_file() or not any(path.iterdir()))
-
-
-def _namespaces(store: TieredStore) -> list[str]:
-    return [part.namespace.digest.hex() for parts in store.parts for part in parts]
-
-
-def _model(store: TieredStore) -> str:
-    return store.parts[0][0].namespace.model

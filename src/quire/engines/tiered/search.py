@@ -2,16 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from quire.core import CacheManager, FullAttention
+from quire.core import CacheManager, FullAttention, MediaItem, Scope
+from quire.core.tokens import IntArray
 from quire.engines.tiered.parts import BlockPart
 from quire.exchange import Residency, required_blocks
 from quire.groups import Recurrent
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
+
+
+class Prompt(NamedTuple):
+    """The text of a request, whose it is, and the media in it."""
+
+    tokens: IntArray
+    scope: Scope | None
+    media: tuple[MediaItem, ...]
 
 
 class Search:
@@ -22,8 +32,8 @@ class Search:
     other groups                        t  t                        asked for what a hit there needs
 
     Groups must agree, as in a lookup on the device: the boundary is lowered until no group objects.
-    Asks the tiers for as little as it can; nothing is loaded. `end` is the best boundary in blocks,
-    and `here.accepted` where nothing can be gained.
+    Asks the tiers for as little as it can, at least one token being left; nothing is loaded. `end` is
+    the best boundary in blocks, and `here.accepted` where nothing can be gained.
 
     `find`  `TierStack.find`, with what it is to leave out
     """
@@ -31,22 +41,23 @@ class Search:
     def __init__(
         self,
         manager: CacheManager,
-        find: Callable[..., list[int]],
-        parts: Sequence[Sequence[BlockPart]],
+        parts: Sequence[BlockPart],
+        prompt: Prompt,
         here: Residency,
-        limit: int,
+        find: Callable[..., list[int]],
     ) -> None:
+        self.prompt = prompt
         self.here = here
         self._manager = manager
         self._find = find
         self._parts = parts
-        self._levels: dict[tuple[int, int], list[int]] = {}
+        self._levels: dict[tuple[int, int], int] = {}
         self._looks = [FIRST_LOOK] * len(parts)
         kinds = [group.kind for group in manager.settings.groups]
         self.full = [g for g, kind in enumerate(kinds) if isinstance(kind, FullAttention)]
         self._sparse = [g for g in range(len(kinds)) if g not in self.full]
         self._states = [g for g, kind in enumerate(kinds) if isinstance(kind, Recurrent)]
-        self.end = self._agreed(self._full_end(limit))
+        self.end = self._agreed(self._full_end(most_blocks(manager, prompt)))
 
     @property
     def is_full(self) -> bool:
@@ -66,39 +77,31 @@ class Search:
         }
 
     def keys(self, group: int, places: Sequence[int]) -> list[bytes]:
-        """Return the keys of blocks of a group, the parts of a block side by side."""
-        digests = self.here.digests
-        return [part.key(digests[at]) for at in places for part in self._parts[group]]
-
-    def levels(self, group: int, places: Sequence[int]) -> list[int]:
-        """Return the level of each of these keys, as `TierStack.find` does."""
-        missing = [-1] * len(self._parts[group])
-        return [level for at in places for level in self._levels.get((group, at), missing)]
+        """Return the keys of blocks of a group."""
+        return [self._parts[group].key(self.here.digests[at]) for at in places]
 
     def lacking(self, end: int) -> tuple[list[bytes], list[int], list[int]]:
         """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block.
 
-        The head first, the groups of a place side by side.
+        The head first, the groups of a place side by side; levels as `TierStack.find` returns them.
         """
-        keys: list[bytes] = []
-        levels: list[int] = []
-        sizes: list[int] = []
         brought = self.brought(end)
-        for at, group in sorted((at, group) for group, places in brought.items() for at in places):
-            keys += self.keys(group, [at])
-            levels += self.levels(group, [at])
-            sizes += [part.record_bytes for part in self._parts[group]]
-        return keys, levels, sizes
+        blocks = sorted((at, group) for group, places in brought.items() for at in places)
+        return (
+            [self._parts[group].key(self.here.digests[at]) for at, group in blocks],
+            [self._levels.get((group, at), -1) for at, group in blocks],
+            [self._parts[group].record_bytes for _, group in blocks],
+        )
 
     def by_tier(self, end: int, names: Sequence[str]) -> dict[str, int]:
-        """Count the tokens that a boundary gains by tier: each block's slowest part decides."""
+        """Count the tokens that a boundary gains by tier: the slowest group of each place decides."""
         here, size = self.here, self._manager.block_size
         if end <= here.accepted:
             return {}
         slowest = np.full(end, -1)
         for group, places in self.brought(end).items():
             for at in places:
-                slowest[at] = max(slowest[at], *self.levels(group, [at]))
+                slowest[at] = max(slowest[at], self._levels.get((group, at), -1))
         gained = slowest[here.accepted :]
         gained[gained < 0] = slowest.max()  # on the device, but of no use without what came
         counts = Counter[int](gained.tolist())
@@ -111,7 +114,7 @@ class Search:
                 (group, at)
                 for group, places in self.brought(end).items()
                 for at in places
-                if not all(key in came for key in self.keys(group, [at]))
+                if self.keys(group, [at])[0] not in came
             ]
             if not missing:
                 return end
@@ -126,22 +129,12 @@ class Search:
         if not self.full or limit <= here.matched:
             return limit
         places = range(here.matched, limit)
-        keys = [
-            part.key(here.digests[at])
-            for at in places
-            for group in self.full
-            for part in self._parts[group]
-        ]
-        found = self._find(keys)
-        at = 0
-        for place in places:
-            for group in self.full:
-                width = len(self._parts[group])
-                levels = found[at : at + width]
-                if -1 in levels:
-                    return place
-                self._levels[group, place] = levels
-                at += width
+        blocks = [(group, at) for at in places for group in self.full]
+        found = self._find([self._parts[group].key(here.digests[at]) for group, at in blocks])
+        for block, level in zip(blocks, found, strict=True):
+            if level < 0:
+                return block[1]
+            self._levels[block] = level
         return limit
 
     def _agreed(self, end: int) -> int:
@@ -173,11 +166,14 @@ class Search:
         if (group, at) not in self._levels:
             first = max(at + 1 - self._looks[group], 0)
             self._looks[group] *= 2
-            self._look(group, [p for p in range(first, at + 1) if not self._is_held(group, p)])
-        return -1 not in self._levels[group, at]
+            places = [place for place in range(first, at + 1) if not self._is_held(group, place)]
+            found = self._find(self.keys(group, places), contiguous=False)
+            self._levels |= {
+                (group, place): level for place, level in zip(places, found, strict=True)
+            }
+        return self._levels[group, at] >= 0
 
-    def _look(self, group: int, places: Sequence[int]) -> None:
-        width = len(self._parts[group])
-        found = self._find(self.keys(group, places), contiguous=False)
-        for index, at in enumerate(places):
-            self._levels[group, at] = found[index * width : (index + 1) * width]
+
+def most_blocks(manager: CacheManager, prompt: Prompt) -> int:
+    """Return the blocks of a prompt that could be found, as at least one token is left to compute."""
+    return (prompt.tokens.size - 1) // manager.block_size

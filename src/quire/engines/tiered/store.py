@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,8 +15,8 @@ from quire.core.tokens import IntArray
 from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
-from quire.engines.tiered.parts import Origin, Piece, first_chunk, keys_of, make_parts
-from quire.engines.tiered.search import Search
+from quire.engines.tiered.parts import BlockPart, Origin
+from quire.engines.tiered.search import Prompt, Search, most_blocks
 from quire.errors import OutOfBlocks
 from quire.exchange import (
     Spill,
@@ -37,6 +37,9 @@ from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placing import Bits
 from quire.tiers.stack.prefetch import Prefetch
 from quire.tiers.stack.stack import TierStack
+
+CHUNK_BYTES = 32 << 20
+"""So many bytes of records are encoded at a time."""
 
 ASKING_SHARE = 0.05
 """A tier is asked what it has of a prompt where that takes at most this share of computing the prompt."""
@@ -91,10 +94,10 @@ class TieredStore:
         self.digests = digests_of(manager)
         self._spill = manager.kernel.watchers.find(Spill)
         self.stack = stack
-        self.parts = make_parts(layout, origin)
-        namespaces = [part.namespace for parts in self.parts for part in parts]
+        self.parts = [BlockPart(layout, group, origin) for group in range(len(pools))]
+        self.namespaces = [part.namespace for part in self.parts]
         written = () if stack.settings.read_only else stack.tiers
-        self._naming = Naming(written, namespaces, stack.later)
+        self._naming = Naming(written, self.namespaces, stack.later)
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
@@ -105,7 +108,7 @@ class TieredStore:
         self._counts_uses = "second_use" in writes
         full = not manager.kernel.tree.sparse  # a window's blocks go though they are held
         self._goes_beside = full and all(
-            part.codec.copies(pools[part.group]) for parts in self.parts for part in parts
+            part.codec.copies(pool) for part, pool in zip(self.parts, pools, strict=True)
         )
         self.beside = Beside(manager, stack)
         self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
@@ -119,20 +122,18 @@ class TieredStore:
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
-        search = self._search(tokens, scope, media, ASKING_SHARE)
+        search = self._search(Prompt(tokens, scope, tuple(media)), ASKING_SHARE)
         if search is None:
             return NOTHING
         self._count_use(search)
-        end = self._worth(search, tokens.size)
-        if end <= search.here.accepted:
-            return NOTHING
-        return self._load(search, end, (tokens, scope, media))
+        end = self._worth(search)
+        return self._load(search, end) if end > search.here.accepted else NOTHING
 
     def prefetch(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> Prefetch | None:
         """Begin to bring what a waiting prompt will need into the fastest tier; None for nothing."""
-        search = self._search(tokens, scope, media)
+        search = self._search(Prompt(tokens, scope, tuple(media)))
         if search is None or search.end <= search.here.accepted:
             return None
         keys, _, sizes = search.lacking(search.end)
@@ -142,7 +143,7 @@ class TieredStore:
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those on the device, by name."""
-        search = self._search(tokens, scope, media)
+        search = self._search(Prompt(tokens, scope, tuple(media)))
         return {} if search is None else search.by_tier(search.end, self.stack.names)
 
     # -- down ------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class TieredStore:
         """Hand down those published blocks of a sequence that the stack wants; return the records."""
         self.transfers.join()
         names = self._naming.of(self.manager, seq.node, seq.scope)
-        return self._store_wanted(self.pieces(blocks_of(self.manager, seq)), names)
+        return self._store_wanted(blocks_of(self.manager, seq), names)
 
     def offload_beside(self, seq: Running) -> None:
         """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
@@ -168,23 +169,23 @@ class TieredStore:
         if not self._goes_down or not feeding.has_room(most_bytes):
             return
         self.transfers.join()
-        pieces = self.pieces(blocks_of(self.manager, seq))
-        keys = keys_of(pieces)
+        blocks = blocks_of(self.manager, seq)
+        keys = self._keys(blocks)
         if self._counts_uses and not self.stack.wanted(keys).any():
             return
         # A head that another prompt brings down is looked at again then: that one may be passed over.
         new: list[int] = np.flatnonzero(~feeding.has(keys)).tolist()
         if new:
             names = self._naming.of(self.manager, seq.node, seq.scope)
-            num_bytes = sum(pieces[at][1].record_bytes for at in new)
-            work = partial(self._store_wanted, pieces, names)
+            num_bytes = sum(self.parts[blocks[at].group].record_bytes for at in new)
+            work = partial(self._store_wanted, blocks, names)
             fed = feeding.begin([keys[at] for at in new], work, num_bytes)
             self.beside.hold(seq, fed)
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
         self.transfers.join()
-        return self._store(self._lacking(all_blocks(self.manager)))
+        return self._store(self._lacking(list(all_blocks(self.manager))))
 
     def spill(self) -> None:
         """Hand down what has just made room, where the manager has a `Spill`."""
@@ -195,7 +196,7 @@ class TieredStore:
 
     def errors(self) -> list[QuantError]:
         """Return the error of what was handed down, per layer group; 0 where it is exact."""
-        return [QuantError.worst(part.codec.error() for part in parts) for parts in self.parts]
+        return [part.codec.error() for part in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
 
@@ -211,35 +212,26 @@ class TieredStore:
             keys += search.keys(group, places)
         self.stack.used(keys)
 
-    def _search(
-        self,
-        tokens: IntArray,
-        scope: Scope | None,
-        media: Sequence[MediaItem],
-        share: float = math.inf,
-    ) -> Search | None:
+    def _search(self, prompt: Prompt, share: float = math.inf) -> Search | None:
         """Look for a prompt; where the gate is on, in tiers that take at most a share of computing to ask."""
-        limit = (tokens.size - 1) // self.manager.block_size
+        limit, size = most_blocks(self.manager, prompt), self.manager.block_size
         if limit < 1:
             return None
-        here = residency(self.manager, tokens, scope, tuple(media))
-        find = self.stack.find
+        here, find = residency(self.manager, *prompt), self.stack.find
         is_patient = not (self.stack.settings.gate and self._asks_others)
-        if is_patient or not self.cost.num_observed or share == math.inf:
-            return Search(self.manager, find, self.parts, here, limit)
-        size = self.manager.block_size
-        computing_s = self.cost.seconds(here.accepted * size, tokens.size)
-        saved_s = self.cost.saved(here.accepted * size, limit * size, tokens.size)
-        num_bytes = 0
-        for group, parts in enumerate(self.parts):
-            lacking = sum(at >= here.matched for at in required_blocks(self.manager, group, limit))
-            num_bytes += lacking * sum(part.record_bytes for part in parts)
-        patience_s = max(LEAST_PATIENCE_S, share * computing_s)
-        gains_s = self.stack.gate.gains(num_bytes, saved_s)
-        find = partial(find, patience_s=patience_s, gains_s=gains_s)
-        return Search(self.manager, find, self.parts, here, limit)
+        if not is_patient and self.cost.num_observed and share < math.inf:
+            start, num_tokens = here.accepted * size, prompt.tokens.size
+            saved_s = self.cost.saved(start, limit * size, num_tokens)
+            num_bytes = 0
+            for part in self.parts:
+                needed = required_blocks(self.manager, part.group, limit)
+                num_bytes += part.record_bytes * sum(at >= here.matched for at in needed)
+            patience_s = max(LEAST_PATIENCE_S, share * self.cost.seconds(start, num_tokens))
+            gains_s = self.stack.gate.gains(num_bytes, saved_s)
+            find = partial(find, patience_s=patience_s, gains_s=gains_s)
+        return Search(self.manager, self.parts, prompt, here, find)
 
-    def _worth(self, search: Search, num_tokens: int) -> int:
+    def _worth(self, search: Search) -> int:
         """Return up to which boundary loading beats computing."""
         here, size, end = search.here, self.manager.block_size, search.end
         if end <= here.accepted:
@@ -252,19 +244,15 @@ class TieredStore:
             loaded = num_keys // step if search.is_full else end - here.accepted
             loaded = loaded if num_keys else 0
             entering_s = self._entering.seconds(num_keys * record_bytes)
-            return self.cost.seconds((here.accepted + loaded) * size, num_tokens) + entering_s
+            start = (here.accepted + loaded) * size
+            return self.cost.seconds(start, search.prompt.tokens.size) + entering_s
 
         chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
         if search.is_full:
             return here.matched + chosen // step
         return end if chosen else here.accepted
 
-    def _load(
-        self,
-        search: Search,
-        end: int,
-        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
-    ) -> Onboarded:
+    def _load(self, search: Search, end: int) -> Onboarded:
         asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
         buffers = self.stack.buffers(sizes)
@@ -278,7 +266,7 @@ class TieredStore:
         }
         try:
             end = search.whole(end, came) if causes else end
-            tokens = self._enter(search, end, prompt, came)
+            tokens = self._enter(search, end, came)
         except BaseException:
             self.transfers.join()  # blocks that have gone back are nobody's, but only for now
             raise
@@ -286,49 +274,44 @@ class TieredStore:
             self.transfers.then(lambda: self.stack.give_back(buffers))
         if tokens:
             self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
-            size = self.manager.block_size
-            saved_s = self.cost.saved(search.here.accepted * size, end * size, prompt[0].size)
+            size, num_tokens = self.manager.block_size, search.prompt.tokens.size
+            saved_s = self.cost.saved(search.here.accepted * size, end * size, num_tokens)
             self.stack.feeding.earn(saved_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
-    def _enter(
-        self,
-        search: Search,
-        end: int,
-        prompt: tuple[IntArray, Scope | None, Sequence[MediaItem]],
-        buffers: dict[bytes, memoryview],
-    ) -> dict[str, int]:
+    def _enter(self, search: Search, end: int, buffers: dict[bytes, memoryview]) -> dict[str, int]:
         """Put verified records into blocks of the pools, and let requests find them."""
         if end <= search.here.accepted:
             return {}
-        tokens, scope, media = prompt
+        tokens, scope, media = search.prompt
         brought = search.brought(end)
         try:
-            restored = restore(self.manager, tokens, end, brought, scope, media=tuple(media))
+            restored = restore(self.manager, tokens, end, brought, scope, media=media)
         except OutOfBlocks:
             return {}
         with restored:
             self.spill()
             for group, places in brought.items():
-                self.pools[group].poison(restored.blocks[group] if places else ())
-                for part in self.parts[group] if places else ():
-                    records = [buffers[part.key(search.here.digests[at])] for at in places]
-                    step = part.decoding(records, self.pools[group], restored.blocks[group])
-                    if isinstance(self.pools[group], KVPool):
-                        self.transfers.add(self._layers[group], step)
-                    else:
-                        step(None)  # states are copied before anything computes
+                if not places:
+                    continue
+                pool, blocks = self.pools[group], restored.blocks[group]
+                pool.poison(blocks)
+                records = [buffers[key] for key in search.keys(group, places)]
+                step = self.parts[group].decoding(records, pool, blocks)
+                if isinstance(pool, KVPool):
+                    self.transfers.add(self._layers[group], step)
+                else:
+                    step(None)  # states are copied before anything computes
             restored.commit()
         return search.by_tier(end, self.stack.names)
 
-    def _store(self, pieces: Sequence[Piece], wanted: Bits | None = None) -> int:
-        """Encode and hand down pieces, the head first, as far as they are taken; return the records.
+    def _store(self, blocks: Sequence[NamedBlock], wanted: Bits | None = None) -> int:
+        """Encode and hand down blocks, the head first, as far as they are taken; return the records.
 
         Those of a prompt with what the stack wants of them, others as evicted.
         """
         stored, done = 0, 0
-        while done < len(pieces):
-            chunk = first_chunk(pieces[done:])
+        for chunk in self.chunks(blocks):
             keys, records = self._sealed(chunk)
             if wanted is None:
                 outcomes = self.stack.evicted(keys, records)
@@ -341,48 +324,55 @@ class TieredStore:
                 break
         return stored
 
-    def _store_wanted(self, pieces: list[Piece], names: Callable[[], None]) -> int:
-        """Store those pieces of a prompt that the stack wants, and what they stand for; return the records."""
-        wanted = self.stack.wanted(keys_of(pieces))
+    def _store_wanted(self, blocks: Sequence[NamedBlock], names: Callable[[], None]) -> int:
+        """Store those blocks of a prompt that the stack wants, and what they stand for; return the records."""
+        wanted = self.stack.wanted(self._keys(blocks))
         chosen: list[int] = np.flatnonzero(wanted).tolist()
         if not chosen:
             return 0
-        stored = self._store([pieces[at] for at in chosen], wanted[chosen])
+        stored = self._store([blocks[at] for at in chosen], wanted[chosen])
         names()
         return stored
 
-    def pieces(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return the pieces of blocks, the parts of a block side by side."""
-        return [(block, part) for block in blocks for part in self.parts[block.group]]
-
-    def _lacking(self, blocks: Iterable[NamedBlock]) -> list[Piece]:
-        """Return the pieces that the fastest tier does not have, as far as that is known at once."""
-        pieces, first = self.pieces(blocks), self.stack.tiers[0]
+    def _lacking(self, blocks: Sequence[NamedBlock]) -> Sequence[NamedBlock]:
+        """Return the blocks that the fastest tier does not have, as far as that is known at once."""
+        first = self.stack.tiers[0]
         if not first.in_memory:
-            return pieces
-        there = first.contains(keys_of(pieces))
-        return [piece for piece, is_there in zip(pieces, there, strict=True) if not is_there]
+            return blocks
+        there = first.contains(self._keys(blocks))
+        return [block for block, is_there in zip(blocks, there, strict=True) if not is_there]
 
-    def encode(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
-        """Return keys and sealed records of parts of blocks."""
+    def _keys(self, blocks: Sequence[NamedBlock]) -> list[bytes]:
+        return [self.parts[block.group].key(block.digest) for block in blocks]
+
+    def chunks(self, blocks: Sequence[NamedBlock]) -> Iterator[Sequence[NamedBlock]]:
+        """Yield blocks in runs whose records have at most `CHUNK_BYTES` together, or of one block."""
+        first, num_bytes = 0, 0
+        for at, block in enumerate(blocks):
+            num_bytes += self.parts[block.group].record_bytes
+            if num_bytes > CHUNK_BYTES and at > first:
+                yield blocks[first:at]
+                first, num_bytes = at, self.parts[block.group].record_bytes
+        if first < len(blocks):
+            yield blocks[first:]
+
+    def encode(self, blocks: Sequence[NamedBlock]) -> tuple[list[bytes], list[memoryview]]:
+        """Return keys and sealed records of blocks."""
         self.transfers.join()
-        return self._sealed(pieces)
+        return self._sealed(blocks)
 
-    def _sealed(self, pieces: Sequence[Piece]) -> tuple[list[bytes], list[memoryview]]:
+    def _sealed(self, blocks: Sequence[NamedBlock]) -> tuple[list[bytes], list[memoryview]]:
         """Do what `encode` does, on any thread: whoever has it done has joined `transfers`."""
-        records = self.stack.records([part.record_bytes for _, part in pieces])
-        by_part: dict[int, list[int]] = {}
-        for index, (_, part) in enumerate(pieces):
-            by_part.setdefault(id(part), []).append(index)
+        records = self.stack.records([self.parts[block.group].record_bytes for block in blocks])
+        by_group: dict[int, list[int]] = {}
+        for index, block in enumerate(blocks):
+            by_group.setdefault(block.group, []).append(index)
         try:
-            for indices in by_part.values():
-                part = pieces[indices[0]][1]
-                part.encode(
-                    self.pools[part.group],
-                    [pieces[index][0] for index in indices],
-                    [records[index] for index in indices],
-                )
+            for group, indices in by_group.items():
+                chosen = [blocks[index] for index in indices]
+                out = [records[index] for index in indices]
+                self.parts[group].encode(self.pools[group], chosen, out)
         except BaseException:
             self.stack.give_back(records)
             raise
-        return keys_of(pieces), records
+        return self._keys(blocks), records

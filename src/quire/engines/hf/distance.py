@@ -1,0 +1,32 @@
+"""How far apart numbers are that would be equal but for rounding."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+
+def limit_for(dtype: torch.dtype, limits: tuple[float, float]) -> float:
+    """Return the limit for numbers of a dtype, out of one for single precision and one for half."""
+    single, half = limits
+    return single if dtype in (torch.float32, torch.float64) else half
+
+
+def relative(difference: torch.Tensor, whole: torch.Tensor) -> float:
+    """Return the L2 norm of a difference as a part of a whole's; infinite for what is no number."""
+    far, size = (float(each.double().square().sum().sqrt()) for each in (difference, whole))
+    return math.inf if math.isnan(far) or math.isnan(size) else far / max(size, 1e-12)
+
+
+def of_logits(one: Sequence[torch.Tensor], two: Sequence[torch.Tensor]) -> float:
+    """Return the largest relative distance of logits `[vocab]` of the same steps.
+
+    Steps behind the first at which other tokens would be chosen are left out: their texts differ.
+    """
+    largest = 0.0
+    for a, b in zip(one, two, strict=True):
+        kept = (a.abs() < 1e4) | (b.abs() < 1e4)  # what a model forbids is a very low number
+        largest = max(largest, relative((a.double() - b.double())[kept], a[kept]))
+        if a.argmax() != b.argmax():
+            break
+    return largest
