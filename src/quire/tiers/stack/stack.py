@@ -39,7 +39,7 @@ class TierStack:
     hangs holds up nobody but those who ask for what only it has, and them until their deadlines.
 
     Held at every moment: what waits for a tier takes at most its `queue_bytes`; each tier has at most
-    `threads` + 1 threads; a buffer is written by one call at a time, and by none once `load` has returned it.
+    `threads` + 1 threads, and prefetches have a few; a buffer is written by one call at a time, and by none once `load` has returned it.
     """
 
     def __init__(
