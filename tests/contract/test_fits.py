@@ -120,7 +120,7 @@ def test_an_open_that_is_refused_leaves_no_trace():
             list(observer.told),
             list(watcher(manager, LiveCurve)._notes),
             order,
-            len(manager.kernel.owners),
+            len(manager.kernel.owners.sessions),
         )
 
     before = noted()

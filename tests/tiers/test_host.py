@@ -78,16 +78,6 @@ def test_a_twentieth_goes_in_one_go_the_oldest_first():
         assert told[1] == keys[5:10]
 
 
-def test_what_is_read_is_not_used_and_what_is_touched_is():
-    with Host(100 * SIZE) as tier:
-        keys = fill(tier, range(100))
-        tier.touch(keys[:2])
-        tier.get(keys[2:4], buffers_like(records_of(keys[2:4])))
-        fill(tier, [200])
-        assert tier.contains(keys[:8]) == [True, True, *[False] * 5, True]
-        assert [entry.key for entry in tier.scan()][:3] == [name_of(200), keys[0], keys[1]]
-
-
 def test_the_head_of_a_prompt_that_is_there_does_not_go_for_its_tail():
     with Host(20 * SIZE) as tier:
         head = fill(tier, range(3))
@@ -96,18 +86,6 @@ def test_the_head_of_a_prompt_that_is_there_does_not_go_for_its_tail():
         outcomes = tier.put([*head, *tail], records_of([*head, *tail]))
         assert outcomes == [PRESENT] * 3 + [STORED] * 10
         assert tier.contains([*head, *tail]) == [True] * 13
-
-
-def test_parts_of_a_block_of_several_sizes_keep_their_order():
-    sizes = [1000, 3000, 5000]
-    with Host("4MiB") as tier:
-        blocks = names_of(range(30))
-        parts = [record_of(key, sizes[i % 3]) for i, key in enumerate(blocks)]
-        tier.put(blocks, parts)
-        fill(tier, [50])
-        assert [entry.key for entry in tier.scan()] == [name_of(50), *blocks]
-        tier.touch(blocks[::-1])
-        assert [entry.key for entry in tier.scan()] == [*blocks[::-1], name_of(50)]
 
 
 def test_the_size_with_the_oldest_records_gives_room_and_keeps_its_newest():
@@ -151,6 +129,18 @@ def test_a_lease_moves_with_its_record():
         assert not any(tier.contains(small))
 
 
+def test_a_lease_that_has_ended_counts_at_once():
+    now = [0.0]
+    with Host(20 * SIZE, clock=lambda: now[0]) as tier:
+        keys = fill(tier, range(20))
+        tier.lease(keys[:1], 10.0)
+        fill(tier, [100])
+        assert tier.contains(keys[:3]) == [True, False, True]
+        now[0] = 11.0
+        fill(tier, [101])
+        assert tier.contains(keys[:3]) == [False, False, True]
+
+
 def test_a_record_larger_than_any_before_makes_everything_go_once():
     told = []
     with Host("4MiB") as tier:
@@ -170,14 +160,6 @@ def test_a_call_of_small_and_large_records_stores_both():
     with Host("4MiB") as tier:
         fill(tier, range(100, 110))
         assert tier.put(keys, records) == [STORED] * 8
-
-
-def test_leased_records_do_not_go_for_a_larger_one():
-    with Host("4MiB") as tier:
-        (key,) = fill(tier, [1])
-        tier.lease([key], 60.0)
-        assert tier.put([name_of(2)], [record_of(name_of(2), 3 << 20)]) == [FULL]
-        assert tier.contains([key]) == [True]
 
 
 def test_the_lock_is_free_while_the_hook_runs():

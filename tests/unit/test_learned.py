@@ -405,6 +405,17 @@ def test_a_request_that_pauses_leaves_one_record_at_its_end(resumed):
         assert {node.note for node in nodes if node.parent is not None} == {record}
 
 
+def test_only_what_was_evicted_is_known_again():
+    world = World(20)
+    prompts = [world.names(4) for _ in range(3)]
+    for prompt in prompts:
+        world.serve(prompt)
+    assert world.manager.evict(np.array(prompts[0], np.int32)) == 4
+    assert (world.manager.reclaim(1), list(world.mind.ghosts)) == (1, [2])
+    world.manager.clear()
+    assert list(world.mind.ghosts) == [2]
+
+
 def test_what_a_request_without_a_walk_leaves_is_not_taken_for_an_evicted_turn():
     world = World(8)
     seq = world.open(world.names(4))

@@ -7,6 +7,7 @@ import pytest
 
 import quire
 import quire.core
+import quire.groups
 import quire.tiers
 
 
@@ -18,17 +19,15 @@ def fresh(code):
 
 def test_every_public_name_exists_and_the_list_is_sorted():
     assert quire.__all__ == sorted(quire.__all__)
-    assert quire.core.__all__ == sorted(quire.core.__all__)
     for name in quire.__all__:
         assert getattr(quire, name) is not None
-    for name in quire.core.__all__:
-        assert getattr(quire.core, name).__doc__
 
 
-def test_every_public_name_of_the_tiers_exists_and_the_list_is_sorted():
-    assert quire.tiers.__all__ == sorted(quire.tiers.__all__)
-    for name in quire.tiers.__all__:
-        assert getattr(quire.tiers, name).__doc__
+@pytest.mark.parametrize("room", [quire.core, quire.groups, quire.tiers])
+def test_every_public_name_of_a_room_exists_and_the_list_is_sorted(room):
+    assert room.__all__ == sorted(room.__all__)
+    for name in room.__all__:
+        assert getattr(room, name).__doc__
 
 
 def test_a_missing_library_of_a_tier_is_named_with_the_command_that_installs_it():

@@ -10,15 +10,12 @@ from itertools import islice
 
 import numpy as np
 
-from quire.bench import hybrid_rows, turn_rows
+from quire.bench import hybrid_rows, serving, timing, turn_rows
 from quire.bench import workloads as load
 from quire.bench.managers import PLAIN, Features, make_manager
-from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, prefill, store
-from quire.bench.timing import Row, Stopwatch, each_us, growth_bytes, once_us, repeat_us
+from quire.bench.timing import Progress, Row
 from quire.core import CacheManager, Sequence
 from quire.core.blocks import BlockPool
-
-Progress = Callable[[str], None]
 
 SIZE = load.BLOCK_SIZE
 MAX_RUNNING = 16
@@ -36,9 +33,7 @@ def rows(wanted: list[str] | None = None, progress: Progress | None = None) -> l
     that does not exist.
     """
     known = _makers()
-    unknown = sorted(set(wanted or ()) - set(known))
-    if unknown:
-        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(known)}")
+    timing.check_names(wanted or (), known)
     measured: list[Row] = []
     for name in wanted or known:
         if progress is not None:
@@ -71,10 +66,10 @@ def _makers() -> dict[str, Callable[[], Row]]:
     makers["serve_a_events"] = lambda: _serve_a(Features(events=True))
     makers["serve_b"] = _serve_b
     makers |= turn_rows.makers()
-    makers["fork_16_of_100k"] = lambda: fork_row(_manager(2 * FORKED_TOKENS))
+    makers["fork_16_of_100k"] = lambda: serving.fork_row(_manager(2 * serving.FORKED_TOKENS))
     makers |= hybrid_rows.makers()
     makers["pool_1m"] = lambda: {
-        "median_us": repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
+        "median_us": timing.repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
     }
     makers["import_core"] = lambda: _import("quire.core")
     makers["import_quire"] = lambda: _import("quire")
@@ -90,34 +85,32 @@ def _match(num_tokens: int) -> Row:
     """Probe a prompt of which all but the last token lies on one cached edge."""
     manager = _manager(2 * num_tokens)
     prompt = load.prompt(num_tokens + 1)
-    store(manager, prompt)
+    serving.store(manager, prompt)
     assert manager.probe(prompt).num_tokens == num_tokens
-    return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
+    return _match_row(manager, prompt)
 
 
-def _floor(tokens: load.Tokens) -> float:
-    """Return the time of one comparison of these tokens with equal ones."""
-    key, view = bytearray(tokens.tobytes()), tokens.data.cast("B")
-    return repeat_us(lambda: key.startswith(view))
+def _match_row(manager: CacheManager, prompt: load.Tokens) -> Row:
+    """Time a probe, and one comparison of all tokens but the last with equal ones."""
+    key, view = bytearray(prompt[:-1].tobytes()), prompt[:-1].data.cast("B")
+    probe = timing.repeat_us(lambda: manager.probe(prompt))
+    return {"median_us": probe, "floor_us": timing.repeat_us(lambda: key.startswith(view))}
 
 
 def _match_turns() -> Row:
     manager = _manager(65_536)
-    prompt = load.prompt(32_769)
-    for length in load.turn_lengths():
-        store(manager, prompt[: length + 1])
+    prompt = serving.store_turns(manager)
     edges = sum(1 for _ in manager.kernel.tree.nodes())
-    median = repeat_us(lambda: manager.probe(prompt))
-    return {"median_us": median, "floor_us": _floor(prompt[:-1]), "edges": edges}
+    return _match_row(manager, prompt) | {"edges": edges}
 
 
 def _match_branches() -> Row:
     manager = _manager(65_536)
     prompt = load.prompt(load.SHARED_PREFIX + 1)
-    store(manager, prompt)
+    serving.store(manager, prompt)
     for other in load.branching_prompts(prompt[:-1]):
-        store(manager, other)
-    return {"median_us": repeat_us(lambda: manager.probe(prompt)), "floor_us": _floor(prompt[:-1])}
+        serving.store(manager, other)
+    return _match_row(manager, prompt)
 
 
 def _insert(features: Features) -> Row:
@@ -126,19 +119,14 @@ def _insert(features: Features) -> Row:
     num_tokens = load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX
     manager, take_events = make_manager(num_tokens // SIZE, features)
     prefix = load.prompt(load.SHARED_PREFIX)
-    store(manager, np.append(prefix, np.int32(1)))
-    opened: list[tuple[Sequence, load.Tokens]] = []
-    for prompt in load.suffixed_prompts(prefix, count, seed=7):
-        seq = manager.open(prompt)
-        manager.take_copies()
-        manager.reserve(seq, load.FRESH_SUFFIX)
-        opened.append((seq, prompt[load.SHARED_PREFIX :]))
+    serving.store(manager, np.append(prefix, np.int32(1)))
+    opened = [serving.begin(manager, each) for each in load.suffixed_prompts(prefix, count, seed=7)]
 
     def insert(item: tuple[Sequence, load.Tokens]) -> None:
         manager.commit(*item)
         take_events()
 
-    return {"median_us": each_us(insert, opened)}
+    return {"median_us": timing.each_us(insert, opened)}
 
 
 def _alloc_free(num_blocks: int) -> Row:
@@ -147,36 +135,33 @@ def _alloc_free(num_blocks: int) -> Row:
     def call() -> None:
         pool.give_back(pool.take(num_blocks))
 
-    return {"median_us": repeat_us(call)}
+    return {"median_us": timing.repeat_us(call)}
 
 
 def _leaf_manager() -> CacheManager:
-    manager = _manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2)
-    for leaf in load.leaves():
-        store(manager, leaf)
-    return manager
+    return serving.store_leaves(_manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2))
 
 
 def _evict_one() -> Row:
     manager = _leaf_manager()
-    return {"median_us": each_us(manager.reclaim, [load.LEAF_TOKENS // SIZE] * 2_000)}
+    return {"median_us": timing.each_us(manager.reclaim, [load.LEAF_TOKENS // SIZE] * 2_000)}
 
 
 def _evict_all() -> Row:
     manager = _leaf_manager()
-    return {"median_us": once_us(lambda: manager.reclaim(manager.num_cached))}
+    return {"median_us": timing.once_us(lambda: manager.reclaim(manager.num_cached))}
 
 
 def _decode(batch_size: int) -> Row:
-    return decode_row(_manager(batch_size * 512), load.decode_prompts(batch_size))
+    return serving.decode_row(_manager(batch_size * 512), load.decode_prompts(batch_size))
 
 
 def _serve_a(features: Features) -> Row:
     manager, take_events = make_manager(load.SERVE_A.pool_tokens // SIZE, features)
-    watch = Stopwatch()
+    watch = timing.Stopwatch()
     for _, prompt, _ in load.SERVE_A.requests():
         with watch:
-            store(manager, prompt)
+            serving.store(manager, prompt)
             take_events()
     rate = load.SERVE_A.num_requests * 1e9 / watch.total_ns
     return {"requests_per_s": rate, "hit_rate": manager.stats.hit_rate}
@@ -185,10 +170,10 @@ def _serve_a(features: Features) -> Row:
 def _serve_b() -> Row:
     """Serve loop B with MAX_RUNNING requests at a time; a step decodes a token for all of them."""
     manager = _manager(load.SERVE_B.pool_tokens)
-    watch = Stopwatch()
+    watch = timing.Stopwatch()
     for wave in _waves(load.SERVE_B.requests()):
         with watch:
-            running = [prefill(manager, turn.prompt) for turn in wave]
+            running = [serving.prefill(manager, turn.prompt) for turn in wave]
             batch = manager.batch(running)
             outputs = np.stack([turn.output for turn in wave], axis=1)
             for tokens in outputs:
@@ -221,7 +206,7 @@ def _waves(turns: Iterator[load.ServedTurn]) -> Iterator[list[load.ServedTurn]]:
 
 def _leaf_bytes() -> Row:
     """Growth of the process per cached leaf, pool included."""
-    _, grown = growth_bytes(_leaf_manager)
+    _, grown = timing.growth_bytes(_leaf_manager)
     return {"bytes": grown / load.NUM_LEAVES}
 
 

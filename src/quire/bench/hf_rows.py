@@ -12,10 +12,9 @@ import torch
 from transformers import DynamicCache
 
 from quire.bench.hf_models import quire_tiny, random_llama
-from quire.bench.timing import FirstToken, Row
+from quire.bench.timing import Progress, Row, Stamp, check_names
 from quire.engines.hf import PrefixCache
 
-Progress = Callable[[str], None]
 Way = Literal["plain", "cold", "by_hand", "warm"]
 
 WAYS: tuple[Way, ...] = ("plain", "cold", "by_hand", "warm")
@@ -70,9 +69,7 @@ def rows(
     a name that does not exist.
     """
     wanted = names or row_names(quick=quick)
-    unknown = sorted(set(wanted) - set(row_names()))
-    if unknown:
-        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(row_names())}")
+    check_names(wanted, row_names())
     measured: dict[str, Row] = {}
     for suffix, make in MODELS.items():
         prefixes = [p for p in PREFIXES if set(wanted) & set(_names(p, suffix))]
@@ -122,7 +119,7 @@ class Bench:
         kept = DynamicCache(config=self._model.config)
         with torch.inference_mode():
             self._model(prefix, past_key_values=kept, use_cache=True)
-        self._quire(prefix, FirstToken())
+        self._quire(prefix, Stamp())
         samples: Samples = {way: [] for way in WAYS}
         for _ in range(num_rounds + 1):
             prompt = torch.cat([prefix, self._draw(SUFFIX_TOKENS)], dim=1)
@@ -137,29 +134,31 @@ class Bench:
                 samples[way].append(_timed(call))
         return {way: taken[1:] for way, taken in samples.items()}
 
-    def _plain(self, ids: Any, stamp: FirstToken) -> Any:
+    def _plain(self, ids: Any, stamp: Stamp) -> Any:
         return self._model.generate(ids, **_arguments(ids, stamp))
 
-    def _by_hand(self, ids: Any, kept: DynamicCache, stamp: FirstToken) -> Any:
+    def _by_hand(self, ids: Any, kept: DynamicCache, stamp: Stamp) -> Any:
         past = copy.deepcopy(kept)
         return self._model.generate(ids, past_key_values=past, **_arguments(ids, stamp))
 
-    def _quire(self, ids: Any, stamp: FirstToken) -> Any:
+    def _quire(self, ids: Any, stamp: Stamp) -> Any:
         return self._cache.generate(ids, **_arguments(ids, stamp))
 
     def _draw(self, num_tokens: int) -> torch.Tensor:
         return torch.randint(1, 256, (1, num_tokens), generator=self._random)
 
 
-def _timed(call: Callable[[FirstToken], Any]) -> Sample:
+def _timed(call: Callable[[Stamp], Any]) -> Sample:
     """Make one call to its return, so that what quire stores at the end is in it."""
-    stamp = FirstToken()
+    stamp = Stamp()
     output = call(stamp)
-    decode_s = time.perf_counter() - stamp.started - stamp.ttft_s
-    return Sample(stamp.ttft_s * 1e3, (NEW_TOKENS - 1) / decode_s, output[0].tolist())
+    decode_s = time.perf_counter() - stamp.first_at
+    return Sample(
+        (stamp.first_at - stamp.started) * 1e3, (NEW_TOKENS - 1) / decode_s, output[0].tolist()
+    )
 
 
-def _arguments(ids: Any, stamp: FirstToken) -> dict[str, Any]:
+def _arguments(ids: Any, stamp: Stamp) -> dict[str, Any]:
     return {
         "attention_mask": torch.ones_like(ids),
         "streamer": stamp,

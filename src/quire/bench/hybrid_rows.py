@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+from quire.bench import serving, timing
 from quire.bench import workloads as load
-from quire.bench.serving import FORKED_TOKENS, decode_row, fork_row, store
-from quire.bench.timing import Row, once_us, repeat_us
+from quire.bench.timing import Row
 from quire.core import CacheManager, LayerGroup, Sequence
 from quire.groups import SlidingWindow
 
@@ -28,7 +28,7 @@ def makers() -> dict[str, Callable[[], Row]]:
         "hybrid_decode_256": _decode,
         "hybrid_evict_16k_turns": lambda: _evict(_one_conversation),
         "hybrid_evict_16k_leaves": lambda: _evict(_full_of_leaves),
-        "hybrid_fork_16_of_100k": lambda: fork_row(_manager(2 * FORKED_TOKENS)),
+        "hybrid_fork_16_of_100k": lambda: serving.fork_row(_manager(2 * serving.FORKED_TOKENS)),
     }
 
 
@@ -41,25 +41,20 @@ def _manager(num_tokens: int) -> CacheManager:
 
 def _one_conversation() -> CacheManager:
     manager = _manager(65_536)
-    prompt = load.prompt(32_769)
-    for length in load.turn_lengths():
-        store(manager, prompt[: length + 1])
+    serving.store_turns(manager)
     return manager
 
 
 def _full_of_leaves() -> CacheManager:
     """Fill both pools with leaves; the last token of a prompt is always left to compute."""
-    manager = _manager(load.NUM_LEAVES * load.LEAF_TOKENS)
-    for leaf in load.leaves():
-        store(manager, leaf)
-    return manager
+    return serving.store_leaves(_manager(load.NUM_LEAVES * load.LEAF_TOKENS))
 
 
 def _match() -> Row:
-    manager = _one_conversation()
-    prompt = load.prompt(32_769)
+    manager = _manager(65_536)
+    prompt = serving.store_turns(manager)
     assert manager.probe(prompt).num_tokens == 32_768
-    return {"median_us": repeat_us(lambda: manager.probe(prompt))}
+    return {"median_us": timing.repeat_us(lambda: manager.probe(prompt))}
 
 
 def _turn() -> Row:
@@ -70,9 +65,9 @@ def _turn() -> Row:
 
         def serve(prompts: list[load.Tokens] = prompts) -> None:
             for prompt in prompts:
-                store(manager, prompt)
+                serving.store(manager, prompt)
 
-        turns.append(once_us(serve) / len(prompts))
+        turns.append(timing.once_us(serve) / len(prompts))
     return {"median_us": statistics.median(turns)}
 
 
@@ -81,19 +76,13 @@ def _insert() -> Row:
     manager = _manager(CONVERSATIONS_TOKENS)
     inserts: list[float] = []
     for prompts in load.growing_conversations():
-        ready: list[tuple[Sequence, load.Tokens]] = []
-        for prompt in prompts:
-            seq = manager.open(prompt)
-            manager.take_copies()
-            cached = seq.num_cached
-            manager.reserve(seq, len(prompt) - cached)
-            ready.append((seq, prompt[cached:]))
+        ready = [serving.begin(manager, prompt) for prompt in prompts]
 
         def insert(ready: list[tuple[Sequence, load.Tokens]] = ready) -> None:
             for seq, tokens in ready:
                 manager.commit(seq, tokens)
 
-        inserts.append(once_us(insert) / len(ready))
+        inserts.append(timing.once_us(insert) / len(ready))
         for seq, _ in ready:
             manager.close(seq)
     return {"median_us": statistics.median(inserts)}
@@ -102,7 +91,7 @@ def _insert() -> Row:
 def _decode(batch_size: int = 256) -> Row:
     """Decode sequences that are longer than the window, so that blocks leave it."""
     manager = _manager(batch_size * (load.WINDOW + 512))
-    return decode_row(manager, load.decode_prompts(batch_size, load.WINDOW + 128))
+    return serving.decode_row(manager, load.decode_prompts(batch_size, load.WINDOW + 128))
 
 
 def _evict(build: Callable[[], CacheManager]) -> Row:
@@ -113,6 +102,6 @@ def _evict(build: Callable[[], CacheManager]) -> Row:
         manager = build()
         sliding = manager.pools[SLIDING]
         before = sliding.num_free
-        times.append(once_us(lambda: manager.reclaim(num_blocks, group=SLIDING)))  # noqa: B023 - called at once
+        times.append(timing.once_us(lambda: manager.reclaim(num_blocks, group=SLIDING)))  # noqa: B023 - called at once
         assert sliding.num_free - before >= num_blocks
     return {"median_us": statistics.median(times[1:])}

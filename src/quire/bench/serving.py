@@ -20,14 +20,35 @@ def store(manager: CacheManager, prompt: load.Tokens) -> None:
     manager.close(prefill(manager, prompt))
 
 
-def prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
-    """Start a request and compute its prompt."""
+def begin(manager: CacheManager, prompt: load.Tokens) -> tuple[Sequence, load.Tokens]:
+    """Open a request with room for its prompt; return it, and the tokens that are not cached."""
     seq = manager.open(prompt)
     manager.take_copies()
     cached = seq.num_cached
     manager.reserve(seq, len(prompt) - cached)
-    manager.commit(seq, prompt[cached:])
+    return seq, prompt[cached:]
+
+
+def prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
+    """Start a request and compute its prompt."""
+    seq, rest = begin(manager, prompt)
+    manager.commit(seq, rest)
     return seq
+
+
+def store_turns(manager: CacheManager) -> load.Tokens:
+    """Serve a conversation turn by turn; return its last prompt, of which all but one token is cached."""
+    prompt = load.prompt(32_769)
+    for length in load.turn_lengths():
+        store(manager, prompt[: length + 1])
+    return prompt
+
+
+def store_leaves(manager: CacheManager) -> CacheManager:
+    """Fill a manager with leaves that share nothing."""
+    for leaf in load.leaves():
+        store(manager, leaf)
+    return manager
 
 
 def decode_row(manager: CacheManager, prompts: list[load.Tokens]) -> Row:

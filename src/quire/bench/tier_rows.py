@@ -5,21 +5,19 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from quire.bench.timing import Progress, Row
 from quire.errors import ConfigError, TierError
 from quire.tiers import Tier
 from quire.tiers.base import Outcome
 from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
 from quire.tiers.opening import open_tier
-
-Row = dict[str, float | str]
-Progress = Callable[[str], None]
 
 BATCH_KEYS = 32
 """Keys of one call, as a prompt of 512 tokens at 16 per block has."""

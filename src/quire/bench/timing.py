@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Row = dict[str, float | str]
+Progress = Callable[[str], None]
 
 BATCH_NS = 2_000_000
 """A timed batch of calls lasts at least this long."""
@@ -24,6 +25,13 @@ ROW_BUDGET_NS = 2_500_000_000
 """A row stops sampling after this long, once it has `MIN_SAMPLES`."""
 SAMPLES = 31
 MIN_SAMPLES = 5
+
+
+def check_names(wanted: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ValueError` for names of rows that do not exist."""
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise ValueError(f"no rows named {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def repeat_us(call: Callable[[], object], *, samples: int = SAMPLES) -> float:
@@ -78,14 +86,14 @@ class Stopwatch:
         self.total_ns += process_time_ns() - self._start
 
 
-class FirstToken:
+class Stamp:
     """A streamer that notes when it was made and when the first new token came, and passes all on to another.
 
-    generate puts the prompt first, then each new token. `ttft_s` is 0 until there is one.
+    generate puts the prompt first, then each new token. `first_at` is 0 until there is one.
     """
 
     def __init__(self, then: Any = None) -> None:
-        self.ttft_s = 0.0
+        self.first_at = 0.0
         self._num_puts = 0
         self._then = then
         self.started = time.perf_counter()
@@ -94,7 +102,7 @@ class FirstToken:
         """Take the prompt, or the new tokens of one step."""
         self._num_puts += 1
         if self._num_puts == 2:
-            self.ttft_s = time.perf_counter() - self.started
+            self.first_at = time.perf_counter()
         if self._then is not None:
             self._then.put(value)
 

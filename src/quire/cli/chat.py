@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.bench.timing import FirstToken
+from quire.bench.timing import Stamp
 from quire.errors import ConfigError, TokensError
 from quire.extras import lacking
 
@@ -113,7 +113,9 @@ def timed(generate: Callable[..., Any], ids: Any, streamer: Any = None, **argume
     import torch
 
     mask = torch.ones_like(ids)
-    stamp = FirstToken(streamer)
+    stamp = Stamp(streamer)
     output = generate(input_ids=ids, attention_mask=mask, streamer=stamp, **arguments)
-    total_s = time.perf_counter() - stamp.started
-    return Timed(output[:, ids.shape[1] :].tolist(), stamp.ttft_s or total_s, total_s)
+    ended = time.perf_counter()
+    first = stamp.first_at or ended
+    new_ids = output[:, ids.shape[1] :].tolist()
+    return Timed(new_ids, first - stamp.started, ended - stamp.started)

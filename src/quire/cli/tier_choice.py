@@ -1,6 +1,6 @@
 """The records of a tier that a command means: the oldest, a scope's, a prefix's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,16 @@ def oldest(entries: "Sequence[ListedRecord]", keep_bytes: int) -> "list[ListedRe
 
 def behind(names: "NameBook", scope: str | None, prefix: str | None) -> set[bytes]:
     """Return the keys of a scope, or of a block and all behind it."""
+    from quire.tiers.format import record_key
+
+    if not names.parents:
+        raise ConfigError(
+            "no names stand beside the records (names.jsonl), so that scopes and prefixes are not "
+            "known: keys are digests; --to and --all work without"
+        )
     start = _root(names, scope) if scope is not None else _block(names, prefix or "")
-    return _keys(names, _with_all_behind(names, start))
+    blocks = _with_all_behind(names, start)
+    return {record_key(digest, block) for digest in names.namespaces for block in blocks}
 
 
 def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
@@ -57,13 +65,6 @@ def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
     write_names(fresh, path)
 
 
-def _keys(names: "NameBook", blocks: Iterable[bytes]) -> set[bytes]:
-    from quire.tiers.format import record_key
-
-    blocks = list(blocks)
-    return {record_key(digest, block) for digest in names.namespaces for block in blocks}
-
-
 def _with_all_behind(names: "NameBook", start: bytes) -> set[bytes]:
     children: dict[bytes, list[bytes]] = {}
     for block, parent in names.parents.items():
@@ -78,10 +79,8 @@ def _with_all_behind(names: "NameBook", start: bytes) -> set[bytes]:
 
 
 def _root(names: "NameBook", scope: str) -> bytes:
-    _check_names(names)
-    roots = dict.fromkeys(
-        parent for parent in names.parents.values() if parent not in names.parents
-    )
+    parents = dict.fromkeys(names.parents.values())
+    roots = [parent for parent in parents if parent not in names.parents]
     found = [
         root
         for root in roots
@@ -95,7 +94,6 @@ def _root(names: "NameBook", scope: str) -> bytes:
 
 
 def _block(names: "NameBook", prefix: str) -> bytes:
-    _check_names(names)
     found = [block for block in names.parents if prefix and block.hex().startswith(prefix.lower())]
     if len(found) != 1:
         many = "no block's hash begins" if not found else f"{len(found)} blocks' hashes begin"
@@ -103,11 +101,3 @@ def _block(names: "NameBook", prefix: str) -> bytes:
             f"{many} with {prefix!r}; quire inspect shows the beginnings that are enough"
         )
     return found[0]
-
-
-def _check_names(names: "NameBook") -> None:
-    if not names.parents:
-        raise ConfigError(
-            "no names stand beside the records (names.jsonl), so that scopes and prefixes are not "
-            "known: keys are digests; --to and --all work without"
-        )

@@ -60,11 +60,12 @@ def reading(place: str) -> Generator[OpenedTier]:
     """Open a tier to look at it: nothing of it is changed."""
     from quire.tiers.contents.readers import FilesReader, ReadOnlyView
     from quire.tiers.disk.reader import DiskReader
+    from quire.tiers.opening import open_tier
 
     place = _addressed(place)
     path = path_of(place)
     if path is None:
-        tier = ReadOnlyView(_opened(place))
+        tier = ReadOnlyView(open_tier(place))
     elif _checked_kind(place, path) == "files":
         tier = FilesReader(path)
     else:
@@ -75,16 +76,19 @@ def reading(place: str) -> Generator[OpenedTier]:
 @contextmanager
 def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTier]:
     """Open a tier to change it. A directory of slabs keeps its size, unless a capacity is given."""
+    from quire.tiers.disk import Disk
     from quire.tiers.files import Files
+    from quire.tiers.opening import open_tier
 
     place = _addressed(place)
     path = path_of(place)
-    if _ADDRESS.match(place):
-        tier = _opened(place)
-    elif path is not None and _checked_kind(place, path) == "files":
+    if path is None or _ADDRESS.match(place):
+        tier = open_tier(place)
+    elif _checked_kind(place, path) == "files":
         tier = Files(path)
     else:
-        tier = _disk(path or Path(place), capacity_bytes)
+        held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
+        tier = Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
     yield from _placed(tier, path)
 
 
@@ -130,30 +134,12 @@ def _placed(tier: "Tier", path: Path | None) -> Generator[OpenedTier]:
 def _checked_kind(place: str, path: Path) -> str:
     kind = kind_of(path)
     if kind is None:
-        reason = (
-            "there is no such directory"
-            if not path.exists()
-            else "it is no directory"
-            if not path.is_dir()
-            else "it holds neither slabs (disk) nor folders of records (files)"
-        )
-        hint = (
-            "give the directory"
-            if path.is_file()
-            else f"to begin one give its kind, 'disk:{place}?capacity=200GiB' or 'files:{place}'"
-        )
+        hint = f"to begin one give its kind, 'disk:{place}?capacity=200GiB' or 'files:{place}'"
+        if not path.exists():
+            reason = "there is no such directory"
+        elif path.is_dir():
+            reason = "it holds neither slabs (disk) nor folders of records (files)"
+        else:
+            reason, hint = "it is no directory", "give the directory"
         raise ConfigError(f"{place!r} is not the directory of a tier: {reason}; {hint}")
     return kind
-
-
-def _disk(path: Path, capacity_bytes: int | None) -> "Tier":
-    from quire.tiers.disk import Disk
-
-    held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
-    return Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
-
-
-def _opened(place: str) -> "Tier":
-    from quire.tiers.opening import open_tier
-
-    return open_tier(place)

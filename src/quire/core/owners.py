@@ -14,16 +14,12 @@ MAX_SESSIONS = 65_536
 class Owners:
     """The owners of what requests with hints store: sessions by scope and name, and single requests.
 
-    A session is known by its scope and its name: those of two tenants never meet.
+    `sessions`  that have begun and were not ended, by scope and name: those of two tenants never meet
     """
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._sessions: dict[tuple[Scope, str], Owner] = {}
-
-    def __len__(self) -> int:
-        """Sessions that have begun and were not ended."""
-        return len(self._sessions)
+        self.sessions: dict[tuple[Scope, str], Owner] = {}
 
     def begin(self, scope: Scope, hint: Hint) -> Owner | None:
         """Return the owner of what a request stores that begins now; None for one without a forecast.
@@ -50,16 +46,16 @@ class Owners:
 
     def end(self, scope: Scope, session_id: str) -> int:
         """End a session; return the blocks that nobody is expected to come back to from now on."""
-        owner = self._sessions.pop((scope, session_id), None)
+        owner = self.sessions.pop((scope, session_id), None)
         if owner is None:
             return 0
         self._order.expect(owner, self._order.now())
         return sum(node.num_blocks for node in owner.nodes.values())
 
     def _session(self, scope: Scope, session_id: str) -> Owner:
-        owner = self._sessions.get((scope, session_id))
+        owner = self.sessions.get((scope, session_id))
         if owner is None:
-            if len(self._sessions) >= MAX_SESSIONS:
-                self._sessions.pop(next(iter(self._sessions)))
-            owner = self._sessions[scope, session_id] = Owner()
+            if len(self.sessions) >= MAX_SESSIONS:
+                self.sessions.pop(next(iter(self.sessions)))
+            owner = self.sessions[scope, session_id] = Owner()
         return owner

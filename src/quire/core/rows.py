@@ -123,7 +123,12 @@ class Rows:
         had, length = self.sizes[row], num_blocks - first
         size = 1 << (length - 1).bit_length() if length > MIN_EXTENT else MIN_EXTENT
         waiting = self.waiting.get(size)
-        start = waiting.pop() if waiting else self._new_extent(size, size - had)
+        if waiting:
+            start = waiting.pop()
+        else:
+            if self.top + size > self.arena_size:
+                self._rebuild(self.num_used + size - had)
+            start, self.top = self.top, self.top + size
         if had:
             self._move(row, had, start - first)
         self.sizes[row] = size
@@ -154,14 +159,6 @@ class Rows:
         """Write unpublished tokens of a row from index `at` on."""
         base = (row * self.block_size + at) * TOKEN_BYTES
         self.tail_bytes[base : base + len(key)] = key
-
-    def _new_extent(self, size: int, more: int) -> int:
-        """Return where an extent starts that was not used yet, when so many entries more will be in use."""
-        if self.top + size > self.arena_size:
-            self._rebuild(self.num_used + more)
-        start = self.top
-        self.top += size
-        return start
 
     def _move(self, row: int, had: int, offset: int) -> None:
         """Copy the extent that a row had to where it goes, and give it back."""

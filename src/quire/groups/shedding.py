@@ -32,7 +32,7 @@ class Part(msgspec.Struct, gc=False, eq=False):
 
 
 class SheddingGroup(SparseGroup):
-    """The half of a sparse group that decides who loses blocks next; what these are, the other half knows.
+    """A sparse group that loses blocks by class and recency; what these are, each says in `sweep` and `thin`.
 
     Passing blocks go first, which no kept boundary needs; then kept ones, the lowest class
     first; in both, from the part used longest ago. Kept boundaries are the ends of nodes

@@ -20,10 +20,9 @@ BAR = 40
 @mutating
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
-    order = {id(node): place for place, node in enumerate(manager.kernel.tree.order.order())}
-    tree = manager.kernel.tree
-    children = _tree(list(tree.roots.values()), order, tree.sparse, manager.kernel.pins.pinned())
-    numbers = {id(seq): number for number, seq in enumerate(manager.sequences.values())}
+    kernel, tree = manager.kernel, manager.kernel.tree
+    order = {id(node): place for place, node in enumerate(tree.order.order())}
+    children = _tree(list(tree.roots.values()), order, tree.sparse, kernel.pins.pinned())
     return {
         "block_size": manager.block_size,
         "policy": manager.settings.policy_name,
@@ -41,14 +40,14 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         ],
         "roots": [
             {"scope": repr(scope), "children": children[id(root)]}
-            for scope, root in manager.kernel.tree.roots.items()
+            for scope, root in tree.roots.items()
         ],
-        "sequences": [_sequence(seq, numbers[id(seq)]) for seq in manager.sequences.values()],
-        "copies": [list(copy) for copy in manager.kernel.copies.peek()],
+        "sequences": [_sequence(*each) for each in enumerate(manager.sequences.values())],
+        "copies": [list(copy) for copy in kernel.copies.peek()],
         "sparse_order": [group.eviction_order() for group in tree.sparse],
-        "pinned_blocks": manager.kernel.pins.num_blocks,
-        "num_pins": len(manager.kernel.pins.held),
-        "num_media": len(manager.kernel.tree.media),
+        "pinned_blocks": kernel.pins.num_blocks,
+        "num_pins": len(kernel.pins.held),
+        "num_media": len(tree.media),
         "stats": _stats(manager),
     }
 
@@ -169,21 +168,16 @@ def _due(node: Node) -> float | str | None:
     return "unknown" if due == FOREVER else due
 
 
-def _sequence(seq: Sequence, number: int) -> dict[str, Any]:
+def _sequence(number: int, seq: Sequence) -> dict[str, Any]:
+    lengths = ("published", "computed", "capacity", "num_cached", "prompt_len")
+    groups, is_open = range(len(seq.rows.flat)), seq.state == "open"
     return {
         "number": number,
         "state": seq.state,
         "scope": repr(seq.scope),
-        "published": seq.published,
-        "computed": seq.computed,
-        "capacity": seq.capacity,
-        "num_cached": seq.num_cached,
-        "prompt_len": seq.prompt_len,
+        **{name: getattr(seq, name) for name in lengths},
         "priority": seq.terms.priority,
-        "tables": [
-            seq.block_ids(group).tolist() if seq.state == "open" else []
-            for group in range(len(seq.rows.flat))
-        ],
+        "tables": [seq.block_ids(group).tolist() if is_open else [] for group in groups],
         "private": array_of(seq.private_key).tolist(),
         "tokens": seq.tokens.tolist(),
         "known": array_of(seq.script.key).tolist(),

@@ -51,15 +51,14 @@ class Shelf:
     def victims(self, count: int, now: float) -> list[int]:
         """Return up to `count` places without a lease, used longest ago first.
 
-        More are looked for at a time: those that were not used since are still the oldest. A lease
-        that has ended since counts from the next time on.
+        More are looked for at a time, leased ones too: those that were not used since are still the oldest.
         """
         oldest = self._oldest
         while oldest and self.index.stamp_of(oldest[0][0]) != oldest[0][1]:
             oldest.popleft()
         found = self._first(count, now)
         if len(found) < count:
-            places = self.index.victims(max(LOOKED_FOR, count), now)
+            places = self.index.oldest(max(LOOKED_FOR, count), now)
             self._oldest = deque(
                 zip(places.tolist(), self.index.stamps[places].tolist(), strict=True)
             )

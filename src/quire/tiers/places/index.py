@@ -32,7 +32,7 @@ from quire.tiers.places.key_table import (
     filled_table,
     later_duplicates,
 )
-from quire.tiers.places.recency import Leases, Recency, oldest
+from quire.tiers.places.recency import Recency, oldest
 
 NOWHERE = -1
 """What `find` returns for a key that is not there: no index of a place."""
@@ -57,7 +57,7 @@ class PlaceIndex:
     def __init__(self, num_places: int, recency: Recency | None = None) -> None:
         self.recency = recency if recency is not None else Recency()
         self._num_places = self._num_free = self._num_published = 0
-        self._leases = Leases()
+        self._leases: dict[int, float] = {}
         self._allocate(0)
         self.grow(num_places)
 
@@ -163,14 +163,6 @@ class PlaceIndex:
         self._num_free = max(0, before - count)
         return self._free[self._num_free : before][::-1].tolist()
 
-    def publish(
-        self, place: int, key: bytes, generation: int = 0, stamp: int | None = None
-    ) -> None:
-        """Do `publish_all` for one place; as just used, unless a stamp says when."""
-        when = self.recency.now + 1 if stamp is None else stamp
-        self.publish_all((place,), (key,), (generation,), (when,))
-        self.recency.now = max(self.recency.now, when)
-
     def publish_all(
         self,
         places: Sequence[int],
@@ -203,9 +195,9 @@ class PlaceIndex:
 
     def unpublish(self, *places: int) -> None:
         """Forget what places hold; they stay reserved. Raises `SlotError` at the first that holds nothing."""
-        self._leases.end(places)
         for place in places:
             self._check_published(place)
+            self._leases.pop(place, None)
             self._stamp_view[place] = 0
             self._num_published -= 1
             drop_entry(self._table_view, self._word_view, place)
@@ -221,10 +213,11 @@ class PlaceIndex:
     def move(self, place: int, to: int) -> None:
         """Let a reserved place hold what another one holds, which stays reserved."""
         self._check_published(place)
-        key, stamp = self.key_of(place), self._stamp_view[place]
-        self._leases.move(place, to)
+        key, stamp, lease = self.key_of(place), self._stamp_view[place], self._leases.get(place)
         self.unpublish(place)
-        self.publish(to, key, self.generation_of(place), stamp)
+        self.publish_all((to,), (key,), (self.generation_of(place),), (stamp,))
+        if lease is not None:
+            self._leases[to] = lease
 
     def touch(
         self, places: Sequence[int] | Places, stamps: NDArray[np.int64] | None = None
@@ -247,17 +240,20 @@ class PlaceIndex:
 
     def lease(self, places: Sequence[int] | Places, until: float) -> None:
         """Keep published places out of `victims` until that time of its clock; a longer lease stays."""
-        for place in (each := list(map(int, places))):
+        each = list(map(int, places))
+        for place in each:
             self._check_published(place)
-        self._leases.extend(each, until)
+        for place in each:
+            self._leases[place] = max(until, self._leases.get(place, until))
 
     def end_leases(self, places: Sequence[int] | Places) -> None:
         """Forget the leases of places, if there are any."""
-        self._leases.end(map(int, places))
+        for place in map(int, places):
+            self._leases.pop(place, None)
 
     def is_leased(self, place: int, now: float) -> bool:
         """Return whether a place is leased beyond `now`."""
-        return self._leases.is_active(place, now)
+        return self._leases.get(place, now) > now
 
     def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Places:
         """Return up to `count` places, used longest ago first: int64.
@@ -266,10 +262,16 @@ class PlaceIndex:
         many places it may return a few less than `count`.
         """
         stamps = self.stamps
-        if leased := self._leases.active(now):
+        self._end_leases_until(now)
+        if self._leases:
             stamps = stamps.copy()
-            stamps[leased] = 0
+            stamps[list(self._leases)] = 0
         return oldest(stamps, count, before if before is not None else self.recency.now + 1)
+
+    def oldest(self, count: int, now: float) -> Places:
+        """Return places, used longest ago first, leased ones among them and so many others: int64."""
+        self._end_leases_until(now)
+        return oldest(self.stamps, count + len(self._leases), self.recency.now + 1)
 
     def grow(self, num_places: int) -> None:
         """Add places, up to `num_places` in all."""
@@ -360,7 +362,9 @@ class PlaceIndex:
             "nothing behind the last place": not self._stamps[self._num_places :].any(),
             "no stamp twice": len(np.unique(self._stamps[places])) == len(places),
             "no stamp from the future": not (self.stamps > self.recency.now).any(),
-            "leases are of published places": bool(self._stamps[self._leases.places()].all()),
+            "leases are of published places": all(
+                self._stamp_view[place] for place in self._leases
+            ),
         }
         if broken := [law for law, holds in laws.items() if not holds]:
             raise InvariantError(f"index of {self._num_places} places: {', '.join(broken)}")
@@ -390,6 +394,9 @@ class PlaceIndex:
         self._table = filled_table(self._words[places, 0], places, len(self._stamps))
         self._mask = len(self._table) - 1
         self._table_view = element_view(self._table)
+
+    def _end_leases_until(self, now: float) -> None:
+        self._leases = {place: until for place, until in self._leases.items() if until > now}
 
     def _check_published(self, place: int) -> None:
         if not 0 <= place < self._num_places or not self._stamp_view[place]:

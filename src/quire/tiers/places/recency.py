@@ -1,8 +1,6 @@
-"""Stamps of use, by a counter, and leases, by the clock."""
+"""Stamps of use, by a counter, and who was used longest ago."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,44 +21,6 @@ class Recency:
         """Take `count` stamps for a prompt's records, its head first: the head's is the newest."""
         newest = self.take(count)
         return np.arange(newest, newest - count, -1)
-
-
-class Leases:
-    """Deadlines of places. A place without one is not leased."""
-
-    def __init__(self) -> None:
-        self._until: dict[int, float] = {}
-
-    def extend(self, places: Iterable[int], until: float) -> None:
-        """Lease places; where a lease lasts longer already, it stays."""
-        for place in places:
-            self._until[place] = max(until, self._until.get(place, until))
-
-    def end(self, places: Iterable[int]) -> None:
-        """Forget the leases of places, if they have any."""
-        for place in places if self._until else ():
-            self._until.pop(place, None)
-
-    def move(self, place: int, to: int) -> None:
-        """Let another place have the lease of this one."""
-        if place in self._until:
-            self._until[to] = self._until.pop(place)
-
-    def active(self, now: float) -> Sequence[int]:
-        """Return the places leased beyond `now`, and forget the other leases."""
-        self._until = {place: until for place, until in self._until.items() if until > now}
-        return list(self._until)
-
-    def is_active(self, place: int, now: float) -> bool:
-        """Return whether a place is leased beyond `now`."""
-        return self._until.get(place, now) > now
-
-    def places(self) -> NDArray[np.int64]:
-        """Return the places with a lease, over or not: int64."""
-        return np.array(list(self._until), np.int64)
-
-    def __len__(self) -> int:
-        return len(self._until)
 
 
 def oldest(stamps: NDArray[np.int64], count: int, before: int) -> NDArray[np.int64]:
