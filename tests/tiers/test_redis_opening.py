@@ -88,6 +88,10 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
             Redis(url)
         with pytest.raises(TierError, match=r"cannot be reached"):
             Redis(server.url)
+        other_name = url.replace("127.0.0.1", "localhost") + f"?ssl_ca_certs={certificate}"
+        with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
+            Redis(other_name)
+        Redis(f"{other_name}&ssl_check_hostname=no").close()
         with Redis(f"{url}?ssl_cert_reqs=none") as tier:
             assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
 
