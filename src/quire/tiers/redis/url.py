@@ -24,7 +24,7 @@ def parse_server(url: str) -> tuple[Words, bool]:
     `rediss+cluster://` for a cluster by any of its nodes, `unix:///path?db=1`.
 
     TLS takes `?ssl_ca_certs=`, `ssl_certfile=`, `ssl_keyfile=` (paths), `ssl_cert_reqs=none` and `ssl_check_hostname=no`, named
-    as redis-py names them. Raises `ConfigError`, whose message has no password.
+    as redis-py names them; what the system trusts is trusted beside `ssl_ca_certs`. Raises `ConfigError`, whose message has no password.
     """
     try:
         from redis import connection  # noqa: PLC0415 - an extra
