@@ -419,7 +419,9 @@ class New(Old):
 
     def take_events(self):
         log = watcher(self.manager, exchange.EventLog)
-        events = [(type(each).__name__, plain(each)) for each in log.take()] if log is not None else []
+        events = (
+            [(type(each).__name__, plain(each)) for each in log.take()] if log is not None else []
+        )
         return events, log.num_dropped if log is not None else 0
 
     def take_evicted(self):
