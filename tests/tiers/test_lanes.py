@@ -19,8 +19,8 @@ def lanes():
     return SimulatedLanes(1)
 
 
-def a_lane(lanes, num_threads=1, when_closed=lambda: None):
-    return TierLane(lanes, "test", num_threads, when_closed)
+def a_lane(lanes, num_threads=1):
+    return TierLane(lanes, "test", num_threads)
 
 
 def test_jobs_of_one_owner_run_in_order(lanes):
@@ -74,7 +74,7 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
     done, dropped, closed = [], [], []
 
     def main():
-        lane = a_lane(lanes, when_closed=lambda: closed.append(lanes.time_s))
+        lane = a_lane(lanes)
         lane.submit("me", job(lambda: lanes.sleep(5)))
         lanes.sleep(1)
         for number in range(3):
@@ -82,8 +82,9 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
         lane.close()
         lane.close()
         lane.submit("me", job(lambda: done.append(1), lambda: dropped.append("late")))
-        assert not closed
-        lanes.sleep(10)
+        assert not lane.ended.wait(0)
+        lane.ended.wait()
+        closed.append(lanes.time_s)
 
     lanes.run(main)
     assert (done, dropped, closed) == ([], [0, 1, 2, "late"], [5.0])
@@ -91,8 +92,7 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
 
 def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
     before = threading.active_count()
-    ended = threading.Event()
-    lane = TierLane(Lanes(), "test", 3, ended.set)
+    lane = TierLane(Lanes(), "test", 3)
     assert threading.active_count() == before
     done = threading.Semaphore(0)
     for _ in range(50):
@@ -101,7 +101,7 @@ def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
         assert done.acquire(timeout=10)
     assert threading.active_count() <= before + 3
     lane.close()
-    assert ended.wait(10)
+    assert lane.ended.wait(10)
     while threading.active_count() > before:
         time.sleep(0.001)
 

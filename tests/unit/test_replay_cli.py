@@ -112,7 +112,7 @@ def test_hints_reach_the_replay(rows_of, path):
         (["--capacity", "-5"], "'-5' is none: a capacity is"),
         (["--capacity", "nonsense"], "'nonsense' is none"),
         (["--capacity", "1e999%"], "'1e999%' is none"),
-        (["--capacity", "1.5"], "no whole number of blocks"),
+        (["--capacity", "1.5"], "'1.5' is none"),
         (["--capacity", ""], "--capacity is empty"),
         (["--capacity", "5ZiB"], "'ZiB' in '5ZiB' is not a unit"),
         (["--capacity", "1GiB"], "--capacity 1GiB needs --model"),

@@ -83,10 +83,8 @@ def opened(path: Path, block_size: int | None) -> "Trace":
 def amount(text: str, whole: int, option: str, how: str = AMOUNT) -> int:
     """Read a number, or a share of `whole`, rounded down. Raises `ConfigError`, which names the option."""
     match = _AMOUNT.fullmatch(text)
-    if match is None:
+    if match is None or ("." in match["number"] and not match["percent"]):
         raise ConfigError(f"{option} {text[:40]!r} is none: {how}")
-    if "." in match["number"] and not match["percent"]:
-        raise ConfigError(f"{option} {text[:40]} is no whole number of blocks: {how}")
     return int(Fraction(match["number"]) * (Fraction(whole, 100) if match["percent"] else 1))
 
 

@@ -48,9 +48,8 @@ class Curve(msgspec.Struct, frozen=True, eq=False):
 
         Raises `ConfigError` for a negative capacity.
         """
-        return float(self._tokens_at(_capacities([capacity_blocks]))[0]) / max(
-            self.prompt_tokens, 1
-        )
+        found = self._tokens_at(_capacities([capacity_blocks]))
+        return float(found[0]) / max(self.prompt_tokens, 1)
 
     def tiers(self, capacities_blocks: Sequence[int]) -> list[float]:
         """Return the share of the prompt tokens found in each tier of an exclusive hierarchy.
@@ -155,9 +154,7 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
 def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
     """Add up steps: each is a slope of one block per block of capacity, for its width."""
     counted = steps.request >= count_from
-    below, width, request = (
-        column[counted] for column in (steps.below, steps.width, steps.request)
-    )
+    below, width, request = steps.below[counted], steps.width[counted], steps.request[counted]
     short_at, short_by = _partial_blocks(Steps(below, width, request), read)
     zeros = np.zeros(1 + 2 * len(short_at), np.int64)
     corners, where = np.unique(
@@ -185,9 +182,8 @@ def _partial_blocks(steps: Steps, read: Reuses) -> tuple[Counts, Counts]:
 
 
 def _capacities(values: Sequence[int]) -> Counts:
-    for value in values:
-        if value < 0:
-            raise ConfigError(f"a capacity is at least 0 blocks, got {value}")
+    if min(values, default=0) < 0:
+        raise ConfigError(f"a capacity is at least 0 blocks, got {min(values)}")
     return np.array(values, np.int64)
 
 

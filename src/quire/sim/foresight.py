@@ -16,7 +16,7 @@ import numpy as np
 from quire.core.terms import NO_HINT, Hint
 from quire.errors import ConfigError
 from quire.sim.columns import Column
-from quire.sim.trace.rows import Trace, TraceRequest
+from quire.sim.trace.rows import Trace, TraceRequest, end_id
 
 NOBODY = -1
 
@@ -191,8 +191,3 @@ class _Uses:
                 names.append(f"row {self._rows[number]}")
             owner[self.new_ids(number)] = number
         return names
-
-
-def end_id(request: TraceRequest) -> int:
-    """Return one more than the last id of a request: the most there can be; 0 without blocks."""
-    return int(request.runs[-1].sum()) if len(request.runs) else 0

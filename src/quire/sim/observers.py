@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from quire.sim.columns import Column
-from quire.sim.trace.rows import TraceRequest
+from quire.sim.trace.rows import TraceRequest, end_id
 
 MAX_PREFIXES = 12
 """Stretches that `SharedPrefixes` gives."""
@@ -153,8 +153,7 @@ class SharedPrefixes:
         )
 
     def _note_new(self, request: TraceRequest) -> None:
-        runs = request.runs
-        end = int(runs[-1].sum()) if len(runs) else 0
+        end = end_id(request)
         new = end - self._num_unique
         if new <= 0:
             return

@@ -8,8 +8,7 @@ making       working caches of a model: empty, or of rows that were computed one
 watched      what the model is fed, seen: by a stand-in for it, and in sessions at its forward
 recorder     what of that is entered in the ledger: what was computed from tokens alone
 models       what can be the model of a cache, and what pipelines ask of one
-ids          token ids and masks in the forms that callers have
-inputs       a request's arguments, checked
+inputs       a request's arguments, in the forms that callers have, checked
 modalities   where each kind of image, video or audio stands in a prompt
 media        the media of a request: what names them, what is left to feed
 distance     how far apart numbers are that would be equal but for rounding

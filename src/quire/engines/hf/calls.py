@@ -61,10 +61,8 @@ NO_REPORT = CallReport(prompt_tokens=0, cached_tokens=0, stored_tokens=0, ttft_s
 class Calls:
     """The model of a cache as calls reach it, and all that they have in common.
 
-    signatures  the arguments that the model takes
-    watched     the model as it is called, and as others call it with a cache that was lent to them
-    media       finds the images, videos and audio of a prompt
-    first       compares the first calls of each shape, in strict mode
+    signatures, watched   the arguments that the model takes; how it is called
+    media, first          find the media of a prompt; compare the first calls of each shape, in strict mode
     """
 
     def __init__(

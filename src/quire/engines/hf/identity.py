@@ -17,7 +17,6 @@ from quire.engines.hf.sight import Held, Sight, Stamp
 from quire.errors import ConfigError, ScopeError
 
 SAMPLED_VALUES = 32
-
 PIECE_BYTES = 64 << 20
 """Weights are copied from a device in pieces of so many bytes."""
 

@@ -1,7 +1,7 @@
-"""The arguments of a request, checked before anything is touched."""
+"""The arguments of a request, in any form that callers have, checked before anything is touched."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 
 from quire.config import nearest
 from quire.core.terms import RequestTerms
-from quire.engines.hf.ids import as_ids, as_mask, unpacked
 from quire.engines.hf.models import num_embeddings
 from quire.errors import ConfigError, TokensError
 
@@ -24,6 +23,7 @@ _REFUSED = {
     "position_ids": "cached K and V are those of positions counted from the first token",
     "custom_generate": "quire cannot know what a custom loop does with the cache",
 }
+_TENSORS = "pass a tensor [rows, tokens], as a tokenizer returns with return_tensors='pt'"
 _HARMLESS = {"logits_to_keep", "return_dict", "tokenizer", "assistant_tokenizer"}
 
 
@@ -82,7 +82,7 @@ class Plan:
 def read_prompts(
     model: Any, input_ids: object, attention_mask: object, others: dict[str, Any]
 ) -> Prompts:
-    """Check ids and mask, in any form that `ids.py` takes, and take the padding off.
+    """Check ids and mask, in any form that callers have them, and take the padding off.
 
     What else comes with them goes into `others`, the other arguments of the call. Without a mask,
     leading ids equal to the pad id of `model` are padding. Raises `TokensError` for anything but
@@ -92,9 +92,9 @@ def read_prompts(
         raise ConfigError(
             "the model is in training mode, where dropout changes K and V; call model.eval()"
         )
-    given, attention_mask = unpacked(input_ids, attention_mask, others)
-    prompt_ids = as_ids(given)
-    mask = None if attention_mask is None else as_mask(attention_mask, prompt_ids)
+    given, attention_mask = _unpacked(input_ids, attention_mask, others)
+    prompt_ids = _as_ids(given)
+    mask = None if attention_mask is None else _as_mask(attention_mask, prompt_ids)
     ids = prompt_ids.cpu().numpy()
     vocab_size = num_embeddings(model)
     if ids.min() < 0 or ids.max() >= vocab_size:
@@ -163,6 +163,7 @@ def read_plan(
             )
         )
     columns, budget = prompts.ids.shape[1], settings.get("max_new_tokens")
+    streamer = arguments.get("streamer")
     end = columns + budget if isinstance(budget, int) else settings.get("max_length")
     if not isinstance(end, int):
         end = columns + 20
@@ -177,7 +178,8 @@ def read_plan(
         # Some configs on the Hub turn the cache off by default, or ask for one of another kind.
         extra=({"use_cache": True} if settings.get("use_cache") is False else {})
         | ({"cache_implementation": None} if settings.get("cache_implementation") else {}),
-        calls_back=any(map(arguments.get, _CALLBACKS)) or _is_own(arguments.get("streamer")),
+        calls_back=any(map(arguments.get, _CALLBACKS))
+        or not (streamer is None or type(streamer).__module__.startswith("transformers.")),
     )
 
 
@@ -188,11 +190,6 @@ def taken_terms(arguments: dict[str, Any]) -> RequestTerms:
 
 
 _CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
-
-
-def _is_own(streamer: object) -> bool:
-    """Whether a streamer is the caller's own, not one of transformers."""
-    return streamer is not None and not type(streamer).__module__.startswith("transformers.")
 
 
 def _inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:
@@ -263,3 +260,91 @@ def _left_padding(mask: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
                 "padding can be cached: tokenize with padding_side='left'"
             )
     return pads.astype(np.int64)
+
+
+def _unpacked(input_ids: object, attention_mask: object, others: dict[str, Any]) -> tuple[Any, Any]:
+    """Return ids and mask of a call; what else a tokenizer has returned with them goes into `others`.
+
+    `input_ids` may be what a tokenizer or processor returns, a mapping with ids in it. Raises
+    `ConfigError` for what is given twice, and for embeddings without ids.
+    """
+    inputs = others.pop("inputs", None)
+    if input_ids is None:
+        input_ids = inputs
+    elif inputs is not None:
+        raise ConfigError(
+            "inputs and input_ids are both given, and mean the same; pass one of them"
+        )
+    if isinstance(input_ids, Mapping):
+        held = dict(cast("Mapping[str, Any]", input_ids))
+        if held.get("input_ids") is None:
+            raise TokensError(f"a mapping without input_ids: it has {', '.join(held) or 'nothing'}")
+        input_ids = held.pop("input_ids")
+        given = {**others, "attention_mask": attention_mask}
+        twice = [name for name in held if given.get(name) is not None]
+        if twice:
+            raise ConfigError(
+                f"{', '.join(twice)}: given beside a mapping of inputs that has it as well; leave one out"
+            )
+        attention_mask = held.pop("attention_mask", attention_mask)
+        others.update(held)
+    if input_ids is None and others.get("inputs_embeds") is not None:
+        raise ConfigError(
+            "inputs_embeds without input_ids: embeddings have no token ids to find a prefix by; pass "
+            "input_ids, or call model.generate"
+        )
+    return input_ids, attention_mask
+
+
+def _as_ids(given: object) -> torch.Tensor:
+    """Return ids `[rows, tokens]` of type int64 on the device they are on; one flat list is one row.
+
+    Raises `TokensError` for what holds no integers, or is not rectangular.
+    """
+    ids = _as_tensor(given, "input_ids", _TENSORS)
+    if ids.numel() and ids.dtype not in (torch.int64, torch.int32):
+        raise TokensError(f"input_ids are {ids.dtype}; token ids are int64 or int32")
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.ndim != 2 or ids.numel() == 0:
+        raise TokensError(
+            f"input_ids have shape {list(ids.shape)}; they must be [rows, tokens] with at "
+            "least one row and one token"
+        )
+    return ids.long()
+
+
+def _as_mask(given: object, ids: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the shape of ids, on their device."""
+    like = f"it must be a tensor of the shape of input_ids, {list(ids.shape)}"
+    mask = _as_tensor(given, "attention_mask", like)
+    if mask.ndim == 1:
+        mask = mask[None]
+    if mask.shape != ids.shape:
+        raise TokensError(f"attention_mask is {list(mask.shape)}; {like}")
+    return mask.to(ids.device)
+
+
+def _as_tensor(given: object, name: str, wanted: str) -> torch.Tensor:
+    if isinstance(given, torch.Tensor):
+        return given
+    if not isinstance(given, np.ndarray | list | tuple):
+        raise TokensError(f"{name}: {type(given).__name__} is no kind of ids; {wanted}")
+    try:
+        array = np.asarray(cast("Any", given))
+    except (ValueError, TypeError):  # rows of different lengths, or of anything
+        array = np.asarray(None)
+    if array.dtype.kind not in "iufb":
+        raise TokensError(f"{name}: {_what_rows(cast('Sequence[Any]', given))}; {wanted}")
+    return torch.tensor(array)
+
+
+def _what_rows(given: Sequence[Any]) -> str:
+    lengths = [len(row) for row in given if hasattr(row, "__len__") and not isinstance(row, str)]
+    if len(lengths) == len(given) and len(set(lengths)) > 1:
+        return (
+            f"rows of {min(lengths)} to {max(lengths)} tokens; pad them on the left and pass the mask, "
+            "as tokenizer(texts, padding=True, padding_side='left', return_tensors='pt') does"
+        )
+    odd = next((type(each).__name__ for each in given if not isinstance(each, int)), "nothing")
+    return f"a {type(given).__name__} of {odd} where ids are expected"

@@ -95,8 +95,11 @@ class KeptBlocks:
         ]
         self.tiers, self._owns_tiers = _stack(settings.get("tiers"))
         self._digests, trail = Digests(), Trail()
-        spills = self.tiers is not None and _writes_back(self.tiers)
-        self._spill = Spill(self._digests) if spills else None
+        stack = None if self.tiers is None else self.tiers.settings
+        writes = (
+            [] if stack is None else [stack.write, *(one.write for one in stack.tiers.values())]
+        )
+        self._spill = Spill(self._digests) if "back" in writes else None
         own = [self._digests, trail, LiveCurve(trail), *([self._spill] if self._spill else ())]
         manager = CacheManager(
             groups=groups,
@@ -225,8 +228,3 @@ def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
     if isinstance(tiers, TierStack):
         return tiers, False
     return open_stack(tiers), True
-
-
-def _writes_back(stack: "TierStack") -> bool:
-    settings = stack.settings
-    return "back" in (settings.write, *(each.write for each in settings.tiers.values()))

@@ -20,7 +20,6 @@ Named = Sequence[MediaItem] | Sequence[Sequence[MediaItem]]
 TYPE_IDS = "mm_token_type_ids"
 """The argument that tells a model the modality of each token, for its positions."""
 
-
 ENCODED = "mm_encoder_outputs"
 """The argument in which generate passes content on that it has had encoded."""
 

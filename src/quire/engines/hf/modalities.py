@@ -162,7 +162,8 @@ def _parts(
             "return_tensors='pt'"
         )
     if modality.grid:
-        pieces, lengths = _by_grid(modality, content, given.get(modality.grid), _merged(config))
+        merged = int(config.vision_config.spatial_merge_size) ** 2  # patches become one token
+        pieces, lengths = _by_grid(modality, content, given.get(modality.grid), merged)
     else:
         pieces = [content[index : index + 1] for index in range(len(content))]
         lengths = (
@@ -209,8 +210,3 @@ def _runs(row_of: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> list[
     """Return the lengths of the runs of neighbouring places."""
     breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(row_of) != 0)) + 1
     return [len(run) for run in np.split(places, breaks)]
-
-
-def _merged(config: Any) -> int:
-    """Patches that become one token."""
-    return int(config.vision_config.spatial_merge_size) ** 2

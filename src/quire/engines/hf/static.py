@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from quire.core import Scope
 from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.identity import Identity
-from quire.engines.hf.inputs import Plan, Prompts, Signatures, read_plan, read_prompts
+from quire.engines.hf.inputs import Prompts, Signatures, read_plan, read_prompts
 from quire.engines.hf.models import ModelFace, check_model, num_embeddings
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
@@ -181,7 +181,11 @@ class SlotPrefixCache(ModelFace):
         """
         prompts = self._prompts(input_ids, attention_mask, arguments)
         plan = read_plan(self.model, self._signatures, prompts, arguments)
-        _check_plan(plan)
+        if plan.expand > 1 or plan.assisted:
+            raise ConfigError(
+                "num_beams, num_return_sequences above 1 and assisted decoding need more than the one "
+                "row that a slot holds; use PrefixCache"
+            )
         given: list[Any] = arguments.pop("stopping_criteria", None) or []
         with self._opened(prompts, scope) as session:
             output = self.model.generate(
@@ -306,11 +310,3 @@ def check_static(model: Any, pool: SlotPool) -> None:
             )
     for states in (pool.k[:, 0], pool.v[:, 0]):
         states.fill_(pool.poison or 0)
-
-
-def _check_plan(plan: Plan) -> None:
-    if plan.expand > 1 or plan.assisted:
-        raise ConfigError(
-            "num_beams, num_return_sequences above 1 and assisted decoding need more than the one "
-            "row that a slot holds; use PrefixCache"
-        )

@@ -40,10 +40,10 @@ class HfStore:
     Whatever the manager plans is done here before anything is read or written: copies first,
     then gather or scatter, then commit. A block is never committed before its bytes are there.
 
-    `pools[g]` and `layout.groups[g]` belong to `manager.pools[g]`. `lacked[g]` counts the
-    blocks that were refused in group g for want of room. `tiers` are what lies below the pools, if
-    anything does. What they bring is written, and gathered, by `transfers`: before anything else
-    reads or writes K and V of the pools, they are joined.
+    pools, layout   `pools[g]` and `layout.groups[g]` belong to `manager.pools[g]`
+    lacked          blocks that were refused in each group for want of room
+    tiers           what lies below the pools, if anything does
+    transfers       write and gather what tiers bring; joined before K and V of the pools are touched otherwise
     """
 
     def __init__(
@@ -124,10 +124,6 @@ class HfStore:
         if self.tiers is not None:
             self.tiers.beside.settle()
 
-    def first_token(self, group: int, num_tokens: int) -> int:
-        """Return the first token whose K and V a group needs to go on after `num_tokens`."""
-        return first_token(self.layout.groups[group].kind, num_tokens)
-
     def load(self, seq: Sequence, num_tokens: int, out: Items[list[KV]]) -> None:
         """Gather K and V of cached tokens up to `num_tokens`, per group with tokens, per layer.
 
@@ -135,10 +131,11 @@ class HfStore:
         not to be touched before `transfers.arrival` of a layer was called, where there is one.
         """
         for (group, pool), layers in zip(self._tokens, out, strict=True):
-            start = self.first_token(group, num_tokens)
-            ids = seq.block_ids(group)
-            step = _gathering(pool, ids, (start, num_tokens), layers)
-            self.transfers.add_behind(self.layout.groups[group].layers, step)
+            held = self.layout.groups[group]
+            tokens = first_token(held.kind, num_tokens), num_tokens
+            self.transfers.add_behind(
+                held.layers, _gathering(pool, seq.block_ids(group), tokens, layers)
+            )
 
     def load_states(self, seq: Sequence) -> RowStates | None:
         """Return the states at the end of a sequence's cached tokens: views, per recurrent layer.
@@ -158,10 +155,9 @@ class HfStore:
     ) -> int:
         """Keep what is not kept yet of the whole blocks of `tokens`; return the tokens kept.
 
-        `tokens` are the sequence's from its start. With recurrent groups exactly as many are
-        kept as `snapshot` has states for, and these with them. Where the pools have no room for
-        all, as many leading blocks as fit are kept; windowed groups need room for one piece at
-        a time, since what lies behind a window gives way to what follows.
+        `tokens` are the sequence's from its start. With recurrent groups exactly as many are kept as
+        `snapshot` has states for, and these with them. Where there is no room for all, as many leading
+        blocks as fit; windows need room for a piece at a time, as what lies behind them gives way.
         """
         start = seq.computed
         stop = tokens.size - tokens.size % self.manager.block_size

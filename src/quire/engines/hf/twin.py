@@ -212,9 +212,9 @@ class _Maps:
                     small[per_head] = factor * self.width(self._width) // small[counted]
                 elif name == "mamba_d_ssm" and factor == heads * width:
                     small[per_head] = small[name] // small[counted]
-        for name, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),):
-            if name in old and old[name] == sum(old.get(part) or 0 for part in parts):
-                small[name] = sum(small[part] for part in parts)
+        name, parts = "qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")
+        if name in old and old[name] == sum(old.get(part) or 0 for part in parts):
+            small[name] = sum(small[part] for part in parts)
 
     def width(self, value: int) -> int:
         """Return a width of the twin."""

@@ -2,7 +2,6 @@
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -39,9 +38,7 @@ class Watched:
     recorders  by the `id` of a working cache, as long as it is recorded and no forward over it runs
     """
 
-    def __init__(
-        self, model: Any, names: Sequence[str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, model: Any, names: Sequence[str], clock: Callable[[], float]) -> None:
         self.names = names
         self.clock = clock
         self.recorders: dict[int, ForwardListener] = {}

@@ -70,16 +70,14 @@ class TieredStore:
     stack                    the tiers; whoever made it closes it
     origin                   what the bytes are of
     cost                     what computing takes; the engine lets it observe its prefills
-    transfers                how blocks of K and V get into pools: at once, unless an engine sets its own
+    transfers                how K and V get into pools: at once, unless an engine sets its own and waits for it
 
     No call raises because a tier fails: what does not come is computed. Bytes that a tier gives are verified
     before they get into a pool, and their key names model, layout, scope and every token.
 
-    The engine calls `onboard` before it opens a prompt, `offload` when a sequence's blocks are
-    written and published, and `spill` after each call of the manager that may evict, before
-    planned copies are done or anything is written. Copies must be taken before `onboard`. What
-    `onboard` brings may still be on its way: whoever touches the pools waits for `transfers`.
-    One thread uses it at a time, that of the manager.
+    The engine takes planned copies and calls `onboard` before it opens a prompt, `offload` when a sequence's
+    blocks are written and published, and `spill` after each call of the manager that may evict, before
+    copies are done or anything is written. One thread uses it at a time, that of the manager.
     """
 
     def __init__(

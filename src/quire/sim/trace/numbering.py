@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.errors import TraceError
 from quire.sim.columns import Column
-from quire.sim.trace.rows import Runs
+from quire.sim.trace.rows import Runs, add_run
 from quire.sim.trace.schemas import RUN_ROWS
 
 Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
@@ -53,7 +53,7 @@ class Addresses:
             return runs
         known = self._names
         for name in names:
-            _add(runs, known.setdefault(name, len(known)), 1)
+            add_run(runs, known.setdefault(name, len(known)), 1)
         return runs
 
     def _add_pages(self, runs: list[Run], first: int, length: int) -> None:
@@ -61,7 +61,7 @@ class Addresses:
         while first < end:
             page, low = divmod(first, PAGE)
             step = min(end - first, PAGE - low)
-            _add(runs, pages.setdefault(page, len(pages)) * PAGE + low, step)
+            add_run(runs, pages.setdefault(page, len(pages)) * PAGE + low, step)
             first += step
 
 
@@ -110,7 +110,7 @@ class Numbering:
                 step = min(length, edge.length - at)
                 if edge.odd is not None:
                     self.num_violations += int(np.count_nonzero(edge.odd[at : at + step]))
-                _add(found, edge.id + at, step)
+                add_run(found, edge.id + at, step)
                 first, length, at = first + step, length - step, at + step
         return np.array(found, np.int32).reshape(-1, 2)
 
@@ -137,11 +137,3 @@ def _split(edge: _Edge, at: int) -> None:
     odd = None if edge.odd is None else edge.odd[at:]
     rest = _Edge(edge.first + at, edge.length - at, edge.id + at, odd, edge.children)
     edge.length, edge.children = at, {rest.first: rest}
-
-
-def _add(runs: list[Run], first: int, length: int) -> None:
-    """Add a run to others, to the last one where it continues that."""
-    if runs and sum(runs[-1]) == first:
-        runs[-1] = runs[-1][0], runs[-1][1] + length
-    else:
-        runs.append((first, length))

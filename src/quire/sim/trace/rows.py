@@ -97,6 +97,11 @@ class ReportingTrace(Trace, Protocol):
         ...
 
 
+def end_id(request: TraceRequest) -> int:
+    """Return one more than the last id of a request: the most there can be; 0 without blocks."""
+    return int(request.runs[-1].sum()) if len(request.runs) else 0
+
+
 def expand(runs: Runs) -> Blocks:
     """Return the ids of runs one by one, int32 [sum of lengths]."""
     if len(runs) == 1:
@@ -107,6 +112,14 @@ def expand(runs: Runs) -> Blocks:
     total = int(ends[-1]) if len(ends) else 0
     offsets = np.repeat(starts - (ends - lengths), lengths)
     return (np.arange(total, dtype=np.int64) + offsets).astype(np.int32)
+
+
+def add_run(runs: list[tuple[int, int]], first: int, length: int) -> None:
+    """Add a run (first, length) to others, to the last one where it continues that."""
+    if runs and sum(runs[-1]) == first:
+        runs[-1] = runs[-1][0], runs[-1][1] + length
+    else:
+        runs.append((first, length))
 
 
 def compress(blocks: Blocks) -> Runs:

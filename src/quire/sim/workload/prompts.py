@@ -13,7 +13,7 @@ from collections.abc import Hashable
 import msgspec
 import numpy as np
 
-from quire.sim.trace.rows import Runs
+from quire.sim.trace.rows import Runs, add_run
 
 
 class Text(msgspec.Struct, eq=False):
@@ -68,8 +68,6 @@ class Library:
             if text.first_id is None:
                 text.first_id = self._num_ids
                 self._num_ids += text.num_blocks
-            if runs and sum(runs[-1]) == text.first_id:
-                runs[-1] = runs[-1][0], runs[-1][1] + text.num_blocks
-            elif text.num_blocks:
-                runs.append((text.first_id, text.num_blocks))
+            if text.num_blocks:
+                add_run(runs, text.first_id, text.num_blocks)
         return np.array(runs, np.int32).reshape(-1, 2)

@@ -24,7 +24,7 @@ def parse_server(url: str) -> tuple[Words, bool]:
     `rediss+cluster://` for a cluster by any of its nodes, `unix:///path?db=1`.
 
     TLS takes `?ssl_ca_certs=`, `ssl_certfile=`, `ssl_keyfile=` (paths), `ssl_cert_reqs=none` and `ssl_check_hostname=no`, named
-    as redis-py names them. Raises `ConfigError`, whose message has no password.
+    as redis-py names them; what the system trusts is trusted beside `ssl_ca_certs`. Raises `ConfigError`, whose message has no password.
     """
     try:
         from redis import connection  # noqa: PLC0415 - an extra
@@ -54,6 +54,10 @@ def parse_server(url: str) -> tuple[Words, bool]:
         )
     known = {"connection_class", "host", "port", "path", "username", "password", "db"}
     _check_options(scheme, {name: words[name] for name in words if name not in known})
+    if scheme.startswith("rediss"):
+        # Before version 6 of redis-py names were not checked unless that was asked for.
+        is_checked = words.get("ssl_cert_reqs") != "none"
+        words["ssl_check_hostname"] = is_checked and words.get("ssl_check_hostname", True)
     return {"connection_class": connection.Connection, "db": 0, "protocol": 2} | words, is_cluster
 
 

@@ -77,7 +77,7 @@ class Feeding:
         self.lanes = shared.lanes
         self._placing = placing
         self._shared = shared
-        self._lane = TierLane(shared.lanes, "feeding", 1, lambda: None)
+        self._lane = TierLane(shared.lanes, "feeding", 1)
         self._wake = shared.lanes.signal()
         self._waiting: dict[Fed, None] = {}
         self._running: Fed | None = None

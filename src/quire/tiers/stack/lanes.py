@@ -91,11 +91,12 @@ class TierLane:
     hold up another with one. A job that hangs occupies one thread of this lane.
     """
 
-    def __init__(self, lanes: Lanes, name: str, num_threads: int, when_closed: Work) -> None:
+    def __init__(self, lanes: Lanes, name: str, num_threads: int) -> None:
         self.name = name
         self.num_threads = num_threads
         self._lanes = lanes
-        self._when_closed = when_closed
+        self.ended = lanes.signal()
+        """Set when it is closed and no thread of it is left."""
         self._lock = lanes.lock()
         self._turns: deque[tuple[object, deque[LaneJob]]] = deque()
         self._idle: list[threading.Event] = []
@@ -140,10 +141,7 @@ class TierLane:
             self._lanes.spawn(f"quire {self.name}", self._work)
 
     def close(self) -> None:
-        """Drop what waits, and end each thread when its job ends. Twice does nothing.
-
-        `when_closed` is called once, by the last thread to end.
-        """
+        """Drop what waits, and end each thread when its job ends. Twice does nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -152,13 +150,12 @@ class TierLane:
             self._turns.clear()
             idle, self._idle = self._idle, []
             none_alive = not self._num_alive
-        # In a thread of its own where no other is left: what it closes may hang.
         for job in dropped:
             job.drop()
         for signal in idle:
             signal.set()
         if none_alive:
-            self._lanes.spawn(f"quire {self.name}", self._when_closed)
+            self.ended.set()
 
     def _work(self) -> None:
         signal = self._lanes.signal()
@@ -177,7 +174,7 @@ class TierLane:
             else:
                 job.run()
         if is_last:
-            self._when_closed()
+            self.ended.set()
 
     def _next(self) -> LaneJob | None:
         if not self._turns:

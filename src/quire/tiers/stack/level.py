@@ -205,9 +205,7 @@ class Level:
     for what they do not.
     """
 
-    def __init__(
-        self, shared: Shared, index: int, tier: Tier, name: str, when_closed: Callable[[], None]
-    ) -> None:
+    def __init__(self, shared: Shared, index: int, tier: Tier, name: str) -> None:
         settings = shared.settings
         self.shared = shared
         self.index = index
@@ -222,8 +220,11 @@ class Level:
             Breaker(shared.lanes, settings.failures, settings.cool_down_s) for _ in range(2)
         )
         threads = self.settings.threads or settings.threads
-        self.loads = TierLane(shared.lanes, f"{name} loads", threads, when_closed)
-        self.stores = TierLane(shared.lanes, f"{name} stores", 1, when_closed)
+        self.loads = TierLane(shared.lanes, f"{name} loads", threads)
+        self.stores = TierLane(shared.lanes, f"{name} stores", 1)
+
+        self.closed = shared.lanes.signal()
+        """Set when its tier is closed."""
 
     @property
     def patience_s(self) -> float:

@@ -120,7 +120,7 @@ class Prefetching:
         self.active: dict[Prefetch, None] = {}
         """Prefetches that read or wait to."""
         self._is_of_use = len(levels) > 1 and self.top.writes and shared.settings.promote
-        self._lane = TierLane(shared.lanes, "prefetch", MOST_ACTIVE, lambda: None)
+        self._lane = TierLane(shared.lanes, "prefetch", MOST_ACTIVE)
 
     def begin(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
         """Begin to load keys into the fastest tier; see `TierStack.prefetch`."""

@@ -39,7 +39,7 @@ class TierStack:
     hangs holds up nobody but those who ask for what only it has, and them until their deadlines.
 
     Held at every moment: what waits for a tier takes at most its `queue_bytes`; each tier has at most
-    `threads` + 1 threads; a buffer is written by one call at a time, and by none once `load` has returned it.
+    `threads` + 1 threads, and prefetches have a few; a buffer is written by one call at a time, and by none once `load` has returned it.
     """
 
     def __init__(
@@ -55,10 +55,8 @@ class TierStack:
         self.settings = settings or StackSettings()
         self.names = tier_names(tiers, self.settings)
         shared = self._shared = Shared(lanes or Lanes(), self.settings)
-        self._open_lanes = [2 for _ in tiers]
-        self._all_closed = [shared.lanes.signal() for _ in tiers]
         self._levels = [
-            Level(shared, index, tier, name, lambda index=index: self._lane_closed(index))
+            Level(shared, index, tier, name)
             for index, (tier, name) in enumerate(zip(tiers, self.names, strict=True))
         ]
         top = self._levels[0]
@@ -268,7 +266,7 @@ class TierStack:
     def close(self) -> None:
         """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.
 
-        A tier that hangs is left to its lane, which closes it when it comes back.
+        A tier that hangs is left to its lane, and closed when that comes back.
         """
         shared = self._shared
         if shared.is_closed:
@@ -282,8 +280,14 @@ class TierStack:
         for level in self._levels:
             level.loads.close()
             level.stores.close()
-        for signal in self._all_closed:
-            signal.wait(deadline.left_s)
+            # In threads of their own: what they close may hang.
+            try:
+                shared.lanes.spawn(f"quire {level.name} closing", partial(self._close_tier, level))
+            except RuntimeError:
+                # At the end of a process Python 3.12.0 and 3.12.1 begin no thread; the system closes what is open.
+                level.closed.set()
+        for level in self._levels:
+            level.closed.wait(deadline.left_s)
 
     def stats(self) -> StackStats:
         """Return the counts of every tier."""
@@ -336,18 +340,11 @@ class TierStack:
         self._reader.wait(fetch)
         return fetch.outcomes
 
-    def _lane_closed(self, index: int) -> None:
+    def _close_tier(self, level: Level) -> None:
         """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""
-        with self._shared.lock:
-            self._open_lanes[index] -= 1
-            all_ended = not any(self._open_lanes)
-            closable = [
-                level
-                for level in self._levels
-                if (all_ended and level.in_memory)
-                or (level.index == index and not self._open_lanes[index] and not level.in_memory)
-            ]
-        for level in closable:
-            with suppress(Exception):  # it is closed as well as it can be
-                level.tier.close()
-            self._all_closed[level.index].set()
+        for each in self._levels if level.in_memory else [level]:
+            each.loads.ended.wait()
+            each.stores.ended.wait()
+        with suppress(Exception):  # it is closed as well as it can be
+            level.tier.close()
+        level.closed.set()
