@@ -76,14 +76,20 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file. Raises `ConfigError` for one that cannot be read."""
+    try:
+        return path.expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file says. Raises `ConfigError` for one that cannot be read."""
     import tomllib  # noqa: PLC0415 - few processes read any
 
     try:
-        return tomllib.loads(path.expanduser().read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        return tomllib.loads(read_bytes(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {error}") from error
 

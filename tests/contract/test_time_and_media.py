@@ -35,6 +35,14 @@ def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
         assert hit(manager, prompt) == left
 
 
+def test_a_run_whose_retention_has_ended_is_lengthened_by_ordinary_requests(clock):
+    manager = CacheManager(64, 4, clock=clock)
+    serve(manager, range(1, 9), retain_s=10)
+    clock.now = 20
+    serve(manager, range(1, 13))
+    assert len(list(manager.kernel.tree.nodes())) == 1
+
+
 def test_a_priority_that_rises_while_retention_runs_out_is_harmless(clock):
     manager = CacheManager(64, 4, clock=clock)
     prompt = list(range(1, 25))

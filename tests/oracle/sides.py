@@ -60,6 +60,7 @@ class Old:
     root = "quire0.core"
 
     def __init__(self, recipe, clock):
+        self.clock = clock
         self.core = importlib.import_module(self.root)
         self.kept = self.module("kept")
         self.size = recipe["block_size"]
@@ -191,7 +192,7 @@ class Old:
 
     def state(self):
         """Return the whole state, as far as it is behaviour."""
-        return behaviour(self.manager.snapshot())
+        return behaviour(self.manager.snapshot(), self.clock())
 
     def check(self):
         self.manager.check()
@@ -418,8 +419,10 @@ class New(Old):
 
     def take_events(self):
         log = watcher(self.manager, exchange.EventLog)
-        events = [(type(each).__name__, plain(each)) for each in log.take()] if log else []
-        return events, log.num_dropped if log else 0
+        events = (
+            [(type(each).__name__, plain(each)) for each in log.take()] if log is not None else []
+        )
+        return events, log.num_dropped if log is not None else 0
 
     def take_evicted(self):
         return plain(take_evicted(self.manager))
@@ -459,7 +462,7 @@ class New(Old):
         return self.manager.kernel.copies
 
     def state(self):
-        return behaviour(ops.snapshot(self.manager))
+        return behaviour(ops.snapshot(self.manager), self.clock())
 
     def check(self):
         ops.check(self.manager)
@@ -557,8 +560,8 @@ def plain(value):
     return value
 
 
-def behaviour(snapshot):
-    """Return what of a snapshot later calls depend on, and what callers see."""
+def behaviour(snapshot, now):
+    """Return what of a snapshot later calls depend on, and what callers see; retention that has ended is none."""
     roots = {
         root["scope"]: list(root["children"]) for root in snapshot["roots"] if root["children"]
     }
@@ -569,7 +572,7 @@ def behaviour(snapshot):
             leaves.append((node["eviction_order"], node["end"], node["tokens"]))
     return {
         "groups": snapshot["groups"],
-        "roots": {scope: _nodes(roots[scope]) for scope in sorted(roots)},
+        "roots": {scope: _nodes(roots[scope], now) for scope in sorted(roots)},
         "eviction order": [(end, tokens) for _, end, tokens in sorted(leaves)],
         "sparse order": snapshot["sparse_order"],
         "sequences": [
@@ -589,11 +592,12 @@ NODE = ("tokens", "blocks", "end", "locks", "pins", "priority", "keep_until")
 PART = ("group", "guards", "guarded", "num_held", "snapshots")
 
 
-def _nodes(nodes):
+def _nodes(nodes, now):
     found = []
     for node in sorted(nodes, key=lambda each: each["tokens"]):
         data = {name: node[name] for name in NODE}
+        data["keep_until"] *= node["keep_until"] > now
         data["parts"] = [{n: part[n] for n in PART if n in part} for part in node["parts"]]
-        data["children"] = _nodes(node["children"])
+        data["children"] = _nodes(node["children"], now)
         found.append(data)
     return found

@@ -71,10 +71,10 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
 def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
     with (
         server.gone(),
-        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be opened: .*refused"),
+        pytest.raises(TierError, match=f"127.0.0.1:{server.port} cannot be reached: .*refused"),
     ):
         Redis(server.url)
-    with pytest.raises(TierError, match=r"nobody\.sock cannot be opened: .*"):
+    with pytest.raises(TierError, match=r"nobody\.sock cannot be reached"):
         Redis(f"unix://{tmp_path}/nobody.sock")
 
 
@@ -86,8 +86,12 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
         url = server.url.replace("redis://", "rediss://")
         with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
             Redis(url)
-        with pytest.raises(TierError, match=r"cannot be opened"):
+        with pytest.raises(TierError, match=r"cannot be reached"):
             Redis(server.url)
+        other_name = url.replace("127.0.0.1", "localhost") + f"?ssl_ca_certs={certificate}"
+        with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED"):
+            Redis(other_name)
+        Redis(f"{other_name}&ssl_check_hostname=no").close()
         with Redis(f"{url}?ssl_cert_reqs=none") as tier:
             assert tier.put([name_of(1)], [record_of(name_of(1))]) == [STORED]
 

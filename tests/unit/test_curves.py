@@ -2,15 +2,7 @@
 
 import numpy as np
 import pytest
-from curves_help import (
-    SmallTrace,
-    belady_hits,
-    best_possible,
-    growing,
-    lru_hits,
-    prompts,
-    tails,
-)
+from curves_help import SmallTrace, belady_hits, best_possible, growing, lru_hits, prompts, tails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,10 +6,9 @@ import os
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from cli_help import refusal, told
 
 from quire import ops
-from quire.cli.app import app
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.errors import ConfigError, TraceError
 from quire.observe import Recorder, recorder
@@ -172,17 +171,21 @@ def test_forks_are_no_requests(path):
     assert len(rows(path)) == 1
 
 
+def preempted(manager, prompt):
+    """Return a request with two tokens after its prompt, suspended."""
+    seq = manager.open(prompt)
+    manager.reserve(seq, 10)
+    manager.commit(seq, np.concatenate((prompt, [5, 6])).astype(np.int32))
+    manager.suspend(seq)
+    return seq
+
+
 def test_a_request_that_is_preempted_and_goes_on_is_one_request(path):
     with Recorder(path, BLOCK) as recording:
         manager = managed(recording)
-        prompt = tokens(1, 2)
-        seq = manager.open(prompt)
-        manager.reserve(seq, 10)
-        manager.commit(seq, np.concatenate((prompt, [5, 6])).astype(np.int32))
-        manager.suspend(seq)
+        seq = preempted(manager, tokens(1, 2))
         manager.resume(seq)
-        more = np.concatenate((prompt, [5, 6, 7])).astype(np.int32)
-        finish(manager, seq, more)
+        finish(manager, seq, tokens(1, 2), [5, 6, 7])
     (row,) = rows(path)
     assert (row.prompt_tokens, row.output_tokens, row.num_blocks) == (8, 3, 2)
 
@@ -190,11 +193,7 @@ def test_a_request_that_is_preempted_and_goes_on_is_one_request(path):
 def test_a_request_that_ends_while_it_is_preempted_keeps_what_it_had(path):
     with Recorder(path, BLOCK) as recording:
         manager = managed(recording)
-        prompt = tokens(1, 2)
-        seq = manager.open(prompt)
-        manager.reserve(seq, 10)
-        manager.commit(seq, np.concatenate((prompt, [5, 6])).astype(np.int32))
-        manager.suspend(seq)
+        seq = preempted(manager, tokens(1, 2))
         run(manager, tokens(3, 4, 5, 6))
         manager.close(seq)
     first, second = rows(path)
@@ -207,24 +206,11 @@ def test_scopes_and_media_share_nothing(path):
     other = (MediaItem(b"e" * 32, 0, BLOCK),)
     with Recorder(path, BLOCK) as recording:
         manager = managed(recording)
-        for options in (
-            {},
-            {"scope": Scope(salt="a")},
-            {"media": image},
-            {"media": other},
-            {"media": image},
-            {"scope": Scope(salt="a")},
-        ):
-            seq = manager.open(tokens(1, 2), **options)
-            manager.close(seq)
-    assert [row.blocks.tolist() for row in rows(path)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-        [6, 7],
-        [4, 5],
-        [2, 3],
-    ]
+        one, scoped = {"media": image}, {"scope": Scope(salt="a")}
+        for options in ({}, scoped, one, {"media": other}, one, scoped):
+            manager.close(manager.open(tokens(1, 2), **options))
+    found = [row.blocks.tolist() for row in rows(path)]
+    assert found == [[0, 1], [2, 3], [4, 5], [6, 7], [4, 5], [2, 3]]
 
 
 @pytest.mark.parametrize("name", ["plain.jsonl", "packed.jsonl.gz"])
@@ -377,33 +363,19 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
 
 
 def test_generate_and_demo_record_what_they_ask(tmp_path):
-    invoke = CliRunner().invoke
     turns = tmp_path / "turns.txt"
     turns.write_text("What is a list?\nAnd a set?\n")
     talk = tmp_path / "talk.jsonl"
-    words = ["generate", "--turns", str(turns), "--max-new-tokens", "4", "--record", str(talk)]
-    result = invoke(app, [*words, "--hint", "session", "--json"])
-    assert result.exit_code == 0, result.output
+    words = ("generate", "--turns", turns, "--max-new-tokens", 4, "--record", talk)
+    told(*words, "--hint", "session")
     first, second = rows(talk)
     assert first.session == second.session == first.hint.session_id
     assert first.hint.reuse == "session"
     assert first.blocks.tolist() == second.blocks[: first.num_blocks].tolist()
-    again = invoke(app, words)
-    assert again.exit_code == 2
-    assert "name a new file" in again.output
-    assert "--hint is never or session" in invoke(app, ["generate", "a", "--hint", "x"]).output
+    assert "name a new file" in refusal(*words)
+    assert "--hint is never or session" in refusal("generate", "a", "--hint", "x")
     demo = tmp_path / "demo.jsonl.gz"
-    small = [
-        "--num-conversations",
-        "2",
-        "--num-turns",
-        "1",
-        "--system-tokens",
-        "100",
-        "--max-new-tokens",
-        "2",
-    ]
-    result = invoke(app, ["demo", *small, "--threads", "1", "--record", str(demo), "--json"])
-    assert result.exit_code == 0, result.output
+    small = ("--num-conversations", 2, "--num-turns", 1, "--system-tokens", 100, "--threads", 1)
+    told("demo", *small, "--max-new-tokens", 2, "--record", demo)
     assert len(rows(demo)) == 4  # two turns, one prompt for the samples, and what warms up
-    assert invoke(app, ["replay", str(demo), "--capacity", "50%", "--json"]).exit_code == 0
+    told("replay", demo, "--capacity", "50%")

@@ -72,10 +72,7 @@ def path(tmp_path):
     return tmp_path / "events"
 
 
-@pytest.mark.parametrize(
-    ("write", "name"),
-    [(as_json, int), (as_json, str), (as_gzip, str)],
-)
+@pytest.mark.parametrize(("write", "name"), [(as_json, int), (as_json, str), (as_gzip, str)])
 @pytest.mark.parametrize("form", [as_maps, as_array])
 def test_both_forms_and_every_kind_of_hash_give_the_same_trace(path, write, name, form):
     big = 2**63 + 5

@@ -71,7 +71,7 @@ class Order:
     def alike(self, node: Node, terms: Terms) -> bool:
         """Whether what a request stores next may join a node that it used, on the same terms."""
         mark = node.mark or UNMARKED
-        kept = terms.retain_s > 0 or not mark.keep_until
+        kept = terms.retain_s > 0 or not mark.keep_until or mark.keep_until <= self.now()
         return kept and mark.priority == terms.priority and mark.owner is terms.owner
 
     def joinable(self, upper: Node, lower: Node) -> bool:

@@ -10,13 +10,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quire.errors import ConfigError
 from quire.extras import lacking
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+Done: TypeAlias = Iterator[tuple[int, Result]]
+"""Numbers of tasks with their results, as they are done, in any order."""
 
 RAY_STORE_BYTES = 80 << 20
 """Memory of the object store of a local Ray: results are small. Ray accepts no less than 75 MiB."""
@@ -25,19 +28,15 @@ RAY_STORE_BYTES = 80 << 20
 class Executor(Protocol):
     """Runs a function over tasks, which are pickled where they go to another process."""
 
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield (number of the task, its result) as they are done, in any order."""
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
+        """Yield every task's number and result."""
         ...
 
 
 class Serial:
     """One after the other, in this process."""
 
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
         for number, task in enumerate(tasks):
             yield number, function(task)
 
@@ -48,9 +47,7 @@ class Processes:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = _checked(num_workers)
 
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
         if len(tasks) < 2 or self._num_workers == 1:
             yield from Serial().run(function, tasks)
             return
@@ -81,9 +78,7 @@ class RayWorkers:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = _checked(num_workers)
 
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
         ray = _ray()
         started = not ray.is_initialized()
         if started:

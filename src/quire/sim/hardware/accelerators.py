@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from quire.config import read_bytes
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
 from quire.sim.hardware.names import plain, unknown
@@ -104,9 +105,7 @@ def accelerator_names() -> list[str]:
 
 def _read(path: Path) -> Accelerator:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Accelerator)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        return msgspec.json.decode(read_bytes(path), type=Accelerator)
     except msgspec.DecodeError as error:
         fields = ", ".join(Accelerator.__struct_fields__)
         raise ConfigError(f"{str(path)!r} describes no accelerator ({fields}): {error}") from error

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from quire.config import read_bytes
 from quire.errors import ConfigError
 from quire.sim.hardware import feed, mixers
 from quire.sim.hardware.facts import KVBytes, ModelFacts
@@ -99,10 +100,9 @@ def _language_model(config: object) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    content = read_bytes(path)
     try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        return json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is no config.json: {error}") from error
 

@@ -42,10 +42,8 @@ class Limits(msgspec.Struct, frozen=True):
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        check_count("num_blocks", self.num_blocks)
-        check_count("block_size", self.block_size)
-        check_count("max_step_tokens", self.max_step_tokens)
-        check_count("max_sequences", self.max_sequences)
+        for name in ("num_blocks", "block_size", "max_step_tokens", "max_sequences"):
+            check_count(name, getattr(self, name))
         if self.max_step_tokens <= self.max_sequences:
             raise ConfigError(
                 f"a step of {self.max_step_tokens} tokens and {self.max_sequences} sequences that "

@@ -22,19 +22,24 @@ more to send that of a SET of 1 MiB: what waits to be sent leaves the processor'
 
 @contextmanager
 def tier_errors() -> Generator[None]:
-    """Turn what redis-py raises into `TimeoutError` and `TierError`; a server may say anything, and then any of its parsers fails."""
-    from redis.exceptions import RedisClusterException, RedisError  # noqa: PLC0415 - an extra
-    from redis.exceptions import TimeoutError as TooLate  # noqa: PLC0415
+    """Turn what redis-py raises into `TimeoutError`, `OSError` where nobody is reached, and `TierError` for the rest.
 
-    failures = (RedisError, RedisClusterException, OSError)
-    rubbish = (ValueError, TypeError, LookupError, ArithmeticError)
+    A server may say anything, and then any of redis-py's parsers fails.
+    """
+    from redis import exceptions  # noqa: PLC0415 - an extra
 
     try:
         yield
-    except TooLate:
+    except exceptions.TimeoutError:
         raise TimeoutError from None
-    except (*failures, *rubbish) as error:
+    except (exceptions.RedisError, exceptions.RedisClusterException, *_RUBBISH) as error:
+        refused = isinstance(error, exceptions.AuthenticationError)
+        if isinstance(error, exceptions.ConnectionError) and not refused:
+            raise OSError(str(error)) from None
         raise TierError(str(error) or type(error).__name__) from None
+
+
+_RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class Server:
@@ -69,7 +74,7 @@ class Server:
         return [*answers, *[lost] * (len(requests) - len(answers))]
 
     def open(self, deadline: float) -> None:
-        """Make sure that there is a connection. Raises `TimeoutError` and `TierError`."""
+        """Make sure that there is a connection. Raises `OSError` and `TierError`."""
         self._give_back(self._take(deadline))
 
     def close(self) -> None:
@@ -153,7 +158,7 @@ class Server:
 
 
 def _connect(words: Words, deadline: float) -> Link:
-    """Return a new connection, secured and logged in by redis-py. Raises `TimeoutError` and `TierError`."""
+    """Return a new connection, secured and logged in by redis-py. Raises `OSError` and `TierError`."""
     options = dict(words)
     seconds = remaining(deadline)
     options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}

@@ -40,7 +40,7 @@ class Servers:
         self._refresher = Background(self._refresh, "quire-redis-map")
 
     def open(self, deadline: float) -> None:
-        """Reach the servers. Raises `TierError` or `TimeoutError`."""
+        """Reach the servers. Raises `TierError` or `OSError`."""
         self._servers[self.home].open(deadline)
         from redis import ConnectionPool, Redis  # noqa: PLC0415 - an extra
         from redis.cluster import ClusterNode, NodesManager  # noqa: PLC0415
@@ -165,7 +165,7 @@ class Servers:
         try:
             with tier_errors():
                 self._map.initialize()
-        except (TierError, TimeoutError):
+        except (TierError, OSError):
             pass
         else:
             known = {self.home, *self._map.nodes_cache}

@@ -104,6 +104,8 @@ class Redis(Tier):
             self._servers.open(deadline)
         except TimeoutError:
             raise TierError(f"{where} did not answer within {OPEN_TIMEOUT_S} s") from None
+        except OSError as error:
+            raise TierError(f"{where} cannot be reached: {error}") from None
         except TierError as error:
             raise TierError(f"{where} cannot be opened: {error}") from None
         name = self._prefix + b"0" * (2 * KEY_BYTES)
@@ -115,7 +117,7 @@ class Redis(Tier):
             with tier_errors():
                 infos = [client.info() for client in self._servers.clients().values()]
                 limits = [int(each.get("maxmemory", 0)) for each in infos]
-        except (TierError, TimeoutError):
+        except (TierError, OSError):
             # A user that may not ask for INFO: the limit stays unknown.
             infos, limits = [], []
         is_node = any(each.get("redis_mode") == "cluster" for each in infos)
@@ -239,7 +241,7 @@ class Redis(Tier):
                 with tier_errors():
                     cursor, names = client.scan(cursor or 0, match=pattern, count=SCAN_COUNT)
                     matches = [shape.fullmatch(name) for name in names]
-            except (TierError, TimeoutError) as error:
+            except (TierError, OSError) as error:
                 raise TierError(f"{place} cannot be listed: {error or 'no answer'}") from None
             yield [bytes.fromhex(match[1].decode()) for match in matches if match]
 

@@ -54,6 +54,10 @@ def parse_server(url: str) -> tuple[Words, bool]:
         )
     known = {"connection_class", "host", "port", "path", "username", "password", "db"}
     _check_options(scheme, {name: words[name] for name in words if name not in known})
+    if scheme.startswith("rediss"):
+        # Before version 6 of redis-py names were not checked unless that was asked for.
+        is_checked = words.get("ssl_cert_reqs") != "none"
+        words["ssl_check_hostname"] = is_checked and words.get("ssl_check_hostname", True)
     return {"connection_class": connection.Connection, "db": 0, "protocol": 2} | words, is_cluster
 
 

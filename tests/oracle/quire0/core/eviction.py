@@ -58,7 +58,7 @@ class Evictor:
 
     def extendable(self, node: Node, priority: int, keep_for: float) -> bool:
         """Whether a request of this priority and retention may lengthen a node it found cached."""
-        alike = node.priority == priority and (keep_for > 0 or not node.keep_until)
+        alike = node.priority == priority and (keep_for > 0 or node.keep_until <= self.now())
         return alike and (node.grown or node.policy is None or node.policy.extendable(node))
 
     def seam(self, node: Node) -> int:
