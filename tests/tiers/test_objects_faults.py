@@ -188,8 +188,8 @@ def test_a_server_that_is_not_there_is_an_error_or_a_timeout():
 
 
 def test_a_bundle_that_disappears_is_absent(front, tier):
-    for path in objects_of(tier):
-        tier._client.wait(tier._client.remove([path]), time.monotonic() + 5)
+    paths = list(objects_of(tier))
+    tier._client.wait(lambda: tier._client.remove(paths), time.monotonic() + 5)
     assert get(tier, timeout_s=5) == [ABSENT] * 4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -213,7 +213,7 @@ class Objects(Tier):
 
     def _refresh(self, max_age_s: float, deadline: float) -> None:
         """Learn what others wrote. Raises `TierError` or `TimeoutError`."""
-        self._wait(self._listing.refresh(max_age_s), deadline)
+        self._wait(partial(self._listing.refresh, max_age_s), deadline)
 
     # writing
 
@@ -283,14 +283,14 @@ class Objects(Tier):
         """Delete records of a bundle: here at once, for others by a name that they will list."""
         burials = self._index.bury(bundle, mask)
         if bundle.is_dead:
-            self._wait(self._client.remove([bundle.path, *burials]), deadline)
+            self._wait(partial(self._client.remove, [bundle.path, *burials]), deadline)
             self._index.drop(bundle)
         else:
             path = self._listing.path_of(burial_name(self._listing.new_id(), bundle.id, mask))
-            self._wait(self._client.write(path, b""), deadline)
+            self._wait(partial(self._client.write, path, b""), deadline)
             self._index.learn(path, 0)
 
-    def _wait(self, call: Coroutine[Any, Any, None], deadline: float) -> None:
+    def _wait(self, call: Callable[[], Awaitable[None]], deadline: float) -> None:
         try:
             self._client.wait(call, deadline)
         except Exception as error:
