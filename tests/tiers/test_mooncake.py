@@ -325,8 +325,8 @@ def test_a_listener_kept_to_loopback_is_not_reached_by_another_address_of_this_m
         ("nowhere", {}, "give host:port"),
         ("host:port", {}, "give host:port"),
         ("127.0.0.1:1", {"buffer": "some"}, "not a size"),
-        ("127.0.0.1:1", {"callers": 0}, "callers is 0"),
-        ("127.0.0.1:1", {"replicas": 0}, "replicas is 0"),
+        ("127.0.0.1:1", {"callers": 0}, "callers must be from 1"),
+        ("127.0.0.1:1", {"replicas": 0}, "replicas must be from 1"),
         ("127.0.0.1:1", {"protocol": "carrier pigeon"}, "carrier pigeon"),
     ],
 )

@@ -228,7 +228,7 @@ def test_closing_while_calls_wait_ends_in_time(front):
         ("s3://b", {"client_options": {"nonsense": 1}}, "nonsense"),
         ("memory://", {"config": {"region": "x"}}, "not remote"),
         ("memory://", {"bundle": "many"}, "not a size"),
-        ("memory://", {"concurrency": 0}, "concurrency is 0"),
+        ("memory://", {"concurrency": 0}, "concurrency must be from 1"),
         ("memory://", {"refresh_s": -1.0}, "refresh_s is -1.0"),
         ("memory://", {"refresh_s": float("nan")}, "refresh_s is nan"),
     ],

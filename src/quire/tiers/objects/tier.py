@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quire.config import parse_bytes
+from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.objects.client import Client, open_store, reason_of
@@ -85,8 +85,7 @@ class Objects(Tier):
     ) -> None:
         super().__init__()
         self._bundle_bytes = parse_bytes(bundle)
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; one request at once is the least")
+        check_count("concurrency", concurrency)
         if not 0 <= refresh_s <= MAX_REFRESH_S:
             raise ConfigError(f"refresh_s is {refresh_s}; give 0 to {MAX_REFRESH_S} seconds")
         self.name = name
