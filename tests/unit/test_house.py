@@ -85,9 +85,20 @@ def test_no_module_knows_one_that_knows_it(room):
     assert not found, " -> ".join(found)
 
 
-AFTERNOON = (
-    "tokens blocks tree policy policies lookup room sequence take publish give manager".split()
-)
+AFTERNOON = [
+    "tokens",
+    "blocks",
+    "tree",
+    "policy",
+    "policies",
+    "lookup",
+    "room",
+    "sequence",
+    "take",
+    "publish",
+    "give",
+    "manager",
+]
 """The files of the kernel that are read first."""
 
 
