@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -224,27 +224,27 @@ def test_what_a_deletion_tore_while_it_was_read_is_read_again(client):
 # what hangs
 
 
-def test_calls_that_hang_are_bounded_and_further_ones_return_at_once():
-    release = threading.Event()
-    callers = Callers(2, lambda address, size: 0)
-    for _ in range(2):
-        caller = callers.take(time.monotonic() + 1)
-        with pytest.raises(TimeoutError):
-            callers.call(caller, lambda: release.wait(10), time.monotonic() + 0.05)
-        callers.give(caller)
-    assert callers.num_hanging == 2
-    began = time.monotonic()
-    with pytest.raises(TimeoutError, match="2 calls hang"):
-        callers.take(time.monotonic() + 5)
-    assert time.monotonic() - began < 0.5
-    release.set()
+def until_none_hangs(callers):
     deadline = time.monotonic() + 5
     while callers.num_hanging:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    caller = callers.take(deadline)
-    assert callers.call(caller, lambda: "fresh", time.monotonic() + 5) == "fresh"
-    callers.give(caller)
+
+
+def test_calls_that_hang_are_bounded_and_further_ones_return_at_once():
+    release = threading.Event()
+    callers = Callers(2, lambda address, size: 0)
+    for _ in range(2):
+        with callers.taken(0.05) as caller, pytest.raises(TimeoutError):
+            caller.call(lambda: release.wait(10))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="2 calls hang"), callers.taken(5):
+        pass
+    assert time.monotonic() - began < 0.5
+    release.set()
+    until_none_hangs(callers)
+    with callers.taken(5) as caller:
+        assert caller.call(lambda: "fresh") == "fresh"
     callers.close(lambda _: None, time.monotonic() + 5)
 
 
@@ -256,18 +256,24 @@ def slowly(number):
 def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     callers = Callers(1, lambda address, size: 0)
     for number in range(40):
-        caller = callers.take(time.monotonic() + 5)
-        try:
-            answer = callers.call(caller, partial(slowly, number), time.monotonic() + 0.002)
-            assert answer == number
-        except TimeoutError:
+        with suppress(TimeoutError), callers.taken(0.002) as caller:
+            assert caller.call(partial(slowly, number)) == number
+        until_none_hangs(callers)
+    callers.close(lambda _: None, time.monotonic() + 5)
+
+
+def test_who_left_a_caller_behind_gives_it_back_to_nobody_who_has_it_since():
+    release = threading.Event()
+    callers = Callers(1, lambda address, size: 0)
+    with ExitStack() as next_user:
+        with callers.taken(0.02) as caller:
+            with pytest.raises(TimeoutError):
+                caller.call(lambda: release.wait(10))
+            release.set()
+            until_none_hangs(callers)
+            next_user.enter_context(callers.taken(5))
+        with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
             pass
-        finally:
-            callers.give(caller)
-        deadline = time.monotonic() + 5
-        while callers.num_hanging:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
     callers.close(lambda _: None, time.monotonic() + 5)
 
 

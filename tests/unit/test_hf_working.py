@@ -303,6 +303,17 @@ def test_a_recurrent_state_cannot_be_cropped_and_nothing_changes():
     assert sums(cache) == [3]
 
 
+def test_a_recurrence_beside_a_convolution_that_records_its_past_cannot_be_cropped_either():
+    cache = recurrent_cache()
+    cache.activate_past_recording()
+    feed(cache, [[1, 2, 3, 4]])
+    with pytest.raises(ConfigError, match="cannot go back"):
+        cache.crop(-1)
+    cache.check()
+    assert sums(cache) == [10]
+    assert cache.row_states(0)[1][0][0].tolist() == [2, 3, 4]
+
+
 def test_a_convolution_that_records_its_past_is_cropped():
     cache = WorkingCache(
         [WorkingLayer(), StateLayer()],

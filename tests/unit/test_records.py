@@ -71,7 +71,7 @@ def test_a_payload_is_k_then_v_of_each_layer(widths):
     (buffer,) = payloads(codec, 1)
     codec.encode(pool, [2], [buffer])
     for layer in range(3):
-        first, stop = codec.layer_span(layer)
+        first, stop = codec._form.span(range(layer, layer + 1))
         wanted = bits(pool.k[layer, 2]).numpy().tobytes() + bits(pool.v[layer, 2]).numpy().tobytes()
         assert bytes(buffer[first:stop]) == wanted
     assert codec.payload_bytes == memory.bytes_per_block
@@ -128,7 +128,7 @@ def test_packing_on_a_device_gives_the_same_bytes(memory):
     rows = codec._form.pack(pool, torch.tensor([5, 0, 2]))
     assert [bytes(buffer) for buffer in buffers] == [row.numpy().tobytes() for row in rows]
     again = noisy(type(pool)(memory, 6), seed=1)
-    first, stop = codec.layer_span(1)
+    first, stop = codec._form.span(range(1, 2))
     codec._form.unpack(
         rows[:, first:stop].contiguous(), again, torch.tensor([1, 3, 4]), range(1, 2)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,8 +19,6 @@ MAX_RUNS = 1 << 15
 
 MAX_BLOCKS = 1 << 22
 """Blocks of all of them, a byte each."""
-
-Run = TypeVar("Run", bytearray, Key)
 
 
 class Lost(msgspec.Struct, gc=False, eq=False):
@@ -167,7 +165,10 @@ class Trail(Watcher):
                     rest, user, below = lost.marks, lost.user, lost.below
         if forks or part.above:
             below, stop, user, rest = self._cut_up(node, start, Lost(rest, user, below))
-        lost = Lost(key[at + size - TOKEN_BYTES : stop : size] + rest, user, below)
+        marks = key[at + size - TOKEN_BYTES : stop : size]
+        if rest:
+            marks += rest
+        lost = Lost(marks, user, below)
         if at:  # as long as the head of the node is there
             lost.is_end = True
             _among(part, start)[hash(bytes(key[at : at + size]))] = lost
@@ -202,7 +203,7 @@ class Trail(Watcher):
             lost = among.get(hash(key[end : end + size].tobytes()))
             if lost is None:
                 break
-            marks = _marks(key, end, num_bytes, size).tobytes()
+            marks = key[end:num_bytes].tobytes()[size - TOKEN_BYTES :: size]
             same = min(len(marks), len(lost.marks))
             if not lost.marks.startswith(marks[:same]):
                 same = common_bytes(marks, lost.marks)
@@ -294,6 +295,6 @@ def _between(forks: Forks, start: int, end: int) -> list[int]:
     return sorted(at for at in forks if start < at <= end)
 
 
-def _marks(key: Run, start: int, stop: int, block_bytes: int) -> Run:
+def _marks(key: bytearray, start: int, stop: int, block_bytes: int) -> bytearray:
     """Return a byte of the last token of each block between two places in a key."""
     return key[start + block_bytes - TOKEN_BYTES : stop : block_bytes]

@@ -1,6 +1,7 @@
 """Moving K and V between the paged pool and contiguous tensors, and inside the pool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,8 @@ def apply_copies(pool: Pool, copies: Sequence[BlockCopy], fresh: BlockIds = ()) 
         raise ConfigError("two copies have the same destination block; it can hold one only")
     fill = np.concatenate((block_array(fresh, pool.num_blocks), dst))
     if isinstance(pool, StatePool):
-        _copy_states(pool, src, dst, fill)
+        states = list(chain.from_iterable(pool.layers))
+        _assign(states, 0, src, dst, lambda: pool.poison(fill))
         return
     block_size = pool.layout.block_size
     if counts.min() < 0 or counts.max() > block_size:
@@ -137,13 +139,9 @@ def apply_copies(pool: Pool, copies: Sequence[BlockCopy], fresh: BlockIds = ()) 
         )
     # One index over all copies: token j of copy i, for j < counts[i].
     copy_of, offset = np.nonzero(np.arange(block_size)[None, :] < counts[:, None])
-    read = on_device(src[copy_of] * block_size + offset, pool.device)
-    write = on_device(dst[copy_of] * block_size + offset, pool.device)
-    k_slots, v_slots = pool.k.flatten(1, 2), pool.v.flatten(1, 2)
-    k, v = k_slots.index_select(1, read), v_slots.index_select(1, read)
-    pool.poison(fill)
-    k_slots.index_copy_(1, write, k)
-    v_slots.index_copy_(1, write, v)
+    read, write = (blocks[copy_of] * block_size + offset for blocks in (src, dst))
+    slots = [pool.k.flatten(1, 2), pool.v.flatten(1, 2)]
+    _assign(slots, 1, read, write, lambda: pool.poison(fill))
 
 
 def move_tokens(pool: KVPool, moves: Sequence[TokenMove], group: int = 0) -> None:
@@ -166,25 +164,24 @@ def move_tokens(pool: KVPool, moves: Sequence[TokenMove], group: int = 0) -> Non
     written = dst * size + offsets[:, 1]
     if np.unique(written).size != written.size:
         raise ConfigError("two moves have the same destination; a token has one place only")
-    read = on_device(src * size + offsets[:, 0], pool.device)
-    write = on_device(written, pool.device)
-    for states in (pool.k, pool.v):
-        slots = states.flatten(1, 2)
-        slots.index_copy_(1, write, slots.index_select(1, read))
+    slots = [pool.k.flatten(1, 2), pool.v.flatten(1, 2)]
+    _assign(slots, 1, src * size + offsets[:, 0], written)
 
 
-def _copy_states(
-    pool: StatePool,
-    src: npt.NDArray[np.int64],
-    dst: npt.NDArray[np.int64],
-    fill: npt.NDArray[np.int64],
+def _assign(
+    tensors: Sequence[torch.Tensor],
+    dim: int,
+    read: npt.NDArray[np.int64],
+    write: npt.NDArray[np.int64],
+    between: Callable[[], None] = lambda: None,
 ) -> None:
-    read, write = on_device(src, pool.device), on_device(dst, pool.device)
-    states = [[held.index_select(0, read) for held in layer] for layer in pool.layers]
-    pool.poison(fill)
-    for held_layer, layer in zip(pool.layers, states, strict=True):
-        for held, state in zip(held_layer, layer, strict=True):
-            held.index_copy_(0, write, state)
+    """Copy places of dimension `dim`; of all tensors every source is read before any is written."""
+    device = tensors[0].device
+    source, target = on_device(read, device), on_device(write, device)
+    values = [tensor.index_select(dim, source) for tensor in tensors]
+    between()
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.index_copy_(dim, target, value)
 
 
 def _spans(

@@ -71,14 +71,6 @@ class KVLayout:
             )
         return blocks
 
-    def k_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """`[num_layers, num_blocks, block_size, kv_heads, k_width]`."""
-        return (self.num_layers, num_blocks, self.block_size, self.kv_heads, self.k_width)
-
-    def v_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """`[num_layers, num_blocks, block_size, kv_heads, v_width]`."""
-        return (self.num_layers, num_blocks, self.block_size, self.kv_heads, self.v_width)
-
 
 @dataclass(frozen=True, slots=True)
 class StateShape:

@@ -1,7 +1,10 @@
 """Paged storage of K and V, and of recurrent states, on a device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from math import prod
+from typing import Generic, TypeVar
 
 import torch
 
@@ -10,8 +13,70 @@ from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout, StateLayout
 from quire.tensors.slots import BlockIds, block_array, on_device
 
+_Layout = TypeVar("_Layout", KVLayout, StateLayout)
 
-class KVPool:
+
+class _PagedPool(ABC, Generic[_Layout]):
+    """Blocks of one layer group, as the tensors that `_shapes` lists."""
+
+    def __init__(
+        self,
+        layout: _Layout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        *,
+        debug_nan: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.debug_nan = debug_nan
+        self.device = torch.device(device)
+        self._allocate(num_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.layout.bytes_per_block
+
+    def poison(self, block_ids: BlockIds) -> None:
+        """Fill these blocks with NaN, if `debug_nan`; else do nothing."""
+        if self.debug_nan and len(block_ids):
+            index = on_device(block_array(block_ids, self.num_blocks), self.device)
+            for held in self._by_block():
+                held.index_fill_(0, index, torch.nan)
+
+    def resize(self, num_blocks: int) -> None:
+        """Change the number of blocks; blocks below both the old and the new number keep their bytes.
+
+        Both the old and the new tensors exist for a while. Raises `ConfigError`, with nothing
+        changed, when the device has no room for them.
+        """
+        kept, before = min(num_blocks, self.num_blocks), self._by_block()
+        self._allocate(num_blocks)
+        for old, new in zip(before, self._by_block(), strict=True):
+            new[:kept] = old[:kept]
+
+    def _allocate(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks is {num_blocks}; a pool needs at least 1")
+        fill = torch.nan if self.debug_nan else None
+        shapes = self._shapes(num_blocks)
+        self._hold([memory_of(shape, dtype, self.device, fill) for shape, dtype in shapes])
+        self.num_blocks = num_blocks
+
+    @abstractmethod
+    def _shapes(self, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of each tensor."""
+
+    @abstractmethod
+    def _hold(self, tensors: list[torch.Tensor]) -> None:
+        """Take tensors of these shapes for its own."""
+
+    @abstractmethod
+    def _by_block(self) -> list[torch.Tensor]:
+        """View each tensor with the blocks as its first dimension."""
+
+
+class KVPool(_PagedPool[KVLayout]):
     """K and V of `num_blocks` blocks, as two tensors.
 
         k: [layers, blocks, block_size, kv_heads, k_width]
@@ -30,49 +95,16 @@ class KVPool:
     what nobody computed gets NaN out.
     """
 
-    def __init__(
-        self,
-        layout: KVLayout,
-        num_blocks: int,
-        device: torch.device | str = "cpu",
-        *,
-        debug_nan: bool = False,
-    ) -> None:
-        self.layout = layout
-        self.num_blocks = _checked(num_blocks)
-        self.debug_nan = debug_nan
-        self.device = torch.device(device)
-        self.k = self._allocate(layout.k_shape(num_blocks))
-        self.v = self._allocate(layout.v_shape(num_blocks))
+    def _shapes(self, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        layout = self.layout
+        shape = (layout.num_layers, num_blocks, layout.block_size, layout.kv_heads)
+        return [((*shape, width), layout.dtype) for width in (layout.k_width, layout.v_width)]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of K and V of all blocks."""
-        return self.num_blocks * self.layout.bytes_per_block
+    def _hold(self, tensors: list[torch.Tensor]) -> None:
+        self.k, self.v = tensors
 
-    def poison(self, block_ids: BlockIds) -> None:
-        """Fill K and V of these blocks with NaN, if `debug_nan`; else do nothing."""
-        if self.debug_nan and len(block_ids):
-            index = on_device(block_array(block_ids, self.num_blocks), self.device)
-            self.k.index_fill_(1, index, torch.nan)
-            self.v.index_fill_(1, index, torch.nan)
-
-    def resize(self, num_blocks: int) -> None:
-        """Change the number of blocks; blocks below both the old and the new number keep their bytes.
-
-        Both the old and the new tensors exist for a while. Raises `ConfigError`, with nothing
-        changed, when the device has no room for them.
-        """
-        held = min(_checked(num_blocks), self.num_blocks)
-        k = self._allocate(self.layout.k_shape(num_blocks))
-        k[:, :held] = self.k[:, :held]
-        v = self._allocate(self.layout.v_shape(num_blocks))
-        v[:, :held] = self.v[:, :held]
-        self.k, self.v, self.num_blocks = k, v, num_blocks
-
-    def _allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
-        fill = torch.nan if self.debug_nan else None
-        return memory_of(shape, self.layout.dtype, self.device, fill)
+    def _by_block(self) -> list[torch.Tensor]:
+        return [self.k.transpose(0, 1), self.v.transpose(0, 1)]
 
     def __repr__(self) -> str:
         return (
@@ -81,7 +113,7 @@ class KVPool:
         )
 
 
-class StatePool:
+class StatePool(_PagedPool[StateLayout]):
     """Recurrent states of `num_blocks` sequences and snapshots: one tensor per state tensor.
 
         layers[i][j]: [blocks, *shape]  the j-th tensor of the group's i-th layer
@@ -89,25 +121,6 @@ class StatePool:
     A block is the state of all layers at one position. As `KVPool`, it owns bytes only, and
     with `debug_nan` what nobody has written is NaN.
     """
-
-    def __init__(
-        self,
-        layout: StateLayout,
-        num_blocks: int,
-        device: torch.device | str = "cpu",
-        *,
-        debug_nan: bool = False,
-    ) -> None:
-        self.layout = layout
-        self.num_blocks = _checked(num_blocks)
-        self.debug_nan = debug_nan
-        self.device = torch.device(device)
-        self.layers = self._allocate(num_blocks)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return self.num_blocks * self.layout.bytes_per_block
 
     def read(self, block: int) -> list[list[torch.Tensor]]:
         """Return the state tensors of a block, per layer: views, without rows."""
@@ -128,29 +141,16 @@ class StatePool:
             for held, state in zip(held_layer, layer, strict=True):
                 held.copy_(state.detach())
 
-    def poison(self, block_ids: BlockIds) -> None:
-        """Fill the states of these blocks with NaN, if `debug_nan`; else do nothing."""
-        if self.debug_nan and len(block_ids):
-            index = on_device(block_array(block_ids, self.num_blocks), self.device)
-            for layer in self.layers:
-                for held in layer:
-                    held.index_fill_(0, index, torch.nan)
+    def _shapes(self, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        tensors = chain.from_iterable(self.layout.layers)
+        return [((num_blocks, *each.shape), each.dtype) for each in tensors]
 
-    def resize(self, num_blocks: int) -> None:
-        """As `KVPool.resize`."""
-        held = min(_checked(num_blocks), self.num_blocks)
-        layers = self._allocate(num_blocks)
-        for old_layer, layer in zip(self.layers, layers, strict=True):
-            for old, new in zip(old_layer, layer, strict=True):
-                new[:held] = old[:held]
-        self.layers, self.num_blocks = layers, num_blocks
+    def _hold(self, tensors: list[torch.Tensor]) -> None:
+        left = iter(tensors)
+        self.layers = [[next(left) for _ in layer] for layer in self.layout.layers]
 
-    def _allocate(self, num_blocks: int) -> list[list[torch.Tensor]]:
-        fill = torch.nan if self.debug_nan else None
-        return [
-            [memory_of((num_blocks, *one.shape), one.dtype, self.device, fill) for one in layer]
-            for layer in self.layout.layers
-        ]
+    def _by_block(self) -> list[torch.Tensor]:
+        return list(chain.from_iterable(self.layers))
 
     def __repr__(self) -> str:
         tensors = sum(len(layer) for layer in self.layout.layers)
@@ -175,12 +175,6 @@ def make_pool(
     if isinstance(layout, KVLayout):
         return KVPool(layout, num_blocks, device, debug_nan=debug_nan)
     return StatePool(layout, num_blocks, device, debug_nan=debug_nan)
-
-
-def _checked(num_blocks: int) -> int:
-    if num_blocks < 1:
-        raise ConfigError(f"num_blocks is {num_blocks}; a pool needs at least 1")
-    return num_blocks
 
 
 def memory_of(

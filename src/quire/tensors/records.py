@@ -56,10 +56,6 @@ class BlockCodec:
         """Layers of the group."""
         return len(self._form.layer_bytes)
 
-    def layer_span(self, layer: int) -> tuple[int, int]:
-        """Return where the group's i-th layer begins and ends in a payload, in bytes."""
-        return self._form.span(self._layers(layer))
-
     @property
     def layout_name(self) -> str:
         """What lies where in a payload, in words: `Namespace.layout`."""

@@ -132,9 +132,19 @@ class Tier(ABC):
         return self.put_sealed(keys, records, timeout_s)
 
     def put_sealed(self, keys: Keys, records: Buffers, timeout_s: float) -> list[Outcome]:
-        """Do what `put` does with records that went through `check_sealed`."""
-        skipped = [Outcome.SKIPPED] * len(keys)
-        outcomes = self._guarded(skipped, lambda done: self._put(keys, records, timeout_s, done))
+        """Do what `put` does with records that went through `check_sealed`.
+
+        Of a key that comes twice the first record is meant: `_put` sees each key once.
+        """
+        first: dict[bytes, memoryview] = {}
+        for key, record in zip(keys, records, strict=True):
+            first.setdefault(key, record)
+        once, kept = list(first), list(first.values())
+        skipped = [Outcome.SKIPPED] * len(once)
+        outcomes = self._guarded(skipped, lambda done: self._put(once, kept, timeout_s, done))
+        if len(once) < len(keys):
+            left = dict(zip(once, outcomes, strict=True))
+            outcomes = [_and_then(left, key) for key in keys]
         self._outcomes.update(outcomes)
         return outcomes
 
@@ -266,6 +276,14 @@ class Answers:
             if outcome is Outcome.CORRUPT:
                 self.damaged.add(index)
         self.outcomes[index] = outcome
+
+
+def _and_then(outcomes: dict[bytes, Outcome], key: bytes) -> Outcome:
+    """Return the outcome of a key; where it comes again, it is there."""
+    outcome = outcomes[key]
+    if outcome is Outcome.STORED:
+        outcomes[key] = Outcome.PRESENT
+    return outcome
 
 
 def checked(key: bytes, record: memoryview) -> Outcome:

@@ -222,15 +222,20 @@ class SlotPrefixCache(ModelFace):
 
     @contextmanager
     def _opened(self, prompts: Prompts, scope: Scope | None) -> Generator[SlotSession, None, None]:
-        handle = self.slots.open(prompts.tokens[0], self._identity.scope(scope))
+        handle: SlotHandle | None = None
         try:
+            handle = self.slots.open(prompts.tokens[0], self._identity.scope(scope))
             self._copy()
             self.pool.forget(handle.slot, handle.num_cached)
-            layers = [SlotLayer(k, v, handle.num_cached) for k, v in self.pool.slot(handle.slot)]
+            memory, num_cached = self.pool.slot(handle.slot), handle.num_cached
+            layers = [SlotLayer(k, v, num_cached) for k, v in memory]
             yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
-        finally:
             if not self.slots.interrupted:
                 self.slots.close(handle)
+        except BaseException:  # also one that comes between two lines
+            if handle is not None and not self.slots.interrupted and handle.is_open:
+                self.slots.close(handle)
+            raise
 
     def _copy(self) -> None:
         try:

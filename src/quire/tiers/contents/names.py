@@ -91,17 +91,20 @@ class NameBook:
     def lines(self) -> Iterator[str]:
         """Say everything as lines of the file."""
         for namespace in self.namespaces.values():
-            yield namespace_line(namespace)
+            yield _line(namespace=msgspec.to_builtins(namespace))
         for root, label in self.scopes.items():
-            yield scope_line(root, label)
+            yield _line(root=_text(root), scope=label)
         run: list[bytes] = []
         for block, parent in self.parents.items():
             if run and (parent != run[-1] or len(run) == _BLOCKS_PER_LINE):
-                yield blocks_line(self.parents[run[0]], run)
+                yield self._blocks_line(run)
                 run = []
             run.append(block)
         if run:
-            yield blocks_line(self.parents[run[0]], run)
+            yield self._blocks_line(run)
+
+    def _blocks_line(self, run: list[bytes]) -> str:
+        return _line(parent=_text(self.parents[run[0]]), blocks=_text(b"".join(run)))
 
     def _take(self, said: Any) -> None:
         if "namespace" in said:
@@ -136,25 +139,19 @@ class NamesFile:
 
         Returns False where the file is full or cannot be written.
         """
-        lines: list[str] = []
-        names: list[bytes] = []
+        book = NameBook()
         for namespace in namespaces:
             if namespace.digest not in self._written:
-                names.append(namespace.digest)
-                lines.append(namespace_line(namespace))
+                book.add_namespace(namespace)
         if scope is not None and scope[0] not in self._written:
-            names.append(scope[0])
-            lines.append(scope_line(*scope))
-        if blocks is not None and blocks[1]:
-            parent, hashes = blocks
-            for start in range(0, len(hashes), _BLOCKS_PER_LINE):
-                run = hashes[start : start + _BLOCKS_PER_LINE]
-                lines.append(blocks_line(parent, run))
-                parent = run[-1]
-        if not lines or not self._append("".join(f"{line}\n" for line in lines).encode()):
-            return not lines
-        self._written.update(names)
-        return True
+            book.add_scope(*scope)
+        if blocks is not None:
+            book.add_blocks(*blocks)
+        data = "".join(book.lines()).encode()
+        is_written = not data or self._append(data)
+        if is_written:
+            self._written.update(book.namespaces, book.scopes)
+        return is_written
 
     def _append(self, data: bytes) -> bool:
         try:
@@ -174,30 +171,15 @@ def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     unfinished = path.with_name(f"{FILE_NAME}.{os.getpid()}.tmp")
     try:
         unfinished.touch(mode=0o600)
-        unfinished.write_text("".join(f"{line}\n" for line in book.lines()), "utf-8")
+        unfinished.write_text("".join(book.lines()), "utf-8")
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise TierError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def namespace_line(namespace: Namespace) -> str:
-    """Return the line that says what a namespace is."""
-    return _json({"namespace": msgspec.to_builtins(namespace)})
-
-
-def scope_line(root: bytes, label: str) -> str:
-    """Return the line that labels the root hash of a scope."""
-    return _json({"root": _text(root), "scope": label})
-
-
-def blocks_line(parent: bytes, hashes: Sequence[bytes]) -> str:
-    """Return the line that says which blocks stand behind `parent`."""
-    return _json({"parent": _text(parent), "blocks": _text(b"".join(hashes))})
-
-
-def _json(said: dict[str, Any]) -> str:
-    return json.dumps(said, separators=(",", ":"))
+def _line(**said: object) -> str:
+    return json.dumps(said, separators=(",", ":")) + "\n"
 
 
 def _text(data: bytes) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from quire.errors import TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
-from quire.tiers.files.room import file_of, walk
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.files.room import walk
+from quire.tiers.files.tier import Files
 
 
 class ReadOnlyTier(Tier):
-    """A tier without `put` and `delete`. `path` is its directory; None where it has none."""
-
-    path: Path | None = None
+    """A tier without `put` and `delete`."""
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         """Leave every record `SKIPPED`."""
@@ -23,56 +21,31 @@ class ReadOnlyTier(Tier):
         """Leave what is damaged where it is: `get` would have it dropped."""
 
 
-class FilesReader(ReadOnlyTier):
+class FilesReader(ReadOnlyTier, Files):
     """The directory of a `Files` tier, which others may be writing to.
 
-    Raises `TierError` where it cannot be listed.
+    `modified_s`  when each file was used last, as it was when this was opened
+
+    Raises `TierError` where the directory cannot be listed.
     """
 
-    name = "files"
-    is_local = False
+    modified_s: dict[bytes, float]
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__()
-        self.path: Path | None = Path(path)
-        self._root = os.fspath(path)
-        self.modified_s: dict[bytes, float] = {}
+    def _open(self) -> None:
+        """List the directory instead of making it."""
         try:
             os.listdir(self._root)  # noqa: PTH208 - `walk` finds nothing in what is not there
-            listed = sorted(walk(self._root), reverse=True)
+            listed = list(walk(self._root))
         except OSError as error:
             raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
-        self._listed = [
-            ListedRecord(key, num_bytes, age) for age, (_, num_bytes, key) in enumerate(listed)
-        ]
-        self.modified_s = {key: modified / 1e9 for modified, _, key in listed}
+        self.modified_s = {key: modified_ns / 1e9 for modified_ns, _, key in listed}
+        self._num_bytes = sum(num_bytes for _, num_bytes, _ in listed)
 
-    def scan(self) -> Iterator[ListedRecord]:
-        return iter(self._listed)
-
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
-        for index in in_time(len(keys), timeout_s):
-            answers.settle(index, self._read(keys[index], buffers[index]))
-
-    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
-        try:
-            with Path(file_of(self._root, key)).open("rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size != len(buffer):
-                    return Outcome.FOREIGN
-                done = 0
-                while done < len(buffer) and (count := file.readinto(buffer[done:])):
-                    done += count
-        except FileNotFoundError:
-            return Outcome.ABSENT
-        except OSError:
-            return Outcome.ERROR
-        return Outcome.HIT if done == len(buffer) else Outcome.CORRUPT
-
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        return [key in self.modified_s for key in keys]
+    def _remove(self, key: bytes) -> None:
+        """Leave it, as `_delete` does."""
 
     def _size(self) -> tuple[int, int, int]:
-        return len(self._listed), sum(entry.num_bytes for entry in self._listed), -1
+        return len(self.modified_s), self._num_bytes, -1
 
 
 class ReadOnlyView(ReadOnlyTier):

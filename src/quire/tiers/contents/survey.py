@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -69,6 +70,10 @@ class Run(msgspec.Struct):
     stop_token: int
     own: RecordTally
     below: RecordTally
+
+
+_Branch: TypeAlias = "tuple[Run, list[_Branch]]"
+"""A run, and those behind it."""
 
 
 class ScopeRow(msgspec.Struct):
@@ -195,11 +200,11 @@ def _runs(
     block_size: int,
 ) -> list[Run]:
     """Return the runs behind a root in the order of a tree. Chains may be deep: nothing recurses."""
-    made: list[Run] = []
-    behind: list[list[int]] = [[]]
-    waiting = [(block, 0, 0, 0) for block in children.get(root, ())]
+    made: list[_Branch] = []
+    top: list[_Branch] = []
+    waiting = [(block, 0, 0, top) for block in children.get(root, ())]
     while waiting:
-        block, blocks, depth, above = waiting.pop()
+        block, blocks, depth, beside = waiting.pop()
         run = Run(block.hex(), depth, blocks * block_size, 0, RecordTally(), RecordTally())
         while True:
             blocks += 1
@@ -210,25 +215,22 @@ def _runs(
                 break
             block = after[0]
         run.stop_token = blocks * block_size
-        made.append(run)
-        behind.append([])
-        behind[above].append(len(made))
-        waiting += [(each, blocks, depth + 1, len(made)) for each in after]
-    for number in range(len(made), 0, -1):  # those below were made after what is above them
-        run = made[number - 1]
-        run.below.add_all(run.own)
-        for below in behind[number]:
-            run.below.add_all(made[below - 1].below)
-
-    def size(number: int) -> tuple[int, str]:
-        run = made[number - 1]
-        return (run.below.num_bytes, run.first_block)
-
+        behind: list[_Branch] = []
+        made.append((run, behind))
+        beside.append(made[-1])
+        waiting += [(each, blocks, depth + 1, behind) for each in after]
+    for run, behind in reversed(made):  # those below were made after what is above them
+        for each in (run.own, *(below.below for below, _ in behind)):
+            run.below.add_all(each)
     ordered: list[Run] = []
-    left = sorted(behind[0], key=size)
+    left = sorted(top, key=_size)
     while left:
-        number = left.pop()
-        if made[number - 1].below.records:
-            ordered.append(made[number - 1])
-            left += sorted(behind[number], key=size)
+        run, behind = left.pop()
+        if run.below.records:
+            ordered.append(run)
+            left += sorted(behind, key=_size)
     return ordered
+
+
+def _size(branch: _Branch) -> tuple[int, str]:
+    return branch[0].below.num_bytes, branch[0].first_block

@@ -147,19 +147,17 @@ class Host(Tier):
     def _publish_lent(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[int]:
         """Let new records in lent places be found, and return which are none. The lock is held."""
         is_there = self._arena.contains(keys).tolist()
-        first: dict[bytes, int] = {}
+        lent: list[int] = []
         others: list[int] = []
         for index, (key, record) in enumerate(zip(keys, records, strict=True)):
-            is_new = not is_there[index] and key not in self._filling and key not in first
-            if is_new and self._lending.is_free(record):
-                first[bytes(key)] = index
-                done[index] = Outcome.STORED
-            else:
-                others.append(index)
+            is_new = not is_there[index] and key not in self._filling
+            (lent if is_new and self._lending.is_free(record) else others).append(index)
         newest = self._arena.recency.take(len(keys))
-        lent = [records[index] for index in first.values()]
-        stamps = [newest - index for index in first.values()]
-        self._lending.publish(lent, list(first), self._arena, stamps)
+        own = [records[index] for index in lent]
+        stamps = [newest - index for index in lent]
+        self._lending.publish(own, [bytes(keys[index]) for index in lent], self._arena, stamps)
+        for index in lent:
+            done[index] = Outcome.STORED
         return others
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:

@@ -6,7 +6,8 @@ import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -17,24 +18,29 @@ Result = TypeVar("Result")
 Register = Callable[[int, int], int]
 """(address, bytes) -> 0 where the memory may be read and written by the native library."""
 
+LEFT = object()
+"""Holds a caller whose call was left behind."""
+
 
 class Caller:
     """A thread for native calls, and memory of its own that they read from and write to.
 
     What a call that was left behind still reads or writes is this memory, never its caller's.
+    `holder`, under the lock of `Callers`: who has taken it, `LEFT` while a call hangs, None where it is free.
     """
 
-    def __init__(self, finished: Callable[[Caller, object], None], register: Register) -> None:
-        self._finished = finished
+    def __init__(self, changed: threading.Condition, register: Register) -> None:
+        self._changed = changed
         self._register = register
+        self.holder: object = None
+        self.deadline = 0.0
         self.registered: dict[int, memoryview] = {}
         """By address. What was outgrown stays registered, so it must stay mapped; it is smaller."""
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.memory = memoryview(b"")
         self.address = 0
-        self.thread = threading.Thread(target=self._work, name="quire-mooncake", daemon=True)
-        self.thread.start()
+        threading.Thread(target=self._work, name="quire-mooncake", daemon=True).start()
 
     def reserve(self, num_bytes: int) -> None:
         """Make the memory at least so large. Raises `TierError` where the library refuses it."""
@@ -46,9 +52,25 @@ class Caller:
             self.registered[address] = memory
             self.memory, self.address = memory, address
 
-    def submit(self, job: Callable[[], object] | None) -> None:
-        """Hand over a call; None ends the thread."""
+    def call(self, job: Callable[[], Result]) -> Result:
+        """Run a native call. Raises what it raises; at the deadline leaves it behind: `TimeoutError`."""
         self._jobs.put(job)
+        try:
+            answer = self._answers.get(timeout=max(0.0, self.deadline - time.monotonic()))
+        except queue.Empty:
+            with self._changed:
+                if self._answers.empty():
+                    self.holder = LEFT
+                    self._changed.notify_all()
+                    raise TimeoutError("Mooncake did not answer in time") from None
+            answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # pyright: ignore[reportReturnType] - what `job` returned
+
+    def end(self) -> None:
+        """End the thread."""
+        self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -56,65 +78,54 @@ class Caller:
                 answer = job()
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
                 answer = error
-            self._finished(self, answer)
+            with self._changed:
+                if self.holder is LEFT:
+                    self.holder = None
+                    self._changed.notify_all()
+                else:
+                    self._answers.put(answer)
             # What is over keeps nothing alive.
             del job, answer
 
 
 class Callers:
-    """`count` callers: at most so many calls run or hang, and where all hang, further ones fail at once.
-
-    Every caller is free, taken by a thread of the tier's user, or left behind.
-    """
+    """`count` callers: at most so many calls run or hang, and where all hang, further ones fail at once."""
 
     def __init__(self, count: int, register: Register) -> None:
         self._changed = threading.Condition()
-        self._left: set[Caller] = set()
         self._is_closed = False
-        self._all = [Caller(self._finished, register) for _ in range(count)]
-        self._free = list(self._all)
-
-    def take(self, deadline: float) -> Caller:
-        """Return a caller for this thread alone, until `give`. Raises `TimeoutError` and `TierError`."""
-        with self._changed:
-            while True:
-                if self._is_closed:
-                    raise TierError("the tier is closed")
-                if self._free:
-                    return self._free.pop()
-                if len(self._left) == len(self._all):
-                    raise TimeoutError(f"{len(self._left)} calls hang: no further one is tried")
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError("all callers are busy")
-
-    def give(self, caller: Caller) -> None:
-        """Give a caller back; one that was left behind gives itself back when its call ends."""
-        with self._changed:
-            if caller not in self._left:
-                self._free.append(caller)
-                self._changed.notify_all()
-
-    def call(self, caller: Caller, job: Callable[[], Result], deadline: float) -> Result:
-        """Run a native call. Raises what it raises; at the deadline leaves it behind: `TimeoutError`."""
-        caller.submit(job)
-        try:
-            answer = caller.answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            with self._changed:
-                if caller.answers.empty():
-                    self._left.add(caller)
-                    self._changed.notify_all()
-                    raise TimeoutError("Mooncake did not answer in time") from None
-            answer = caller.answers.get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer  # pyright: ignore[reportReturnType] - what `job` returned
+        self._all = [Caller(self._changed, register) for _ in range(count)]
 
     @property
     def num_hanging(self) -> int:
         """Calls that were left behind and have not ended."""
+        return sum(caller.holder is LEFT for caller in self._all)
+
+    @contextmanager
+    def taken(self, timeout_s: float) -> Generator[Caller]:
+        """Give a caller to this thread alone, for calls until then. Raises `TimeoutError` and `TierError`.
+
+        One that was left behind is free again when its call ends.
+        """
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            return len(self._left)
+            while not (free := [caller for caller in self._all if caller.holder is None]):
+                self._check_open()
+                if self.num_hanging == len(self._all):
+                    raise TimeoutError(f"{self.num_hanging} calls hang: no further one is tried")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError("all callers are busy")
+            self._check_open()
+            caller = free[0]
+            holder = object()
+            caller.holder, caller.deadline = holder, deadline
+        try:
+            yield caller
+        finally:
+            with self._changed:
+                if caller.holder is holder:
+                    caller.holder = None
+                    self._changed.notify_all()
 
     def close(self, job: Callable[[list[Caller]], object], deadline: float) -> None:
         """Take no further calls; when none runs any more, run a last job and end the threads.
@@ -128,21 +139,16 @@ class Callers:
 
         def last() -> None:
             with self._changed:
-                while len(self._free) < len(self._all):
+                while any(caller.holder is not None for caller in self._all):
                     self._changed.wait()
             job(self._all)
             for caller in self._all:
-                caller.submit(None)
+                caller.end()
             ended.set()
 
         threading.Thread(target=last, name="quire-mooncake-close", daemon=True).start()
         ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def _finished(self, caller: Caller, answer: object) -> None:
-        with self._changed:
-            if caller in self._left:
-                self._left.discard(caller)
-                self._free.append(caller)
-                self._changed.notify_all()
-            else:
-                caller.answers.put(answer)
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TierError("the tier is closed")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeAlias
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.contents.batches import batches
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
@@ -34,6 +37,9 @@ _OUTCOMES = {
 reading took longer than the master's lease. Others: `ERROR`."""
 
 _CLOSE_TIMEOUT_S = 2.0
+
+Where: TypeAlias = tuple[list[str], list[int], list[int]]
+"""Names, addresses and sizes of records, as the library takes them."""
 
 
 class Store(Protocol):
@@ -157,16 +163,13 @@ class Mooncake(Tier):
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         last = self._unregister
         if self._is_owner:
-            last = self._leave if self._answers(min(deadline, time.monotonic() + 0.5)) else _keep
+            last = self._leave if self._answers(min(_CLOSE_TIMEOUT_S, 0.5)) else _keep
         self._callers.close(last, deadline)
 
-    def _answers(self, deadline: float) -> bool:
+    def _answers(self, timeout_s: float) -> bool:
         try:
-            caller = self._callers.take(deadline)
-            try:
-                return self._exist(caller, [bytes(32)], deadline)[0] >= 0
-            finally:
-                self._callers.give(caller)
+            with self._callers.taken(timeout_s) as caller:
+                return self._exist(caller, [bytes(32)])[0] >= 0
         except (TimeoutError, TierError):
             return False
 
@@ -183,22 +186,17 @@ class Mooncake(Tier):
         return -1, -1, -1
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
-        deadline = time.monotonic() + timeout_s
-        caller = self._callers.take(deadline)
-        try:
+        with self._callers.taken(timeout_s) as caller:
             torn: Sequence[int] = range(len(keys))
             for _ in range(4):
                 ended = self._deletions_ended
-                self._fetch(caller, keys, buffers, torn, answers, deadline=deadline)
+                self._fetch(caller, keys, buffers, torn, answers)
                 if self._deletions_begun == ended:
-                    break
+                    return
                 # Room of a record that was deleted meanwhile may have been written again while it was read.
                 torn = [index for index in torn if answers.outcomes[index] is Outcome.CORRUPT]
-            else:  # deletions go on: what was torn each time is not there for long
-                for index in torn:
-                    answers.settle(index, Outcome.ABSENT)
-        finally:
-            self._callers.give(caller)
+            for index in torn:  # deletions go on: what was torn each time is not there for long
+                answers.settle(index, Outcome.ABSENT)
 
     def _fetch(
         self,
@@ -207,122 +205,70 @@ class Mooncake(Tier):
         buffers: Buffers,
         indices: Sequence[int],
         answers: Answers,
-        *,
-        deadline: float,
     ) -> None:
-        sizes = [len(buffer) for buffer in buffers]
-        for batch in self._batches(indices, sizes):
-            starts = self._places(caller, batch, sizes)
-            codes = self._transfer("batch_get_into", caller, keys, (batch, starts, sizes), deadline)
-            for index, start, code in zip(batch, starts, codes, strict=True):
-                if code == sizes[index]:
-                    buffers[index][:] = caller.memory[start : start + code]
+        for batch, views, where in self._parts(caller, keys, buffers, indices):
+            codes = caller.call(partial(self._store.batch_get_into, *where))
+            for index, view, code in zip(batch, views, codes, strict=True):
+                if code == len(view):
+                    buffers[index][:] = view
                     answers.settle(index, Outcome.HIT)
                 else:
                     answers.settle(index, _outcome_of(code, Outcome.FOREIGN))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
-        deadline = time.monotonic() + timeout_s
-        sizes = [len(record) for record in records]
-        caller = self._callers.take(deadline)
-        try:
-            there = self._exist(caller, keys, deadline)
-            first: dict[bytes, int] = {}
-            for index, code in enumerate(there):
-                if code == 1 or first.setdefault(keys[index], index) != index:
+        with self._callers.taken(timeout_s) as caller:
+            for index, code in enumerate(self._exist(caller, keys)):
+                if code == 1:
                     done[index] = Outcome.PRESENT
             new = [index for index, outcome in enumerate(done) if outcome is Outcome.SKIPPED]
-            for batch in self._batches(new, sizes):
-                starts = self._places(caller, batch, sizes)
-                for index, start in zip(batch, starts, strict=True):
-                    caller.memory[start : start + sizes[index]] = records[index]
-                codes = self._transfer(
-                    "batch_put_from", caller, keys, (batch, starts, sizes), deadline
-                )
+            for batch, views, where in self._parts(caller, keys, records, new):
+                for index, view in zip(batch, views, strict=True):
+                    view[:] = records[index]
+                codes = caller.call(partial(self._store.batch_put_from, *where, self._replicas))
                 for index, code in zip(batch, codes, strict=True):
                     done[index] = _outcome_of(code, Outcome.STORED)
-            for index, key in enumerate(keys):
-                if there[index] != 1 and done[first[key]] is not Outcome.STORED:
-                    done[index] = done[first[key]]
-        finally:
-            self._callers.give(caller)
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        deadline = time.monotonic() + timeout_s
-        caller = self._callers.take(deadline)
-        try:
-            codes = self._exist(caller, keys, deadline)
-        finally:
-            self._callers.give(caller)
+        with self._callers.taken(timeout_s) as caller:
+            codes = self._exist(caller, keys)
         if any(code < 0 for code in codes):
             raise TierError(f"Mooncake does not know whether keys are there: error {min(codes)}")
         return [code == 1 for code in codes]
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
         names = self._names(keys)
-        caller = self._callers.take(deadline)
-        with self._lock:
-            self._deletions_begun += 1
-        try:
-            # By force: a read or a lookup of late leases a record, and would keep a bad one.
-            codes = self._callers.call(
-                caller, lambda: self._store.batch_remove(names, True), deadline
-            )
-        finally:
+        with self._callers.taken(timeout_s) as caller:
             with self._lock:
-                self._deletions_ended += 1
-            self._callers.give(caller)
+                self._deletions_begun += 1
+            try:
+                # By force: a read or a lookup of late leases a record, and would keep a bad one.
+                codes = caller.call(lambda: self._store.batch_remove(names, True))
+            finally:
+                with self._lock:
+                    self._deletions_ended += 1
         failed = [code for code in codes if code < 0 and code != -704]
         if failed:
             raise TierError(f"Mooncake does not remove {len(failed)} keys: error {failed[0]}")
 
-    def _exist(self, caller: Caller, keys: Keys, deadline: float) -> list[int]:
+    def _exist(self, caller: Caller, keys: Keys) -> list[int]:
         names = self._names(keys)
-        if not names:
-            return []
-        return self._callers.call(caller, lambda: self._store.batch_is_exist(names), deadline)
+        return caller.call(lambda: self._store.batch_is_exist(names)) if names else []
 
-    def _transfer(
-        self,
-        method: str,
-        caller: Caller,
-        keys: Keys,
-        where: tuple[Sequence[int], list[int], list[int]],
-        deadline: float,
-    ) -> list[int]:
-        batch, starts, sizes = where
-        names = self._names([keys[index] for index in batch])
-        addresses = [caller.address + start for start in starts]
-        lengths = [sizes[index] for index in batch]
-        more = (self._replicas,) if method == "batch_put_from" else ()
-        transfer = getattr(self._store, method)
-        return self._callers.call(
-            caller, lambda: transfer(names, addresses, lengths, *more), deadline
-        )
+    def _parts(
+        self, caller: Caller, keys: Keys, records: Buffers, indices: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], list[memoryview], Where]]:
+        """Split a call so that each part fits the buffer; a record larger than it is a part of its own.
 
-    def _batches(self, indices: Sequence[int], sizes: list[int]) -> Iterator[list[int]]:
-        """Split a call so that each part fits the buffer; a record larger than it is a part of its own."""
-        batch: list[int] = []
-        total = 0
-        for index in indices:
-            if batch and total + sizes[index] > self._buffer_bytes:
-                yield batch
-                batch, total = [], 0
-            batch.append(index)
-            total += sizes[index]
-        if batch:
-            yield batch
-
-    def _places(self, caller: Caller, batch: Sequence[int], sizes: list[int]) -> list[int]:
-        """Return the offset of each record of a batch in the caller's memory."""
-        starts: list[int] = []
-        end = 0
-        for index in batch:
-            starts.append(end)
-            end += sizes[index]
-        caller.reserve(max(self._buffer_bytes, end))
-        return starts
+        Yields the indices of a part, the place of each in the caller's memory, and these as the library takes them.
+        """
+        sizes = [len(records[index]) for index in indices]
+        for stop, part in batches(indices, sizes, self._buffer_bytes):
+            lengths = sizes[stop - len(part) : stop]
+            starts = [0, *accumulate(lengths)]
+            caller.reserve(max(self._buffer_bytes, starts[-1]))
+            views = [caller.memory[start:end] for start, end in pairwise(starts)]
+            addresses = [caller.address + start for start in starts[:-1]]
+            yield part, views, (self._names([keys[index] for index in part]), addresses, lengths)
 
     def _names(self, keys: Keys) -> list[str]:
         return [self._prefix + key.hex() for key in keys]

@@ -232,27 +232,22 @@ class Objects(Tier):
         calls = [
             partial(self._write, [keys[i] for i in b], [records[i] for i in b]) for b in bundles
         ]
-        try:
-            for number, answer in self._client.gather(calls, deadline):
-                outcome = Outcome.STORED
-                if isinstance(answer, Exception):
-                    outcome = self._outcome_of(answer)
-                    outcome = Outcome.ERROR if outcome is Outcome.ABSENT else outcome
-                for index in bundles[number]:
-                    done[index] = outcome
-        finally:
-            self._settle_copies(keys, done)
+        for number, answer in self._client.gather(calls, deadline):
+            outcome = Outcome.STORED
+            if isinstance(answer, Exception):
+                outcome = self._outcome_of(answer)
+                outcome = Outcome.ERROR if outcome is Outcome.ABSENT else outcome
+            for index in bundles[number]:
+                done[index] = outcome
 
     def _bundles_of(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[list[int]]:
         """Split what is not there yet into bundles, in the order of the keys."""
-        seen: set[bytes] = set()
         bundles: list[list[int]] = []
         open_bundles: dict[int, list[int]] = {}
         for index, key in enumerate(keys):
-            if key in seen or self._index.find(key) is not None:
+            if self._index.find(key) is not None:
                 done[index] = Outcome.PRESENT
                 continue
-            seen.add(key)
             size = len(records[index])
             bundle = open_bundles.get(size)
             if (
@@ -264,14 +259,6 @@ class Objects(Tier):
                 bundles.append(bundle)
             bundle.append(index)
         return bundles
-
-    def _settle_copies(self, keys: Keys, done: list[Outcome]) -> None:
-        """A key that a call gave twice is present only if its first record was stored."""
-        first: dict[bytes, Outcome] = {}
-        for index, key in enumerate(keys):
-            outcome = first.setdefault(key, done[index])
-            if done[index] is Outcome.PRESENT and outcome is not Outcome.STORED:
-                done[index] = outcome
 
     async def _write(self, keys: list[bytes], records: list[memoryview]) -> None:
         path = self._listing.path_of(bundle_name(self._listing.new_id(), keys))
