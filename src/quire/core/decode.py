@@ -120,7 +120,8 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
                 make_room(kernel, needed)
         row_ids = batch.row_ids[batch.at_edge]
         held = rows.capacity_array[row_ids] // rows.block_size
-        for row in row_ids[held == rows.ends_array[row_ids]].tolist():
+        short: list[int] = row_ids[held == rows.ends_array[row_ids]].tolist()
+        for row in short:
             rows.widen(row, rows.ends[row] + 1)
         slots = rows.offset_array[row_ids] + held
         for group in rows.token_groups:
