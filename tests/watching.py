@@ -5,12 +5,9 @@ from quire.foresight import LiveCurve, Trail
 
 
 def watchers(*, events=False, evictions=False, curve=False, trail=True, observer=None):
-    """Return the watchers that tests want, all on the same digests and trail."""
-    digests, memory = Digests(), Trail()
-    wanted = [digests] + [memory] * trail
-    wanted += (
-        [EventLog(digests)] * events + [Spill(digests)] * evictions + [LiveCurve(memory)] * curve
-    )
+    """Return the watchers that tests want."""
+    wanted = [Digests()] + [Trail()] * trail
+    wanted += [EventLog()] * events + [Spill()] * evictions + [LiveCurve()] * curve
     return wanted + ([observer] if observer is not None else [])
 
 

@@ -8,7 +8,7 @@ from quire import ops
 from quire.core import CacheManager, Hint, MediaItem, Scope, Watcher
 from quire.errors import ConfigError, OutOfBlocks, QuireError, SequenceError, TokensError
 from quire.exchange import Digests, EventLog, Spill
-from quire.foresight import LiveCurve, Trail
+from quire.foresight import Learned, LiveCurve, Trail
 from watching import watchers
 
 BLOCK = 4
@@ -202,11 +202,19 @@ def test_a_watcher_watches_one_manager(kind):
     serve(first, run(0, 8))
 
 
-def test_what_a_watcher_needs_is_one_managers_too():
+def test_what_a_watcher_needs_is_there_before_it_and_once():
+    alone = CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve()])
+    assert [type(each) for each in alone.kernel.watchers.all] == [Trail, LiveCurve]
     trail = Trail()
-    CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve(trail)])
+    both = CacheManager(
+        num_blocks=8, block_size=BLOCK, policy="learned", watchers=[LiveCurve(), trail]
+    )
+    assert [type(each) for each in both.kernel.watchers.all] == [Trail, LiveCurve, Learned]
+    assert both.kernel.watchers.of(Trail) is trail
+    both.reset()
+    assert both.kernel.watchers.of(Trail) is trail
     with pytest.raises(ConfigError, match="watches a manager already"):
-        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve(trail)])
+        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve(), trail])
 
 
 def test_a_watcher_of_a_manager_that_was_refused_is_free(watcher):
@@ -214,10 +222,3 @@ def test_a_watcher_of_a_manager_that_was_refused_is_free(watcher):
         CacheManager(num_blocks=8, block_size=0, watchers=[watcher])
     serve(CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher]), run(0, 8))
     assert len(watcher.take()) == 2
-
-
-def test_watchers_that_need_each_other_are_refused(watcher):
-    other = Noting()
-    watcher.needs, other.needs = (other,), (watcher,)
-    with pytest.raises(ConfigError, match="needs itself"):
-        CacheManager(num_blocks=8, block_size=BLOCK, watchers=[watcher])

@@ -213,7 +213,7 @@ def test_an_idle_shared_block_leaves_the_steps_of_others_alone():
     manager.fork(prefill(manager, [5] * 5))
     batch = manager.batch([prefill(manager, [1, 2, 3])])
     decode(manager, batch, 9)
-    assert not batch.shares
+    assert not batch.uneven
 
 
 def test_forks_in_a_batch_copy_their_shared_block_once():

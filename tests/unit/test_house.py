@@ -85,6 +85,30 @@ def test_no_module_knows_one_that_knows_it(room):
     assert not found, " -> ".join(found)
 
 
+AFTERNOON = [
+    "tokens",
+    "blocks",
+    "tree",
+    "policy",
+    "policies",
+    "lookup",
+    "room",
+    "sequence",
+    "take",
+    "publish",
+    "give",
+    "manager",
+]
+"""The files of the kernel that are read first."""
+
+
+def test_the_kernels_first_files_can_be_read_in_an_afternoon():
+    lengths = {
+        name: len((SRC / "core" / f"{name}.py").read_text().splitlines()) for name in AFTERNOON
+    }
+    assert sum(lengths.values()) <= 2600, lengths
+
+
 def test_only_a_pool_changes_the_state_of_a_block():
     writers = set()
     for name, tree in modules(*ROOMS).items():

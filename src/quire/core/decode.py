@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from quire.core.kernel import Kernel
-from quire.core.publish import check_copies, commit, publish_last_blocks
+from quire.core.publish import check_copies, publish_last_blocks
 from quire.core.room import make_room
 from quire.core.rows import Rows
 from quire.core.sequence import Sequence
@@ -18,21 +18,14 @@ from quire.core.tokens import (
     TOKEN_BYTES,
     IndexArray,
     IntArray,
-    Key,
     TokenIds,
     check_sign,
     key_of,
 )
 from quire.errors import CommitError, ConfigError, SequenceError, TokensError
 
-BLOCKS_AHEAD = 32
-"""So many more blocks fit into the extent of every sequence of a batch when one was full: that is not asked at each step."""
-
 NO_BLOCK = -(2**31)
 """Stands in tables where there is no block: no id, and no index that NumPy or torch would take, as -1 is."""
-
-MIXED = -1
-"""The room of a batch whose sequences have reserved different numbers of tokens."""
 
 
 class BlockTables(NamedTuple):
@@ -62,20 +55,16 @@ class DecodeBatch:
 
     `next_token`  [n], where in the flat tails the next token goes
     `tail_end`    [n], where in the flat tails the sequence's row ends
-    `next_slot`   [n], where in the flat block tables the next block's id goes
     `at_edge`     indices of the sequences whose blocks are all full
-    `room`        tokens that every one of them has reserved, or MIXED
-    `shares`      whether one of them must copy its last block before it writes
-    `blocks_left` blocks that fit into the extent of every one of them beside those it has
+    `room`        tokens that every one of them has reserved
+    `uneven`      whether some have reserved more, or must copy their last block before they write
     """
 
     next_token: IndexArray
-    next_slot: IndexArray
     at_edge: IndexArray
     version = epoch = -1
-    room = MIXED
-    shares = False
-    blocks_left = 0
+    room = 0
+    uneven = False
 
     def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, owner: Rows) -> None:
         self.owner = owner
@@ -118,31 +107,28 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
         batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
-    if batch.room > 0:
+    if batch.room:
         return
-    if batch.room == MIXED or batch.shares:
+    if batch.uneven:
         _reserve_one_by_one(kernel, batch)
         return
-    starved = batch.at_edge
-    num_new = len(starved)
+    num_new = len(batch.at_edge)
     if num_new:
         for group in rows.token_groups:
             if kernel.pools[group].num_free < num_new:
                 needed = [num_new * (g in rows.token_groups) for g in range(len(kernel.pools))]
                 make_room(kernel, needed)
-        if not batch.blocks_left:
-            for seq in batch.seqs:
-                rows.widen(seq.row, seq.num_blocks + BLOCKS_AHEAD)
-            _look(kernel, batch)
-        batch.blocks_left -= 1
-        slots = batch.next_slot[starved]
+        row_ids = batch.row_ids[batch.at_edge]
+        held = rows.capacity_array[row_ids] // rows.block_size
+        short: list[int] = row_ids[held == rows.ends_array[row_ids]].tolist()
+        for row in short:
+            rows.widen(row, rows.ends[row] + 1)
+        slots = rows.offset_array[row_ids] + held
         for group in rows.token_groups:
             rows.flat_tables[group][slots] = kernel.pools[group].take(num_new)
-        batch.next_slot[starved] = slots + 1
     rows.capacity_array[batch.all_rows] += 1
     batch.room = 1
-    rows.version += 1
-    batch.version = rows.version
+    batch.version = rows.version = rows.version + 1
 
 
 def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
@@ -160,9 +146,9 @@ def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids:
     if kernel.copies:
         for seq in batch.seqs:
             check_copies(kernel, seq)
-    if batch.room <= 0:
-        _commit_one_by_one(kernel, batch, key)
-        return
+    if not batch.room:
+        full = next(seq for seq in batch.seqs if seq.computed == seq.capacity)
+        raise CommitError(f"{full!r} has no room reserved for a token; reserve_step first")
     next_token = batch.next_token
     rows.flat_tails[next_token] = np.frombuffer(key, INT32)
     rows.computed_array[batch.all_rows] += 1
@@ -175,8 +161,7 @@ def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids:
     kernel.counters.computed_tokens += len(batch.seqs)
     batch.at_edge = full
     batch.room -= 1
-    rows.version += 1
-    batch.version = rows.version
+    batch.version = rows.version = rows.version + 1
 
 
 def _look(kernel: Kernel, batch: DecodeBatch) -> None:
@@ -199,13 +184,10 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
     in_tail = computed % rows.block_size
     batch.next_token = batch.tail_end - rows.block_size + in_tail
     batch.at_edge = (in_tail == 0).nonzero()[0]
-    num_blocks = -(-capacity // rows.block_size)
-    batch.next_slot = rows.offset_array[batch.all_rows] + num_blocks.astype(np.intp)
-    left = rows.ends_array[batch.all_rows] - num_blocks
-    batch.blocks_left = int(left.min()) if len(left) else 0
-    any_stale = bool(rows.states) or any(pool.shared for pool in kernel.pools)
-    batch.shares = any_stale and any(stale_slots(kernel, seq) for seq in batch.seqs)
-    batch.room = int(room[0]) if len(room) and (room == room[0]).all() else MIXED
+    batch.room = int(room.min()) if len(room) else 1
+    batch.uneven = bool((room != batch.room).any())
+    if rows.states or any(pool.shared for pool in kernel.pools):
+        batch.uneven |= any(stale_slots(kernel, seq) for seq in batch.seqs)
     batch.version = rows.version
 
 
@@ -236,17 +218,6 @@ def _reserve_one_by_one(kernel: Kernel, batch: DecodeBatch) -> None:
     make_room(kernel, needed)
     for seq in starved:
         reserve(kernel, seq, 1)
-
-
-def _commit_one_by_one(kernel: Kernel, batch: DecodeBatch, key: Key) -> None:
-    """Commit where sequences have reserved different room."""
-    rows = kernel.rows
-    for seq in batch.seqs:
-        if rows.computed[seq.row] >= rows.capacity[seq.row]:
-            raise CommitError(f"{seq!r} has no room reserved for a token; reserve_step first")
-    for at, seq in enumerate(batch.seqs):
-        commit(kernel, seq, key[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES])
-    rows.version += 1
 
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:

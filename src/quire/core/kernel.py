@@ -37,12 +37,12 @@ class Watcher:
 
     `part`   what it keeps of every node, or None; the tree cuts and joins it with the node
     `place`  where that stands in `node.parts`
-    `needs`  watchers that are told before it, whether or not the manager was given them
+    `needs`  kinds of watchers of which one is told before it; made without arguments where the manager was given none
     `taken`  whether it watches a manager
     """
 
     part: ClassVar[type[NodePart] | None] = None
-    needs: tuple[Watcher, ...] = ()
+    needs: ClassVar[tuple[type[Watcher], ...]] = ()
     place: int = 0
     taken: bool = False
 
@@ -66,10 +66,13 @@ class Watcher:
 
 
 class Audience:
-    """The watchers of a manager, those that they need first, and the hooks that they have."""
+    """The watchers of a manager, what they need before them, and the hooks that they have."""
 
     def __init__(self, watchers: Iterable[Watcher]) -> None:
-        self.all = tuple(dict.fromkeys(_with_needs(watchers)))
+        self.all: tuple[Watcher, ...] = ()
+        given = tuple(watchers)
+        for watcher in given:
+            self._add(watcher, given)
         self.opened = tuple(w.opened for w in self.all if _has(w, "opened"))
         self.stored = tuple(w.stored for w in self.all if _has(w, "stored"))
         self.leaving = tuple(w.leaving for w in self.all if _has(w, "leaving"))
@@ -79,6 +82,18 @@ class Audience:
     def find(self, kind: type[SomeWatcher]) -> SomeWatcher | None:
         """Return the first watcher of a kind, or None."""
         return next((each for each in self.all if isinstance(each, kind)), None)
+
+    def of(self, kind: type[SomeWatcher]) -> SomeWatcher:
+        """Return the watcher of a kind that another one `needs`."""
+        return next(each for each in self.all if isinstance(each, kind))
+
+    def _add(self, watcher: Watcher, given: tuple[Watcher, ...]) -> None:
+        if watcher in self.all:
+            return
+        for kind in watcher.needs:
+            known = [each for each in (*self.all, *given) if isinstance(each, kind)]
+            self._add(known[0] if known else kind(), given)
+        self.all += (watcher,)
 
     def begin(self, kernel: Kernel) -> None:
         """Tell all that a manager begins, and where their parts stand."""
@@ -128,8 +143,8 @@ class Kernel:
         self.watchers.begin(self)
 
 
-def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:
-    """Raise `ConfigError` unless these are watchers that are free; those `above` need them."""
+def check_watchers(watchers: object) -> None:
+    """Raise `ConfigError` unless these are watchers that are free."""
     known = isinstance(watchers, tuple | list)
     for each in watchers if known else (watchers,):  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
         if not known or not isinstance(each, Watcher):
@@ -137,15 +152,6 @@ def check_watchers(watchers: object, above: tuple[Watcher, ...] = ()) -> None:
             raise ConfigError(f"{msg}; got {each!r}")
         if each.taken:
             raise ConfigError(f"{each!r} watches a manager already; make one for each manager")
-        if each in above:
-            raise ConfigError(f"{each!r} needs itself, by way of {above}; take it out of `needs`")
-        check_watchers(each.needs, (*above, each))
-
-
-def _with_needs(watchers: Iterable[Watcher]) -> Iterable[Watcher]:
-    for watcher in watchers:
-        yield from _with_needs(watcher.needs)
-        yield watcher
 
 
 def _has(watcher: Watcher, hook: str) -> bool:

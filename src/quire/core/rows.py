@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +10,6 @@ from quire.core.blocks import GAP
 from quire.core.sparse import SparseGroup, TableGroup
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
 from quire.core.tree import PrefixTree
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 MIN_EXTENT = 64
 """The shortest extent of a row, in blocks."""
@@ -31,11 +26,11 @@ class Rows:
 
     The block tables of a group lie in one arena, each in an extent of its own, a power of two
     long, at the same place in every group. Block i of a row is entry `offset[row] + i`, for
-    `ends[row] - sizes[row] <= i < ends[row]`. An extent that is given back waits for a row that
-    needs one of its size; when the arena is full, or its rows use less than a quarter of it, they
-    move together into a new one. So what tables take follows the sequences that are open:
+    `ends[row] - sizes[row] <= i < ends[row]`. Extents are given out one behind the other, up to `top`;
+    when the arena is full, or its rows use less than a quarter of it, they move together into a new
+    one. So what tables take follows the sequences that are open:
 
-        sum(sizes) + what waits == what was given out of the arena
+        sum(sizes) <= top <= arena_size
         the arena is the smallest one, or at most four times as large as sum(sizes)
 
     `computed`, `capacity`  int32 [rows], tokens
@@ -45,8 +40,8 @@ class Rows:
     `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
     `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
                             but the recurrent ones
-    `version`, `epoch`      count the calls that changed a length or moved a row, and those that took
-                            a sequence away or back, so that a `DecodeBatch` knows when to look
+    `version`, `epoch`      count the calls that changed a length, and those that took a sequence away
+                            or back, so that a `DecodeBatch` knows when to look
     """
 
     interrupted = ""
@@ -69,13 +64,12 @@ class Rows:
         self.flat_tables = [np.zeros(size, INT32) for size in sizes]
         self.arena_size = MIN_ARENA
         self.top = 0
-        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by size, where they start
         self._view()
 
     @property
     def num_used(self) -> int:
         """Entries of the arena in the extents of rows."""
-        return self.top - sum(size * len(starts) for size, starts in self.waiting.items())
+        return sum(self.sizes)
 
     def take(self) -> int:
         """Return an unused row, with both lengths 0, no blocks and no states."""
@@ -89,12 +83,9 @@ class Rows:
     def give_back(self, row: int) -> None:
         """Mark a row unused."""
         self.computed[row] = self.capacity[row] = 0
-        size = self.sizes[row]
-        if size:
-            self.waiting[size].append(self.offset[row] + self.ends[row] - size)
-            self.sizes[row] = self.ends[row] = 0
-            if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
-                self._rebuild(self.num_used)
+        self.sizes[row] = self.ends[row] = 0
+        if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
+            self._rebuild(self.num_used)
         self.unused.append(row)
         self.version += 1
         self.epoch += 1
@@ -122,17 +113,14 @@ class Rows:
         """Give a row an extent for blocks [first, num_blocks), and what stood in the one it had."""
         had, length = self.sizes[row], num_blocks - first
         size = 1 << (length - 1).bit_length() if length > MIN_EXTENT else MIN_EXTENT
-        waiting = self.waiting.get(size)
-        if waiting:
-            start = waiting.pop()
-        else:
-            if self.top + size > self.arena_size:
-                self._rebuild(self.num_used + size - had)
-            start, self.top = self.top, self.top + size
+        if self.top + size > self.arena_size:
+            self._rebuild(self.num_used + size - had)
+        offset = self.top - first
         if had:
-            self._move(row, had, start - first)
+            self._move(row, self.flat_tables, offset)
+        self.top += size
         self.sizes[row] = size
-        self.offset[row] = start - first
+        self.offset[row] = offset
         self.ends[row] = first + size
 
     def slots(self, group: int, row: int, start: int, stop: int) -> memoryview[int]:
@@ -160,15 +148,14 @@ class Rows:
         base = (row * self.block_size + at) * TOKEN_BYTES
         self.tail_bytes[base : base + len(key)] = key
 
-    def _move(self, row: int, had: int, offset: int) -> None:
-        """Copy the extent that a row had to where it goes, and give it back."""
-        end = self.ends[row]
-        start, to = self.offset[row] + end - had, offset + end - had
+    def _move(self, row: int, tables: list[IntArray], offset: int) -> None:
+        """Copy the extent of a row out of these tables to where it begins `offset` entries from now on."""
+        end, had_offset = self.ends[row], self.offset[row]
+        start = end - self.sizes[row]
         for group in self.token_groups:
-            table = self.flat_tables[group]
-            table[to : to + had] = table[start : start + had]
-        self.waiting[had].append(start)
-        self.version += 1
+            run = tables[group][had_offset + start : had_offset + end]
+            self.flat_tables[group][offset + start : offset + end] = run
+        self.offset[row] = offset
 
     def _rebuild(self, num_used: int) -> None:
         """Move all extents together, to the start of an arena that so many entries fill to a half at most."""
@@ -179,30 +166,24 @@ class Rows:
         self.flat_tables = [
             np.zeros(size, INT32) if g in self.token_groups else t for g, t in enumerate(old)
         ]
-        at = 0
+        self.arena_size, self.top = size, 0
         for row, length in enumerate(self.sizes):
             if length:
-                start = self.offset[row] + self.ends[row] - length
-                for group in self.token_groups:
-                    self.flat_tables[group][at : at + length] = old[group][start : start + length]
-                self.offset[row] += at - start
-                at += length
-        self.waiting.clear()
-        self.arena_size, self.top = size, at
-        self.version += 1
+                self._move(row, old, self.top + length - self.ends[row])
+                self.top += length
         self._view()
 
     def _add_rows(self) -> None:
         """Have twice as many rows."""
         more = self.num_rows
         self.unused[:0] = range(2 * more - 1, more - 1, -1)
-        self.numbers = np.hstack((self.numbers, np.zeros((4, more), dtype=INT32)))
-        self.tails = _grown(self.tails, more)
+        self.numbers = np.hstack((self.numbers, np.zeros_like(self.numbers)))
+        self.tails = np.vstack((self.tails, np.zeros_like(self.tails)))
         self.sizes += [0] * more
         for state in self.states:
-            self.flat_tables[state.index] = _grown(self.flat_tables[state.index], more)
+            table = self.flat_tables[state.index]
+            self.flat_tables[state.index] = np.hstack((table, np.zeros_like(table)))
         self.num_rows += more
-        self.version += 1
         self._view()
 
     def _view(self) -> None:
@@ -212,10 +193,3 @@ class Rows:
         self.flat_tails = self.tails.reshape(-1)
         self.tail_bytes: memoryview[int] = self.flat_tails.data.cast("B")
         self.flat: list[memoryview[int]] = [table.data for table in self.flat_tables]
-
-
-def _grown(array: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
-    """Return a copy with so many rows more, zero (and untouched, so that they cost no memory)."""
-    grown = np.zeros((len(array) + more, *array.shape[1:]), dtype=array.dtype)
-    grown[: len(array)] = array
-    return grown

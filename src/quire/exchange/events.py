@@ -62,9 +62,9 @@ class EventLog(Watcher):
     makes none, so that with such groups a consumer knows where at best to look for a prefix.
     """
 
-    def __init__(self, digests: Digests | None = None) -> None:
-        self._digests = digests if digests is not None else Digests()
-        self.needs = (self._digests,)
+    needs = (Digests,)
+
+    def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self.num_dropped = 0
         self._has_begun = False
@@ -73,7 +73,7 @@ class EventLog(Watcher):
         return len(self._events)
 
     def begin(self, kernel: Kernel) -> None:
-        self._tree = kernel.tree
+        self._tree, self._digests = kernel.tree, kernel.watchers.of(Digests)
         if self._has_begun:
             self._events.clear()
             self._add(AllBlocksCleared())

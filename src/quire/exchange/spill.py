@@ -33,12 +33,10 @@ class Spill(Watcher):
     passing blocks of windows, which no boundary needs that is kept, and what `evict` and `clear` drop.
     """
 
-    def __init__(self, digests: Digests | None = None) -> None:
-        self._digests = digests if digests is not None else Digests()
-        self.needs = (self._digests,)
+    needs = (Digests,)
 
     def begin(self, kernel: Kernel) -> None:
-        self._tree = kernel.tree
+        self._tree, self._digests = kernel.tree, kernel.watchers.of(Digests)
         self._groups = [g for g, _ in kernel.tree.full] + [g.index for g in kernel.tree.sparse]
         self._named: dict[tuple[int, int], tuple[int, bytes]] = {}
 

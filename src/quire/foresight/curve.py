@@ -34,16 +34,15 @@ WARM_UP = 4
 class LiveCurve(Watcher):
     """Makes a hit-rate curve of the latest requests, when asked.
 
-    `trail` knows of each block which request used it last, also of evicted ones. So three numbers
+    A `Trail` knows of each block which request used it last, also of evicted ones. So three numbers
     per request are enough to see afterwards who shared how much of a prompt with whom,
     and what a larger or a smaller cache would have found (`distances`).
     """
 
-    def __init__(self, trail: Trail | None = None) -> None:
-        self._trail = trail if trail is not None else Trail()
-        self.needs = (self._trail,)
+    needs = (Trail,)
 
     def begin(self, kernel: Kernel) -> None:
+        self._trail = kernel.watchers.of(Trail)
         self._block_size = kernel.rows.block_size
         self._capacity, self._counters = kernel.capacity, kernel.counters
         self._begun = 0

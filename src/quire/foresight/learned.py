@@ -13,6 +13,7 @@ from quire.core.tokens import Key
 from quire.foresight.mind import TRIAL, Mind, Walk
 from quire.foresight.queues import Queues
 from quire.foresight.reentry import Record, bucket
+from quire.foresight.trail import Trail
 
 TRUNK = 8
 """A run that so many branches continue is shared by all: leaving it says little."""
@@ -26,13 +27,15 @@ class Learned(Watcher):
     a class are come back to is learned while serving (`reentry`). What a later turn has
     gone on from is evicted first, then answers where they are never come back to (prompts often
     repeat them in other tokens), then the class and age of the lowest expected hits per
-    block and second. A turn whose blocks were evicted is recognised by the last request that used them, where
-    a `Trail` watches too. A shadow of LRU on the same requests is the guard: where LRU would have found more,
+    block and second. A turn whose blocks were evicted is recognised by the last request that used them,
+    which a `Trail` knows. A shadow of LRU on the same requests is the guard: where LRU would have found more,
     the policy is LRU. See docs/decisions/learned-policy.md for the study.
 
     It watches the requests of one manager, and makes a policy for each class of its nodes, which share a `mind`. Without a
     clock a request opened is a second. A fork leaves no record, a request that pauses one, at its end.
     """
+
+    needs = (Trail,)
 
     def __init__(self, make_mind: Callable[[], Mind] = Mind) -> None:
         self._make_mind = make_mind

@@ -18,7 +18,7 @@ from quire.engines.hf.store import HfStore
 from quire.errors import ConfigError, OutOfBlocks
 from quire.exchange import Digests, Spill
 from quire.extras import lacking
-from quire.foresight import LiveCurve, Trail
+from quire.foresight import LiveCurve
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -94,13 +94,13 @@ class KeptBlocks:
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
         self.tiers, self._owns_tiers = _stack(settings.get("tiers"))
-        self._digests, trail = Digests(), Trail()
+        self._digests = Digests()
         stack = None if self.tiers is None else self.tiers.settings
         writes = (
             [] if stack is None else [stack.write, *(one.write for one in stack.tiers.values())]
         )
-        self._spill = Spill(self._digests) if "back" in writes else None
-        own = [self._digests, trail, LiveCurve(trail), *([self._spill] if self._spill else ())]
+        self._spill = Spill() if "back" in writes else None
+        own = [self._digests, LiveCurve(), *([self._spill] if self._spill else ())]
         manager = CacheManager(
             groups=groups,
             block_size=self.layout.block_size,
