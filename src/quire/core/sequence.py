@@ -138,7 +138,7 @@ class Sequence(msgspec.Struct, eq=False):
         table = rows.table(group, self.row, self.num_blocks).copy()
         window = rows.window_at(group)
         if window is not None:
-            table[window.num_sinks : window.first_of(self.computed)] = GAP
+            table[window.num_sinks : window.first_read(self.computed)] = GAP
         return table
 
     def fill(self) -> None:
