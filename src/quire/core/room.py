@@ -154,10 +154,8 @@ def check_fits(kernel: Kernel, num_tokens: int) -> None:
 
 
 def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
-    if kernel.watchers.leaving:
-        blocks = range(node.end - num_blocks, node.end)
-        for tell in kernel.watchers.leaving:
-            tell(node, blocks, None, why)
+    for tell in kernel.watchers.leaving:
+        tell(node, range(node.end - num_blocks, node.end), None, why)
     for g, pool in kernel.tree.full:
         pool.drop(memoryview(node.blocks[g])[-num_blocks:])
     kernel.tree.cut_tail(node, num_blocks)
