@@ -38,7 +38,8 @@ def s3_tier(url, **settings):
 def objects_of(tier):
     """Return path -> size of all objects of a tier."""
     found = {}
-    tier._client.wait(tier._client.names("", None, found.__setitem__), time.monotonic() + 10)
+    listing = functools.partial(tier._client.names, "", None, found.__setitem__)
+    tier._client.wait(listing, time.monotonic() + 10)
     return found
 
 

@@ -4,11 +4,11 @@ import time
 
 import pytest
 from objects_help import objects_of, s3_front, s3_server, s3_tier
+from processes import free_port
 from s3_server import (
     CONFIG,
     denied,
     flipped_bit,
-    free_port,
     half,
     hanging,
     late,
@@ -188,8 +188,8 @@ def test_a_server_that_is_not_there_is_an_error_or_a_timeout():
 
 
 def test_a_bundle_that_disappears_is_absent(front, tier):
-    for path in objects_of(tier):
-        tier._client.wait(tier._client.remove([path]), time.monotonic() + 5)
+    paths = list(objects_of(tier))
+    tier._client.wait(lambda: tier._client.remove(paths), time.monotonic() + 5)
     assert get(tier, timeout_s=5) == [ABSENT] * 4
 
 
@@ -228,7 +228,7 @@ def test_closing_while_calls_wait_ends_in_time(front):
         ("s3://b", {"client_options": {"nonsense": 1}}, "nonsense"),
         ("memory://", {"config": {"region": "x"}}, "not remote"),
         ("memory://", {"bundle": "many"}, "not a size"),
-        ("memory://", {"concurrency": 0}, "concurrency is 0"),
+        ("memory://", {"concurrency": 0}, "concurrency must be from 1"),
         ("memory://", {"refresh_s": -1.0}, "refresh_s is -1.0"),
         ("memory://", {"refresh_s": float("nan")}, "refresh_s is nan"),
     ],

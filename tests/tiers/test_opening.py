@@ -91,7 +91,7 @@ def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
         ("redis://localhost?conections=1", "no option 'conections', did you mean 'connections'"),
         ("redis://localhost?ssl_cert_reqs=none", "unknown option 'ssl_cert_reqs' in a redis"),
         ("redis://localhost/word", "database number"),
-        ("memory://?concurrency=0", "concurrency is 0"),
+        ("memory://?concurrency=0", "concurrency must be from 1"),
         ("s3://bucket/x?reggion=y", "reggion"),
     ],
 )
@@ -222,5 +222,5 @@ def test_mooncake_is_a_kind_by_the_entry_point_of_the_package_itself(tmp_path, m
         "quire.plugins.entry_points",
         lambda group, **name: distribution("quire-offers").entry_points.select(group=group, **name),
     )
-    with pytest.raises(ConfigError, match="callers is 0"):
+    with pytest.raises(ConfigError, match="callers must be from 1"):
         open_tier("mooncake:127.0.0.1:1?callers=0")

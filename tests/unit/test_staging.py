@@ -77,15 +77,15 @@ def test_buffers_arrive_as_rows(kind, log):
     staging = kind()
     for number in range(1, 6):
         buffers = [memoryview(bytes([number, row]) * 8) for row in range(3)]
-        with staging.sent(buffers, CPU) as rows:
-            assert rows.tolist() == [list(buffer) for buffer in buffers]
+        rows = staging.send(buffers, CPU)
+        assert rows.tolist() == [list(buffer) for buffer in buffers]
 
 
 def test_an_area_is_written_again_when_its_copy_has_ended(log):
     staging = OverPinned()
     for number in range(4):
-        with staging.sent([memoryview(bytes([number]) * 8)], CPU):
-            log.append(("use", number))
+        staging.send([memoryview(bytes([number]) * 8)], CPU)
+        log.append(("use", number))
     order = [("record", 0), ("use", 0), ("record", 1), ("use", 1)]
     order += [("wait", 0), ("record", 2), ("use", 2), ("wait", 1), ("record", 3), ("use", 3)]
     assert log == order
@@ -96,5 +96,5 @@ def test_reading_and_writing_in_turn_share_the_areas(log):
     for number in range(1, 5):
         buffers = buffers_of(2, 32 * number)
         staging.fetch(iter([(chunk(number, 2, 32 * number), buffers)]))
-        with staging.sent(buffers, CPU) as rows:
-            assert torch.equal(rows, chunk(number, 2, 32 * number))
+        rows = staging.send(buffers, CPU)
+        assert torch.equal(rows, chunk(number, 2, 32 * number))

@@ -11,7 +11,7 @@ from quire.core import BlockCopy
 from quire.errors import ConfigError
 from quire.ops import TokenMove
 from quire.tensors.pool import KVPool, Pool, StatePool
-from quire.tensors.slots import BlockIds, block_array, block_slots, on_device, runs
+from quire.tensors.slots import BlockIds, block_array, on_device, runs
 
 KV = tuple[torch.Tensor, torch.Tensor]
 """K `[kv_heads, tokens, k_width]` and V `[kv_heads, tokens, v_width]` of one layer."""
@@ -82,7 +82,8 @@ def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> 
     head = start % size
     index = None
     if not spans:
-        index = on_device(block_slots(ids, head, head + end - start, size), pool.device)
+        places = np.arange(head, head + end - start)
+        index = on_device(ids[places // size] * size + places % size, pool.device)
     for layer, pair in enumerate(kv):
         for states, source in zip((pool.k[layer], pool.v[layer]), pair, strict=True):
             slots, written = states.flatten(0, 1), source.detach().transpose(0, 1)

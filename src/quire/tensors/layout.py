@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.config import format_bytes
+from quire.config import check_count, format_bytes
 from quire.errors import ConfigError
 from quire.tensors.kinds import decoder_config
 
@@ -34,9 +34,7 @@ class KVLayout:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "kv_heads", "k_width", "v_width", "block_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
+            check_count(name, getattr(self, name))
         if not self.dtype.is_floating_point:
             raise ConfigError(f"dtype is {self.dtype}; K and V need a floating point dtype")
 

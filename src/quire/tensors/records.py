@@ -150,8 +150,8 @@ class BlockCodec:
         first, stop = form.span(layers)
         for chunk in _chunks(pool, stop - first, len(ids)):
             parts = [buffer[first:stop] for buffer in buffers[chunk]]
-            with self._staging.sent(parts, pool.device) as rows:
-                form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
+            rows = self._staging.send(parts, pool.device)
+            form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
 
     def _layers(self, layer: int | None) -> range:
         if layer is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.config import format_bytes
+from quire.config import check_count, format_bytes
 from quire.errors import ConfigError
 from quire.slots import SlotCopy
 from quire.tensors.copy import KV
@@ -44,12 +44,9 @@ class SlotPool:
         *,
         poison: float | None = None,
     ) -> None:
-        for name, value in (("num_slots", num_slots), ("max_tokens", max_tokens)):
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")
         self.layout = layout
-        self.num_slots = num_slots
-        self.max_tokens = max_tokens
+        self.num_slots = check_count("num_slots", num_slots)
+        self.max_tokens = check_count("max_tokens", max_tokens)
         self.poison = poison
         self.device = torch.device(device)
         self.k = self._allocate(layout.k_width)

@@ -22,19 +22,6 @@ def block_array(block_ids: BlockIds, num_blocks: int) -> npt.NDArray[np.int64]:
     return ids
 
 
-def block_slots(
-    ids: npt.NDArray[np.int64], start: int, stop: int, block_size: int
-) -> npt.NDArray[np.int64]:
-    """Return slots (`block id * block_size + offset`) of token positions `start` to `stop`: `[n]`."""
-    if not 0 <= start <= stop <= ids.size * block_size:
-        raise ConfigError(
-            f"tokens {start} to {stop} are not within the {ids.size * block_size} tokens of "
-            f"{ids.size} blocks of {block_size}"
-        )
-    positions = np.arange(start, stop, dtype=np.int64)
-    return ids[positions // block_size] * block_size + positions % block_size
-
-
 def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return runs of neighbouring ids, as `(index of the first, length)` in order."""
     if not ids.size:

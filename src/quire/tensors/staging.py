@@ -1,10 +1,12 @@
 """Rows of bytes between a device and buffers in host memory, in chunks, through pinned memory."""
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
+
+_Waiting: TypeAlias = tuple[int, torch.Tensor, Sequence[memoryview]]
+"""An area whose copy is on its way, and the buffers that its rows are for."""
 
 
 class Staging:
@@ -21,7 +23,7 @@ class Staging:
 
     def fetch(self, chunks: Iterable[tuple[torch.Tensor, Sequence[memoryview]]]) -> None:
         """Copy rows, uint8 `[n, bytes]` on any device, each into its buffer of as many bytes."""
-        waiting: tuple[int, torch.Tensor, Sequence[memoryview]] | None = None
+        waiting: _Waiting | None = None
         for rows, buffers in chunks:
             if self._is_host(rows.device):
                 _deal(rows, buffers)
@@ -29,29 +31,31 @@ class Staging:
             turn, area = self._area(tuple(rows.shape))
             area.copy_(rows, non_blocking=True)
             self._mark(turn)
-            if waiting is not None:
-                self._collect(*waiting)
+            self._collect(waiting)
             waiting = turn, area, buffers
+        self._collect(waiting)
+
+    def _collect(self, waiting: _Waiting | None) -> None:
         if waiting is not None:
-            self._collect(*waiting)
+            turn, area, buffers = waiting
+            self._wait(turn)
+            _deal(area, buffers)
 
-    @contextmanager
-    def sent(self, buffers: Sequence[memoryview], device: torch.device) -> Generator[torch.Tensor]:
-        """Yield the bytes of buffers of one size as rows on a device, uint8 `[n, bytes]`.
+    def send(self, buffers: Sequence[memoryview], device: torch.device) -> torch.Tensor:
+        """Return the bytes of buffers of one size as rows on a device, uint8 `[n, bytes]`.
 
-        On CUDA they are there for what is queued on the current stream inside the context.
+        On CUDA they are there for what is queued on the current stream from now on.
         """
         shape = (len(buffers), buffers[0].nbytes)
         if self._is_host(device):
             rows = torch.empty(shape, dtype=torch.uint8)
             _gather(buffers, rows)
-            yield rows
-            return
+            return rows
         turn, area = self._area(shape)
         _gather(buffers, area)
         rows = area.to(device, non_blocking=True)
         self._mark(turn)
-        yield rows
+        return rows
 
     def _is_host(self, device: torch.device) -> bool:
         """Whether its memory is written without staging; tests say no for a CPU."""
@@ -77,24 +81,19 @@ class Staging:
             event.synchronize()
             self._events[turn] = None
 
-    def _collect(self, turn: int, area: torch.Tensor, buffers: Sequence[memoryview]) -> None:
-        self._wait(turn)
-        _deal(area, buffers)
-
 
 def _deal(rows: torch.Tensor, buffers: Sequence[memoryview]) -> None:
-    size = rows.shape[1]
-    data = _bytes(rows)
-    for index, buffer in enumerate(buffers):
-        buffer[:] = data[index * size : (index + 1) * size]
+    for row, buffer in zip(_views(rows), buffers, strict=True):
+        buffer[:] = row
 
 
 def _gather(buffers: Sequence[memoryview], rows: torch.Tensor) -> None:
+    for row, buffer in zip(_views(rows), buffers, strict=True):
+        row[:] = buffer
+
+
+def _views(rows: torch.Tensor) -> Iterator[memoryview]:
+    """View each row."""
     size = rows.shape[1]
-    data = _bytes(rows)
-    for index, buffer in enumerate(buffers):
-        data[index * size : (index + 1) * size] = buffer
-
-
-def _bytes(rows: torch.Tensor) -> memoryview:
-    return memoryview(cast("Any", rows.flatten().numpy()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+    data = memoryview(cast("Any", rows.flatten().numpy()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+    return (data[start : start + size] for start in range(0, len(data), size))

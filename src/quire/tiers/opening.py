@@ -58,21 +58,59 @@ _SECRET = re.compile(r"//[^/@]*@")
 class _TierKind(msgspec.Struct, frozen=True):
     """A kind of tier.
 
-    `where`    the option that stands behind the colon
-    `options`  all options, by type
     `home`     module and class, loaded when it is asked for: most need packages of their own
-    `needed`   options without which it cannot be opened, beside `where`
-    `in_url`   options that become part of `where`
+    `options`  all options by type, the one that stands behind the colon first
+    `needed`   so many of these it cannot be opened without
+    `in_url`   options that become part of the first
     `other`    the option that takes what is not in `options`, as a mapping
     """
 
-    where: str
-    options: dict[str, Any]
     home: str
     example: str
-    needed: tuple[str, ...] = ()
+    options: dict[str, Any]
+    needed: int = 1
     in_url: tuple[str, ...] = ()
     other: str = ""
+
+    @property
+    def where(self) -> str:
+        """The option that stands behind the colon."""
+        return next(iter(self.options))
+
+
+_SIZE = int | str
+_KINDS = {
+    "host": _TierKind("host.tier:Host", "host:8GiB", {"capacity": _SIZE}),
+    "disk": _TierKind(
+        "disk.tier:Disk",
+        "disk:/var/kv?capacity=200GiB",
+        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE, "compact_lines": int},
+        needed=2,
+    ),
+    "files": _TierKind(
+        "files.tier:Files", "files:/mnt/shared/kv", {"path": str, "capacity": _SIZE}
+    ),
+    "redis": _TierKind(
+        "redis.tier:Redis",
+        "redis://localhost:6379",
+        {"url": str, "ttl_s": float, "prefix": str, "connections": int}
+        | dict.fromkeys(_IN_REDIS_URL, str),
+        in_url=_IN_REDIS_URL,
+    ),
+    "objects": _TierKind(
+        "objects.tier:Objects",
+        "s3://bucket/prefix",
+        {
+            "url": str,
+            "bundle": _SIZE,
+            "concurrency": int,
+            "refresh_s": float,
+            "config": dict[str, str],
+            "client_options": dict[str, Any],
+        },
+        other="config",
+    ),
+}
 
 
 def open_tier(spec: Spec) -> Tier:
@@ -85,7 +123,7 @@ def open_tier(spec: Spec) -> Tier:
     name = options.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f"the name of a tier is text, not {name!r}")
-    known = _kinds().get(kind)
+    known = _KINDS.get(kind)
     tier = _open_known(kind, known, options) if known else _open_offered(kind, options)
     if name is not None:
         tier.name = name
@@ -129,7 +167,7 @@ def _parse_line(line: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{_shown(line)!r} is no URL: write {head}://...{instead}")
     kind = _SCHEMES.get(head, head)
     where = f"{head}:{before}" if head in _SCHEMES else before.removeprefix("//")
-    known = _kinds().get(kind)
+    known = _KINDS.get(kind)
     option = known.where if known else "where"
     if where:
         if option in options:
@@ -155,10 +193,7 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
     others: dict[str, Any] = {}
     for name, value in options.items():
         if name in known.options:
-            try:
-                arguments[name] = msgspec.convert(value, known.options[name], strict=False)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
+            arguments[name] = _converted(kind, name, value, known.options[name])
         elif known.other and isinstance(value, str):
             others[name] = value
         else:
@@ -166,7 +201,7 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
                 f"{kind} has no option {name!r}{_meant(name, known.options)}; options: "
                 f"{', '.join([*known.options, 'name'])}"
             )
-    for name in (known.where, *known.needed):
+    for name in [*known.options][: known.needed]:
         if name not in arguments:
             raise ConfigError(f"{kind} needs {name}, for example {known.example!r}")
     if others:
@@ -190,8 +225,12 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
             f"a package may add one by an entry point of the group {GROUP!r}"
         )
     where = options.pop("where", "")
+    hints = get_type_hints(factory.__init__ if isinstance(factory, type) else factory)
+    typed = {
+        name: _converted(kind, name, each, hints.get(name, Any)) for name, each in options.items()
+    }
     try:
-        tier = factory(where, **_typed(kind, factory, options))
+        tier = factory(where, **typed)
     except TypeError as error:
         raise ConfigError(f"the tier {kind!r}: {error}") from error
     if not isinstance(tier, Tier):
@@ -201,20 +240,15 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
     return tier
 
 
-def _typed(kind: str, factory: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as what the annotations of a class or a function say, as far as they say it."""
-    hints = get_type_hints(factory.__init__ if isinstance(factory, type) else factory)
-    typed: dict[str, Any] = {}
-    for name, value in options.items():
-        try:
-            typed[name] = msgspec.convert(value, hints.get(name, Any), strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
-    return typed
+def _converted(kind: str, name: str, value: object, wanted: Any) -> Any:
+    try:
+        return msgspec.convert(value, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
 
 
 def _known_kinds() -> list[str]:
-    return sorted(names_offered(GROUP) | set(_kinds()))
+    return sorted(names_offered(GROUP) | set(_KINDS))
 
 
 def _meant(word: str, words: Sequence[str] | Mapping[str, Any]) -> str:
@@ -225,47 +259,3 @@ def _meant(word: str, words: Sequence[str] | Mapping[str, Any]) -> str:
 def _shown(line: str) -> str:
     """Return a line without what may be secret: user and password, and values of options."""
     return _SECRET.sub("//...@", line.partition("?")[0])
-
-
-def _kinds() -> dict[str, _TierKind]:
-    size = int | str
-    return {
-        "host": _TierKind("capacity", {"capacity": size}, "host.tier:Host", "host:8GiB"),
-        "disk": _TierKind(
-            "path",
-            {"path": str, "capacity": size, "direct": bool, "ahead": size, "compact_lines": int},
-            "disk.tier:Disk",
-            "disk:/var/kv?capacity=200GiB",
-            ("capacity",),
-        ),
-        "files": _TierKind(
-            "path", {"path": str, "capacity": size}, "files.tier:Files", "files:/mnt/shared/kv"
-        ),
-        "redis": _TierKind(
-            "url",
-            {
-                "url": str,
-                "ttl_s": float,
-                "prefix": str,
-                "connections": int,
-                **dict.fromkeys(_IN_REDIS_URL, str),
-            },
-            "redis.tier:Redis",
-            "redis://localhost:6379",
-            in_url=_IN_REDIS_URL,
-        ),
-        "objects": _TierKind(
-            "url",
-            {
-                "url": str,
-                "bundle": size,
-                "concurrency": int,
-                "refresh_s": float,
-                "config": dict[str, str],
-                "client_options": dict[str, Any],
-            },
-            "objects.tier:Objects",
-            "s3://bucket/prefix",
-            other="config",
-        ),
-    }

@@ -10,7 +10,7 @@ from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias
 
-from quire.config import parse_bytes
+from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
@@ -109,9 +109,8 @@ class Mooncake(Tier):
         self._prefix = prefix
         self._buffer_bytes = parse_bytes(buffer)
         segment = 0 if memory is None else parse_bytes(memory)
-        for value, word in ((callers, "callers"), (replicas, "replicas")):
-            if value < 1:
-                raise ConfigError(f"{word} is {value}; it must be at least 1")
+        check_count("callers", callers)
+        check_count("replicas", replicas)
         if protocol not in ("tcp", "rdma"):
             raise ConfigError(f"protocol {protocol!r}; known: 'tcp', 'rdma'")
         if store is None:

@@ -6,8 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,7 +110,13 @@ class Client:
         async def run() -> None:
             await asyncio.gather(*(one(index) for index in range(len(calls))))
 
-        running = self._start(run())
+        self.check_open()
+        call = run()
+        try:
+            running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:
+            call.close()
+            raise TierError("the tier is closed") from None
         try:
             for _ in calls:
                 try:
@@ -121,14 +126,12 @@ class Client:
         finally:
             running.cancel()
 
-    def wait(self, call: Coroutine[Any, Any, Result], deadline: float) -> Result:
-        """Run one coroutine. Raises what it raises, `TimeoutError` at the deadline."""
-        running = self._start(call)
-        try:
-            return running.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            running.cancel()
-            raise
+    def wait(self, call: Callable[[], Awaitable[Result]], deadline: float) -> Result:
+        """Run one call. Raises what it raises, `TimeoutError` at the deadline."""
+        ((_, answer),) = self.gather([call], deadline)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def read(self, path: str, start: int, stop: int) -> tuple[int, memoryview]:
         """Return the object's size and the bytes of a range, fewer where it ends before."""
@@ -179,14 +182,3 @@ class Client:
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._loop.close()
-
-    def _start(self, call: Coroutine[Any, Any, Result]) -> Future[Result]:
-        try:
-            self.check_open()
-            return asyncio.run_coroutine_threadsafe(call, self._loop)
-        except RuntimeError:
-            call.close()
-            raise TierError("the tier is closed") from None
-        except TierError:
-            call.close()
-            raise

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quire.config import parse_bytes
+from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.objects.client import Client, open_store, reason_of
@@ -85,8 +85,7 @@ class Objects(Tier):
     ) -> None:
         super().__init__()
         self._bundle_bytes = parse_bytes(bundle)
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; one request at once is the least")
+        check_count("concurrency", concurrency)
         if not 0 <= refresh_s <= MAX_REFRESH_S:
             raise ConfigError(f"refresh_s is {refresh_s}; give 0 to {MAX_REFRESH_S} seconds")
         self.name = name
@@ -213,7 +212,7 @@ class Objects(Tier):
 
     def _refresh(self, max_age_s: float, deadline: float) -> None:
         """Learn what others wrote. Raises `TierError` or `TimeoutError`."""
-        self._wait(self._listing.refresh(max_age_s), deadline)
+        self._wait(partial(self._listing.refresh, max_age_s), deadline)
 
     # writing
 
@@ -283,14 +282,14 @@ class Objects(Tier):
         """Delete records of a bundle: here at once, for others by a name that they will list."""
         burials = self._index.bury(bundle, mask)
         if bundle.is_dead:
-            self._wait(self._client.remove([bundle.path, *burials]), deadline)
+            self._wait(partial(self._client.remove, [bundle.path, *burials]), deadline)
             self._index.drop(bundle)
         else:
             path = self._listing.path_of(burial_name(self._listing.new_id(), bundle.id, mask))
-            self._wait(self._client.write(path, b""), deadline)
+            self._wait(partial(self._client.write, path, b""), deadline)
             self._index.learn(path, 0)
 
-    def _wait(self, call: Coroutine[Any, Any, None], deadline: float) -> None:
+    def _wait(self, call: Callable[[], Awaitable[None]], deadline: float) -> None:
         try:
             self._client.wait(call, deadline)
         except Exception as error:
