@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from processes import end_with_parent, free_port, wait_for_port
 
 import system
 
@@ -20,12 +18,6 @@ with Mooncake(sys.argv[1], memory=int(sys.argv[2])):
     print("joined", flush=True)
     sys.stdin.read()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class MooncakeServer:
@@ -43,6 +35,7 @@ class MooncakeServer:
 
     def start(self) -> None:
         command = [
+            *end_with_parent(),
             self._binary,
             "--rpc_address=127.0.0.1",
             f"--rpc_port={self.port}",
@@ -56,11 +49,7 @@ class MooncakeServer:
                 command, stdout=output, stderr=output, env=self._environment
             )
             self._processes = [self.master]
-            deadline = time.monotonic() + 30
-            while not self._answers():
-                if self.master.poll() is not None or time.monotonic() > deadline:
-                    self._fail("mooncake_master does not start")
-                time.sleep(0.02)
+            wait_for_port(self.master, self.port, str(self._log))
             self.memory = subprocess.Popen(
                 [sys.executable, "-c", _MEMORY, self.address, str(self._memory_bytes)],
                 stdin=subprocess.PIPE,
@@ -69,17 +58,7 @@ class MooncakeServer:
                 env=self._environment,
             )
         self._processes.append(self.memory)
-        if self.memory.stdout.readline().strip() != b"joined":
-            self._fail("the process with the memory cannot join")
-
-    @contextmanager
-    def stopped(self, process: subprocess.Popen):
-        """The process takes connections and answers nothing."""
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGCONT)
+        assert self.memory.stdout.readline().strip() == b"joined", f"no memory: {self._log}"
 
     def kill(self) -> None:
         for process in self._processes:
@@ -89,12 +68,3 @@ class MooncakeServer:
                 if pipe:
                     pipe.close()
         self._processes = []
-
-    def _fail(self, what: str) -> None:
-        self.kill()
-        raise RuntimeError(f"{what}: {self._log.read_text()[-2000:]}")
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
-        return False

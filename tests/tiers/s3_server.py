@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,17 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from processes import end_with_parent, free_port, wait_for_port
+
 CONFIG = {
     "region": "us-east-1",
     "access_key_id": "test",
     "secret_access_key": "test",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class S3Server:
@@ -34,45 +28,21 @@ class S3Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         code = "from moto.server import main; import sys; main(sys.argv[1:])"
+        words = [sys.executable, "-c", code, "-H", "127.0.0.1", "-p", str(self.port)]
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         with open(log, "wb") as output:  # noqa: PTH123 - a path of the test's own
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, "-H", "127.0.0.1", "-p", str(self.port)],
-                stdout=output,
-                stderr=output,
-                env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+                [*end_with_parent(), *words], stdout=output, stderr=output, env=os.environ | keys
             )
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.close()
-                with open(log) as output:  # noqa: PTH123
-                    raise RuntimeError(f"moto's server does not start: {output.read()[-2000:]}")
-            time.sleep(0.05)
-        self.make_bucket("quire")
-
-    def make_bucket(self, name: str) -> None:
+        wait_for_port(self._process, self.port, log)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("PUT", f"/{name}")
+        connection.request("PUT", "/quire")
         assert connection.getresponse().status == 200
         connection.close()
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """The process takes connections and answers nothing."""
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait(10)
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
-        return False
 
 
 Fault = Callable[["FrontHandler", int, list[tuple[str, str]], bytes], None]

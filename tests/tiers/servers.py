@@ -1,15 +1,13 @@
 """Redis servers on loopback, started by the tests that need them and stopped with them."""
 
-import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import redis
+from processes import end_with_parent, free_port, standing_still, wait_until
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -73,14 +71,8 @@ class RedisServer:
             address = ("127.0.0.1", other.port, other._bus_port)
             client.execute_command("CLUSTER MEET", *address)
 
-    @contextmanager
-    def hanging(self) -> Iterator[None]:
-        """The process stands still: connections are accepted by the kernel, nothing is answered."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
+    def hanging(self) -> AbstractContextManager[None]:
+        return standing_still(self.process)
 
     @contextmanager
     def gone(self) -> Iterator[None]:
@@ -152,15 +144,8 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "server.crt", folder / "server.key"
     subprocess.run(
         [
-            *(
-                system.need("openssl"),
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-            ),
+            *(system.need("openssl"), "req", "-x509", "-newkey", "ec"),
+            *("-pkeyopt", "ec_paramgen_curve:P-256"),
             *("-nodes", "-days", "2", "-subj", "/CN=quire test", "-keyout", str(key)),
             *("-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate)),
         ],
@@ -168,22 +153,3 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
         capture_output=True,
     )
     return certificate, key
-
-
-def end_with_parent() -> list[str]:
-    """What to write in front of a command, so that whatever ends the tests ends it as well."""
-    path = shutil.which("setpriv")
-    return [path, "--pdeathsig", "KILL"] if path else []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until(is_so, what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.01)

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
-from mooncake_server import MooncakeServer, free_port
+from mooncake_server import MooncakeServer
+from processes import free_port, standing_still
 
 import quire.tiers.mooncake.tier as module
 from quire.errors import ConfigError, TierError
@@ -71,7 +72,7 @@ class TestMooncake(TierContract):
         return open_tier(tier._store, prefix=tier._prefix)
 
     def stalled(self, tier):
-        return self.server.stopped(self.server.master)
+        return standing_still(self.server.master)
 
     @contextmanager
     def broken(self, tier):
@@ -119,7 +120,7 @@ def test_a_memory_process_that_hangs_costs_the_timeout_and_never_gives_wrong_byt
     with open_tier(client) as tier:
         assert tier.put(keys, records, timeout_s=10) == [STORED] * 4
         buffers = buffers_like(records)
-        with server.stopped(server.memory):
+        with standing_still(server.memory):
             began = time.monotonic()
             assert set(tier.get(keys, buffers, timeout_s=0.3)) <= {TIMEOUT, ERROR}
             assert time.monotonic() - began < 0.8
@@ -282,7 +283,7 @@ def test_closing_while_calls_hang_returns_in_time(server, client, monkeypatch):
     monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.3)
     joined = Mooncake(server.address, callers=1)
     for tier in (joined, open_tier(client, callers=1)):
-        with server.stopped(server.master):
+        with standing_still(server.master):
             assert tier.contains([name_of(1)], timeout_s=0.1) == [False]
             began = time.monotonic()
             tier.close()

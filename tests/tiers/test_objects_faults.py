@@ -4,11 +4,11 @@ import time
 
 import pytest
 from objects_help import objects_of, s3_front, s3_server, s3_tier
+from processes import free_port
 from s3_server import (
     CONFIG,
     denied,
     flipped_bit,
-    free_port,
     half,
     hanging,
     late,

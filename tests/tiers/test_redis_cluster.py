@@ -5,8 +5,9 @@ from contextlib import suppress
 
 import pytest
 import redis
+from processes import wait_until
 from redis_help import get
-from servers import RedisServer, running_cluster, wait_until
+from servers import RedisServer, running_cluster
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome

@@ -3,8 +3,9 @@
 import sys
 
 import pytest
+from processes import wait_until
 from redis_help import get
-from servers import make_certificate, running, wait_until
+from servers import make_certificate, running
 
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Outcome

@@ -197,9 +197,10 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     private: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open":
-            own = rows.entry(group, seq.row, 0)
-            if group in rows.token_groups:
-                own = rows.slots(group, seq.row, seq.node.end, seq.num_blocks)
+            start, stop = seq.node.end, seq.num_blocks
+            own = rows.slots(
+                group, seq.row, *((start, stop) if group in rows.token_groups else (0, 1))
+            )
             private.update(block for block in own if block != GAP)
     owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]

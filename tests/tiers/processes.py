@@ -1,0 +1,50 @@
+"""Servers of tests: processes on loopback, which end with the tests, and what is asked of them."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+
+def end_with_parent() -> list[str]:
+    """What to write in front of a command, so that whatever ends the tests ends it as well."""
+    path = shutil.which("setpriv")
+    return [path, "--pdeathsig", "KILL"] if path else []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+
+
+def wait_for_port(process: subprocess.Popen, port: int, log: str) -> None:
+    """Wait until a process takes connections."""
+
+    def answers() -> bool:
+        assert process.poll() is None, f"the server ended: {log}"
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    wait_until(answers, f"the server on port {port}, {log}", 60.0)
+
+
+@contextmanager
+def standing_still(process: subprocess.Popen) -> Iterator[None]:
+    """While entered, connections are accepted by the kernel, and nothing is answered."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
