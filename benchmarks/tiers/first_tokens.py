@@ -28,7 +28,7 @@ from quire.bench.hf_models import quire_tiny
 from quire.bench.hf_rows import Stamp
 from quire.bench.tier_rows import Row
 from quire.engines.hf import PrefixCache
-from quire.engines.tiered.beside import PUT_OFF_SHARE
+from quire.engines.tiered.offloading import PUT_OFF_SHARE
 from quire.errors import TierError
 from quire.tiers.base import Tier
 from quire.tiers.disk import Disk
