@@ -31,14 +31,14 @@ class CopyPlan:
     """
 
     def __init__(self, pools: tuple[BlockPool, ...]) -> None:
-        self._pools = pools
+        self._waiting = tuple(pool.waiting for pool in pools)
 
     def __bool__(self) -> bool:
-        return any(pool.waiting for pool in self._pools)
+        return any(self._waiting)
 
     def plan(self, copy: BlockCopy) -> None:
         """Add a copy into a block that was just allocated."""
-        waiting = self._pools[copy.group].waiting
+        waiting = self._waiting[copy.group]
         src, num_tokens = copy.src, copy.num_tokens
         earlier = waiting.get(src)
         if earlier is not None:
@@ -47,7 +47,7 @@ class CopyPlan:
 
     def check_done(self, group: int, block: int) -> None:
         """Raise `CopyError` if this block waits for a copy or is read by one."""
-        waiting = self._pools[group].waiting
+        waiting = self._waiting[group]
         if block in waiting or any(src == block for src, _ in waiting.values()):
             msg = (
                 f"block {block} of group {group} waits for a planned copy; call take_copies() "
@@ -61,14 +61,14 @@ class CopyPlan:
         A source that was evicted and given out as its own destination needs no copy.
         """
         plan = [copy for copy in self.peek() if copy.src != copy.dst]
-        for pool in self._pools:
-            pool.waiting.clear()
+        for waiting in self._waiting:
+            waiting.clear()
         return plan
 
     def peek(self) -> list[BlockCopy]:
         """Return the plan and leave it as it is."""
         return [
             BlockCopy(group, src, dst, num_tokens)
-            for group, pool in enumerate(self._pools)
-            for dst, (src, num_tokens) in pool.waiting.items()
+            for group, waiting in enumerate(self._waiting)
+            for dst, (src, num_tokens) in waiting.items()
         ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Items
+from operator import add
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -12,7 +14,7 @@ from quire.core.publish import check_copies, publish_last_blocks
 from quire.core.room import make_room
 from quire.core.rows import Rows
 from quire.core.sequence import Sequence
-from quire.core.take import reserve, stale_slots
+from quire.core.take import needs, reserve, stale_slots
 from quire.core.tokens import (
     INT32,
     TOKEN_BYTES,
@@ -116,8 +118,7 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
     if num_new:
         for group in rows.token_groups:
             if kernel.pools[group].num_free < num_new:
-                needed = [num_new * (g in rows.token_groups) for g in range(len(kernel.pools))]
-                make_room(kernel, needed)
+                make_room(kernel, needs(kernel, num_new, ()))
         row_ids = batch.row_ids[batch.at_edge]
         held = rows.capacity_array[row_ids] // rows.block_size
         short: list[int] = row_ids[held == rows.ends_array[row_ids]].tolist()
@@ -201,20 +202,16 @@ def _refuse_prefill(seq: Sequence) -> NoReturn:
 
 def _reserve_one_by_one(kernel: Kernel, batch: DecodeBatch) -> None:
     """Reserve where sequences differ or share blocks that must be copied first."""
-    rows, size = kernel.rows, kernel.rows.block_size
-    needed = [0] * len(kernel.pools)
-    holders = [dict(pool.shared) for pool in kernel.pools]
-    starved = [seq for seq in batch.seqs if rows.capacity[seq.row] == rows.computed[seq.row]]
+    rows, needed = kernel.rows, [0] * len(kernel.pools)
+    starved = [seq for seq in batch.seqs if seq.capacity == seq.computed]
+    copied: Counter[tuple[int, int]] = Counter()
     for seq in starved:
-        if not rows.computed[seq.row] % size:
-            for group in rows.token_groups:
-                needed[group] += 1
-        for group, slot in stale_slots(kernel, seq):
-            block = rows.entry(group, seq.row, slot)[0]
-            left = holders[group].get(block, 0)
-            if left != 1:  # the last holder writes in place
-                holders[group][block] = max(left - 1, 0)
-                needed[group] += 1
+        stale = stale_slots(kernel, seq)
+        needed = [*map(add, needed, needs(kernel, int(seq.computed % rows.block_size == 0), stale))]
+        copied.update((g, rows.slots(g, seq.row, slot, slot + 1)[0]) for g, slot in stale)
+    for (group, block), count in copied.items():
+        if kernel.pools[group].shared.get(block) == count:  # the last holder writes in place
+            needed[group] -= 1
     make_room(kernel, needed)
     for seq in starved:
         reserve(kernel, seq, 1)
@@ -235,9 +232,9 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     padded = np.full((len(seqs), int(num_blocks.max(initial=0))), pad, INT32)
     counts: list[int] = num_blocks.tolist()
     for into, seq, count in zip(padded, seqs, counts, strict=True):
-        into[:count] = rows.table(group, seq.row, count)
+        into[:count] = rows.slots(group, seq.row, 0, count)
         if window is not None:
-            into[window.num_sinks : window.first_of(seq.computed)] = pad
+            into[window.num_sinks : window.first_read(seq.computed)] = pad
     indices = padded[np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]]
     indptr = np.zeros(len(seqs) + 1, dtype=INT32)
     np.cumsum(num_blocks, out=indptr[1:])

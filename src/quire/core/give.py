@@ -104,7 +104,7 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     keep, in_tail = divmod(num_tokens, rows.block_size)
     end = keep + (in_tail > 0)
     for window in rows.windows:
-        first = window.first_of(num_tokens)
+        first = window.first_read(num_tokens)
         lost = window.lacks(node, first, min(end, node.end))
         start = max(first, node.end)
         lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
@@ -127,18 +127,9 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
 
 def _head(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> bytes:
     """Return the first tokens of full block `keep`, which must be the sequence's alone if it is published."""
-    node, num_below = seq.node, 0
-    at = (keep - node.end) * kernel.tree.block_bytes
-    if at >= 0:
-        return seq.private_key[at : at + in_tail * TOKEN_BYTES]
-    alone = True
-    while True:
-        alone &= node.locks == 1 and len(node.children) == num_below
-        if node.start <= keep:
-            break
-        assert node.parent is not None
-        node, num_below = node.parent, 1
-    if not alone:
+    path = [node for node in seq.node.path() if keep < node.end]
+    branches = sum(len(node.children) for node in path) - len(path) + 1
+    if path and (branches or any(node.locks > 1 for node in path)):
         size = kernel.rows.block_size
         msg = (
             f"truncate to {keep * size + in_tail} tokens ends inside block {keep}, which is "
@@ -146,8 +137,9 @@ def _head(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> bytes:
             ", or fork"
         )
         raise TruncateError(msg)
-    at = (keep - node.start) * kernel.tree.block_bytes
-    return bytes(node.key[at : at + in_tail * TOKEN_BYTES])
+    start, key = (path[0].start, path[0].key) if path else (seq.node.end, seq.private_key)
+    at = (keep - start) * kernel.tree.block_bytes
+    return bytes(key[at : at + in_tail * TOKEN_BYTES])
 
 
 def _keep_known(seq: Sequence, num_tokens: int) -> None:
@@ -197,12 +189,12 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
 def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
     """Give up private blocks [start, stop) of a sequence's table."""
     for group in kernel.rows.token_groups if start < stop else ():
-        kernel.pools[group].release(kernel.rows.slots(group, seq.row, start, stop))
+        kernel.pools[group].drop_hold(kernel.rows.slots(group, seq.row, start, stop))
 
 
 def _free_states(kernel: Kernel, seq: Sequence) -> None:
     """Give up the states that a sequence works on."""
     for state in kernel.rows.states:
-        slot = kernel.rows.entry(state.index, seq.row, 0)
-        state.pool.release(slot)
+        slot = kernel.rows.slots(state.index, seq.row, 0, 1)
+        state.pool.drop_hold(slot)
         slot[0] = GAP

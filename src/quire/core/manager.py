@@ -128,7 +128,7 @@ class CacheManager(Interruptible):
         root, key = self.read(key_of(tokens), scope, media)
         found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
         deadline = kernel.tree.order.now() + seconds if seconds else 0.0
-        return kernel.pins.add(kernel.lookup.accepted(found), deadline)
+        return kernel.pins.add(kernel.lookup.lowered(found), deadline)
 
     @mutating
     def evict(
@@ -138,7 +138,7 @@ class CacheManager(Interruptible):
         *,
         media: Items[MediaItem] = (),
     ) -> int:
-        """Drop a cached prefix, all that continues it, and return the blocks dropped per group.
+        """Invalidate a cached prefix and all that continues it; return the blocks per group. For room see `reclaim`.
 
         What other prompts share with it stays, and so does what a sequence or pin references.
         Without tokens the whole scope is dropped. Raises what `probe` raises.
@@ -149,7 +149,7 @@ class CacheManager(Interruptible):
 
     @mutating
     def reclaim(self, num_blocks: int, group: int | None = None) -> int:
-        """Evict up to `num_blocks` cached blocks by policy; return how many.
+        """Make room: evict up to `num_blocks` cached blocks by policy; return how many. For a prefix see `evict`.
 
         Without a group, leaves lose their last blocks in every group. In one group with a
         window or a state, blocks go where they are missed least, and the prefixes stay.
@@ -212,6 +212,7 @@ class CacheManager(Interruptible):
             self.cut_off("open", error)
             raise
 
+    @mutating
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Make room for the KV of `num_tokens` more tokens than computed, in every group.
 
@@ -219,12 +220,9 @@ class CacheManager(Interruptible):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self.check_open(seq)
-        try:
-            take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
-        except BaseException as error:
-            self.cut_off("reserve", error)
-            raise
+        take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
 
+    @mutating
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
 
@@ -235,12 +233,8 @@ class CacheManager(Interruptible):
         """
         self.check_open(seq)
         kernel = self.kernel
-        try:
-            publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
-            kernel.rows.version += 1
-        except BaseException as error:
-            self.cut_off("commit", error)
-            raise
+        publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
+        kernel.rows.version += 1
 
     @mutating
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
@@ -266,16 +260,13 @@ class CacheManager(Interruptible):
             snapshots.check_settled(self.kernel, seq, "fork")
         return take.fork(self.kernel, seq)
 
+    @mutating
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
         for tell in self.kernel.watchers.closed:
             tell(seq)
-        try:
-            give.close(self.kernel, seq)
-        except BaseException as error:
-            self.cut_off("close", error)
-            raise
+        give.close(self.kernel, seq)
 
     @mutating
     def suspend(self, seq: Sequence) -> None:
@@ -300,27 +291,21 @@ class CacheManager(Interruptible):
         """Prepare sequences for decode steps together; stays valid while all are open."""
         return decode.make_batch(self.kernel, seqs)
 
+    @mutating
     def reserve_step(self, batch: DecodeBatch | Items[Sequence]) -> None:
         """Make room for one more token in every sequence of a batch, all or nothing.
 
         Raises `OutOfBlocks`, `SequenceError`.
         """
-        try:
-            decode.reserve_step(self.kernel, batch)
-        except BaseException as error:
-            self.cut_off("reserve_step", error)
-            raise
+        decode.reserve_step(self.kernel, batch)
 
+    @mutating
     def commit_step(self, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
         """Commit one token per sequence of a batch, in the order of the batch.
 
         Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
         """
-        try:
-            decode.commit_step(self.kernel, batch, token_ids)
-        except BaseException as error:
-            self.cut_off("commit_step", error)
-            raise
+        decode.commit_step(self.kernel, batch, token_ids)
 
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.

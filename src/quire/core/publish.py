@@ -134,7 +134,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.release(slots)
+            pool.drop_hold(slots)
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -154,11 +154,12 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
     table = rows.flat[first]
     beside = bool(others or windows or states)
     in_place, stored = bool(rows.token_groups), kernel.watchers.stored
-    extended = 0
+    apart = 0
     for seq in seqs:
         node, row = seq.node, seq.row
         key = tails[row * size : row * size + size]
         if not in_place or node.writer != row:
+            apart += 1
             publish(kernel, seq, key, 1)
             if seq.private_key:
                 _release_behind(kernel, seq)
@@ -168,7 +169,6 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
         at = offset[row] + end
         blocks[first].append(table[at])
         node.end = end + 1
-        extended += 1
         if beside:
             for group in others:
                 blocks[group].append(rows.flat[group][at])
@@ -178,7 +178,7 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
                 state.extended(node, 1)
         for tell in stored:
             tell(seq, node, 1)
-    kernel.counters.published_blocks += extended
+    kernel.counters.published_blocks += len(seqs) - apart
     if states:
         for seq in seqs:
             keep_if_due(kernel, seq)
@@ -189,20 +189,20 @@ def _release_behind(kernel: Kernel, seq: Sequence) -> None:
     whole = seq.computed - seq.computed % kernel.rows.block_size
     for window in kernel.rows.windows:
         start = max(seq.node.end, window.num_sinks)
-        stop = max(window.first_of(whole), start)
+        stop = max(window.first_read(whole), start)
         slots = kernel.rows.slots(window.index, seq.row, start, stop)
-        window.pool.release(memoryview(array("i", reversed(slots))))
+        window.pool.drop_hold(memoryview(array("i", reversed(slots))))
         slots[:] = memoryview(array("i", [GAP]) * len(slots))
 
 
 def check_copies(kernel: Kernel, seq: Sequence) -> None:
     """Raise `CopyError` if the next token's block waits for a planned copy."""
-    computed = kernel.rows.computed[seq.row]
-    tail, in_tail = divmod(computed, kernel.rows.block_size)
-    for state in kernel.rows.states:
-        kernel.copies.check_done(state.index, kernel.rows.flat[state.index][seq.row])
-    for group in kernel.rows.token_groups if in_tail else ():
-        kernel.copies.check_done(group, kernel.rows.slots(group, seq.row, tail, tail + 1)[0])
+    rows, row = kernel.rows, seq.row
+    tail, in_tail = divmod(rows.computed[row], rows.block_size)
+    for state in rows.states:
+        kernel.copies.check_done(state.index, rows.flat[state.index][row])
+    for group in rows.token_groups if in_tail else ():
+        kernel.copies.check_done(group, rows.flat[group][rows.offset[row] + tail])
 
 
 def _refuse(expected: bytes, key: Key, computed: int) -> NoReturn:

@@ -124,19 +124,12 @@ class Rows:
         self.ends[row] = first + size
 
     def slots(self, group: int, row: int, start: int, stop: int) -> memoryview[int]:
-        """View the table entries [start, stop) of a row; valid until a row is widened or given back."""
-        base = self.offset[row]
-        return self.flat[group][base + start : base + stop]
+        """View the table entries [start, stop) of a row, of a recurrent group its state [0, 1).
 
-    def entry(self, group: int, row: int, at: int) -> memoryview[int]:
-        """View one table entry, or the state of a recurrent group; valid as `slots` is."""
-        place = self.offset[row] + at if group in self.token_groups else row
-        return self.flat[group][place : place + 1]
-
-    def table(self, group: int, row: int, num_blocks: int) -> IntArray:
-        """View the first entries of a row, or its state in a recurrent group; valid as `slots` is."""
+        Valid until a row is widened or given back.
+        """
         base = self.offset[row] if group in self.token_groups else row
-        return self.flat_tables[group][base : base + num_blocks]
+        return self.flat[group][base + start : base + stop]
 
     def tail(self, row: int, num_tokens: int) -> bytes:
         """Return the first unpublished tokens of a row as key bytes."""

@@ -133,12 +133,12 @@ class Sequence(msgspec.Struct, eq=False):
         check_group(group, len(rows.flat))
         self.fill()
         if group not in rows.token_groups:
-            state = rows.table(group, self.row, int(self.state == "open"))
+            state = np.array(rows.slots(group, self.row, 0, int(self.state == "open")))
             return state[state != GAP]
-        table = rows.table(group, self.row, self.num_blocks).copy()
+        table = np.array(rows.slots(group, self.row, 0, self.num_blocks))
         window = rows.window_at(group)
         if window is not None:
-            table[window.num_sinks : window.first_of(self.computed)] = GAP
+            table[window.num_sinks : window.first_read(self.computed)] = GAP
         return table
 
     def fill(self) -> None:

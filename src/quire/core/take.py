@@ -119,36 +119,41 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
 
 def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`."""
-    tree, rows, row, size = kernel.tree, kernel.rows, seq.row, kernel.rows.block_size
-    computed, capacity = rows.computed[row], rows.capacity[row]
-    wanted = computed + num_tokens
+    rows, row, size = kernel.rows, seq.row, kernel.rows.block_size
+    capacity = rows.capacity[row]
+    wanted = rows.computed[row] + num_tokens
     if wanted <= capacity:
         return
     held = -(-capacity // size)
     num_new = -(-wanted // size) - held
-    needed = [num_new] * len(tree.pools)
-    stale = stale_slots(kernel, seq) if capacity == computed else []
-    for state in rows.states:
-        needed[state.index] = 0
-    for group, _ in stale:
-        needed[group] += 1
-    make_room(kernel, needed)
+    stale = stale_slots(kernel, seq)
+    make_room(kernel, needs(kernel, num_new, stale))
     rows.widen(row, held + num_new)
     for group, slot in stale:
         _renew(kernel, seq, group, slot)
     if num_new:
         at = rows.offset[row] + held
         for group in rows.token_groups:
-            rows.flat[group][at : at + num_new] = tree.pools[group].take(num_new)
+            rows.flat[group][at : at + num_new] = kernel.pools[group].take(num_new)
     rows.capacity[row] = wanted
     rows.version += 1
+
+
+def needs(kernel: Kernel, num_new: int, stale: Items[tuple[int, int]]) -> list[int]:
+    """Return what each group must give for so many new blocks of a table, and for copies of what is stale."""
+    needed = [num_new] * len(kernel.pools)
+    for state in kernel.rows.states:
+        needed[state.index] = 0
+    for group, _ in stale:
+        needed[group] += 1
+    return needed
 
 
 def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
     """Return (group, index in its table) of what must be replaced before the next write.
 
     That is a partly filled last block or a state that others read too, and a state that
-    the sequence does not have yet.
+    the sequence does not have yet. Nothing is, where room was reserved already.
     """
     rows = kernel.rows
     tail, in_tail = divmod(rows.computed[seq.row], rows.block_size)
@@ -172,28 +177,21 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     tail, in_tail = divmod(computed, size)
     writing = capacity > computed
     if writing:
-        needed = [int(in_tail > 0)] * len(tree.pools)
-        for state in rows.states:
-            needed[state.index] = 1
-        make_room(kernel, needed)
+        states = [(state.index, 0) for state in rows.states]
+        make_room(kernel, needs(kernel, int(in_tail > 0), states))
     row, first = rows.take(), seq.node.end
     script = msgspec.structs.replace(seq.script)
     twin = msgspec.structs.replace(seq, row=row, script=script, unfilled=first)
     rows.computed[row] = rows.capacity[row] = computed
     num_shared = tail + (in_tail > 0)
     rows.place(row, first, num_shared)
-    source, target = rows.offset[seq.row], rows.offset[row]
-    for group in rows.token_groups:
-        table, pool = rows.flat[group], tree.pools[group]
-        for at in range(first, num_shared):
-            block = table[target + at] = table[source + at]
+    for group, pool in enumerate(tree.pools):
+        start, stop = (first, num_shared) if group in rows.token_groups else (0, 1)
+        shared = rows.slots(group, seq.row, start, stop)
+        rows.slots(group, row, start, stop)[:] = shared
+        for block in shared:
             if block != GAP:
                 pool.share(block)
-    for state in rows.states:
-        block = rows.flat[state.index][seq.row]
-        if block != GAP:
-            rows.flat[state.index][row] = block
-            state.pool.share(block)
     for group, slot in stale_slots(kernel, twin) if writing else ():
         _renew(kernel, twin, group, slot)
     if in_tail:
@@ -212,7 +210,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
 def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
     """Replace a block of the table that others read too, or a missing state, by a copy."""
     rows, pool = kernel.rows, kernel.tree.pools[group]
-    entry = rows.entry(group, seq.row, slot)
+    entry = rows.slots(group, seq.row, slot, slot + 1)
     source, entry[0] = entry[0], pool.take(1)[0]
     num_tokens = rows.computed[seq.row] % rows.block_size if group in rows.token_groups else 1
     if source != GAP:

@@ -54,10 +54,10 @@ def _check_tree(manager: CacheManager) -> None:
 
 def _check_children(tree: PrefixTree, node: Node) -> None:
     size = tree.block_bytes
-    for first, child in node.children.items():
+    for name, child in node.children.items():
         _require(child.parent is node, "a child with another parent")
-        _require(bytes(child.key[:size]) == first, "a child under another block's bytes")
-        _require(child.first == first, "a child that goes by another name")
+        _require(bytes(child.key[:size]) == name, "a child under another block's bytes")
+        _require(child.name == name, "a child that goes by another name")
         _require(
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
@@ -150,7 +150,7 @@ def _check_sequences(manager: CacheManager) -> None:
             there = [path[at] for at, block in enumerate(table[: len(path)]) if block != GAP]
             _require(seen == there, f"a table of group {group} differs from the tree")
         for window in rows.windows:
-            first = window.first_of(seq.computed)
+            first = window.first_read(seq.computed)
             lacks = window.lacks(seq.node, first, seq.node.end)
             _require(not lacks, f"group {window.index} lost a block of a running window")
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")
@@ -197,9 +197,10 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     private: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open":
-            own = rows.entry(group, seq.row, 0)
-            if group in rows.token_groups:
-                own = rows.slots(group, seq.row, seq.node.end, seq.num_blocks)
+            start, stop = seq.node.end, seq.num_blocks
+            own = rows.slots(
+                group, seq.row, *((start, stop) if group in rows.token_groups else (0, 1))
+            )
             private.update(block for block in own if block != GAP)
     owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]

@@ -17,7 +17,7 @@ from quire.core.room import least
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.sparse import Standing
-from quire.core.take import stale_slots
+from quire.core.take import needs, stale_slots
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 
 
@@ -78,16 +78,11 @@ def _fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
         num_tokens = len(seq.script.key) // TOKEN_BYTES
         limit = num_tokens if num_tokens == seq.num_cached else num_tokens - 1
         return _fit_found(kernel, seq.root, (memoryview(seq.script.key), limit), num_new)
-    rows = kernel.rows
     if num_new is None:
         num_new = seq.known_end - seq.computed
-    wanted, size = max(seq.computed + num_new, seq.capacity), rows.block_size
-    needed = [0] * len(kernel.pools)
-    for group in rows.token_groups:
-        needed[group] = -(-wanted // size) - seq.num_blocks
-    if wanted > seq.capacity == seq.computed:
-        for group, _ in stale_slots(kernel, seq):
-            needed[group] += 1
+    wanted, size = max(seq.computed + num_new, seq.capacity), kernel.rows.block_size
+    stale = stale_slots(kernel, seq) if wanted > seq.capacity else []
+    needed = needs(kernel, -(-wanted // size) - seq.num_blocks, stale)
     return _fit(kernel, seq.computed, needed, None)
 
 
@@ -102,11 +97,8 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
         end += found.partial_tokens
     if num_new is None:
         num_new = len(key) // TOKEN_BYTES - end
-    needed = [0] * len(room)
-    for group in rows.token_groups:
-        needed[group] = -(-(end + num_new) // size) - found.num_blocks
-    for state in rows.states:
-        needed[state.index] = int(num_new > 0)
+    states = [(state.index, 0) for state in rows.states if num_new > 0]
+    needed = needs(kernel, -(-(end + num_new) // size) - found.num_blocks, states)
     return _fit(kernel, end, needed, found)
 
 

@@ -218,7 +218,8 @@ def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
     for seq in manager.sequences.values():
         if seq.state != "open":
             continue
-        table = rows.table(group, seq.row, seq.num_blocks if group in rows.token_groups else 1)
+        num_blocks = seq.num_blocks if group in rows.token_groups else 1
+        table = np.asarray(rows.slots(group, seq.row, 0, num_blocks))
         stale = table >= len(renamed)  # behind a window, from before the pool shrank
         table[stale] = GAP
         table[:] = names[table]
