@@ -99,9 +99,7 @@ class Survey(msgspec.Struct):
 
 
 def survey(
-    tier: Tier,
-    names: NameBook,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    tier: Tier, names: NameBook, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Survey:
     """Look at every record that a tier lists. Raises `TierError` where it cannot list them."""
     entries = list(tier.scan())
