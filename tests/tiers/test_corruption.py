@@ -3,6 +3,7 @@
 import contextlib
 import random
 import shutil
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -187,22 +188,14 @@ def test_a_host_arena_that_changes_gives_misses(seed):
         check_after_changes(host, victims)
 
 
+@pytest.mark.parametrize("kind", [Files, partial(Disk, capacity="64MiB")], ids=["files", "slabs"])
 @pytest.mark.parametrize("seed", range(3))
-def test_files_that_change_give_misses(tmp_path, seed):
+def test_files_that_change_give_misses(tmp_path, kind, seed):
     victims = make_victims(seed)
-    with Files(tmp_path) as files:
-        put_all(files, victims)
+    with kind(tmp_path) as tier:
+        put_all(tier, victims)
         change_files(random.Random(seed), tmp_path, victims)
-        check_after_changes(files, victims)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_slabs_that_change_give_misses(tmp_path, seed):
-    victims = make_victims(seed)
-    with Disk(tmp_path, "64MiB") as disk:
-        put_all(disk, victims)
-        change_files(random.Random(seed), tmp_path, victims)
-        check_after_changes(disk, victims)
+        check_after_changes(tier, victims)
 
 
 @pytest.mark.parametrize("seed", range(10))

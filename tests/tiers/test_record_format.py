@@ -79,6 +79,7 @@ def test_sealing_writes_the_golden_bytes(name):
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"later_major"}))
 def test_a_golden_file_reads_as_what_was_written(name):
     assert verify(golden(name)) == header_of(CASES[name])
+    assert carries(memoryview(golden(name)), header_of(CASES[name]).key)
 
 
 def test_a_later_minor_version_is_read_and_a_later_major_one_is_foreign():
@@ -134,12 +135,6 @@ def test_a_sound_header_is_not_enough():
         assert not carries(memoryview(record), KEY)
 
 
-def test_a_golden_record_carries_its_key():
-    for name in sorted(set(CASES) - {"later_major"}):
-        record = golden(name)
-        assert carries(memoryview(record), record[80:112])
-
-
 def test_every_other_length_of_a_record_is_refused():
     record = bytes(small_record()) + bytes(200)
     size = record_bytes(40)
@@ -147,16 +142,6 @@ def test_every_other_length_of_a_record_is_refused():
         with pytest.raises(RecordError):
             verify(record[:length])
         assert not carries(memoryview(record)[:length], KEY)
-
-
-def test_every_byte_swapped_with_the_next_is_refused():
-    record = bytearray(small_record())
-    for at in range(len(record) - 1):
-        if record[at] != record[at + 1]:
-            record[at], record[at + 1] = record[at + 1], record[at]
-            with pytest.raises(RecordError):
-                verify(record)
-            record[at], record[at + 1] = record[at + 1], record[at]
 
 
 @pytest.mark.parametrize(

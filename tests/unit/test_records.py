@@ -1,5 +1,7 @@
 """Blocks as payloads and back: the bytes, heads, layers, and what is refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -196,16 +198,28 @@ def test_blocks_and_buffers_that_do_not_fit_are_refused_before_anything(blocks, 
     assert torch.equal(bits(pool.k), bits(before))
 
 
-def test_two_payloads_for_one_block_are_refused():
-    pool, codec = KVPool(layout(), 4), BlockCodec(layout())
-    with pytest.raises(ConfigError, match="two payloads"):
-        codec.decode(payloads(codec, 2), pool, [1, 1])
+NO_HEADS = ((0, 5), (2, 2), (-1, 2), (3, 1))
 
 
-def test_a_pool_of_another_layout_is_refused():
-    codec = BlockCodec(layout())
-    with pytest.raises(ConfigError, match="do not fit"):
-        codec.encode(KVPool(layout(torch.bfloat16), 4), [0], payloads(codec, 1))
+def decoded(blocks, layer=None, dtype=torch.float16):
+    pool, codec = KVPool(layout(dtype), 4), BlockCodec(layout())
+    codec.decode(payloads(codec, len(blocks)), pool, blocks, layer=layer)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: decoded([1, 1]), "two payloads"),
+        (lambda: decoded([0], dtype=torch.bfloat16), "do not fit"),
+        (lambda: decoded([0], layer=-1), "layer -1"),
+        (lambda: decoded([0], layer=3), "layer 3"),
+        (lambda: BlockCodec(STATES, heads=(0, 1)), "states have none"),
+        *((partial(BlockCodec, layout(), heads=heads), "heads") for heads in NO_HEADS),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 def test_a_buffer_that_cannot_be_written_is_refused_to_encode_and_read_to_decode():
@@ -215,21 +229,3 @@ def test_a_buffer_that_cannot_be_written_is_refused_to_encode_and_read_to_decode
         codec.encode(pool, [0], [frozen])
     codec.decode([frozen], pool, [0])
     assert not bits(pool.k[:, 0]).any()
-
-
-@pytest.mark.parametrize("heads", [(0, 5), (2, 2), (-1, 2), (3, 1)], ids=str)
-def test_heads_that_are_not_there_are_refused(heads):
-    with pytest.raises(ConfigError, match="heads"):
-        BlockCodec(layout(), heads=heads)
-
-
-def test_states_have_no_heads():
-    with pytest.raises(ConfigError, match="states have none"):
-        BlockCodec(STATES, heads=(0, 1))
-
-
-@pytest.mark.parametrize("layer", [-1, 3])
-def test_a_layer_outside_the_group_is_refused(layer):
-    pool, codec = KVPool(layout(), 2), BlockCodec(layout())
-    with pytest.raises(ConfigError, match="layer"):
-        codec.decode(payloads(codec, 1), pool, [0], layer=layer)

@@ -42,14 +42,6 @@ def test_a_slot_is_a_view_that_writes_go_through():
     assert float(pool.v[1, 3, :, 5].sum()) == float(pool.v.sum()) == 6
 
 
-def test_a_copy_moves_a_prefix_over_all_layers():
-    pool, k, v = filled()
-    pool.copy([SlotCopy(src=1, dst=4, num_tokens=5)])
-    k[:, 4, :, :5], v[:, 4, :, :5] = k[:, 1, :, :5], v[:, 1, :, :5]
-    np.testing.assert_array_equal(pool.k.numpy(), k)
-    np.testing.assert_array_equal(pool.v.numpy(), v)
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, SLOTS - 1), max_size=SLOTS, unique=True),

@@ -202,16 +202,14 @@ def read_all(
 ) -> tuple[list[dict[str, Any]], Counter[str], int]:
     """Read every record, or some; return those that are damaged, counts by outcome, and bytes."""
     from quire.tiers.base import Outcome
-    from quire.tiers.contents.batches import batches, carved
+    from quire.tiers.contents.batches import read_batches
 
     entries = [entry for entry in tier.scan() if only is None or entry.key in only]
     damaged: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     with steps("verifying") as advance:
-        for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
-            buffers = carved([entry.num_bytes for entry in batch])
-            outcomes = tier.get([entry.key for entry in batch], buffers, 60.0)
-            for entry, buffer, outcome in zip(batch, buffers, outcomes, strict=True):
+        for done, batch in read_batches(tier, entries):
+            for entry, buffer, outcome in batch:
                 found, reason = _judged(entry.key, buffer, outcome)
                 counts[found] += 1
                 if found is Outcome.CORRUPT:

@@ -33,8 +33,8 @@ class BlockPool:
         free -- take --> active -- cache --> cached -- drop --> free
         free <- give_back - active <-- use --- cached
 
-    These five calls are the only ones that change the state of a block. With `debug` each
-    checks every block, otherwise totals alone.
+    These five calls (`protect` is `use` or `cache`) are the only ones that change the state of a block. With `debug`
+    those that move ids (`take`, `give_back`, `drop`) check every block; totals are counted always.
     """
 
     __slots__ = (
@@ -114,8 +114,8 @@ class BlockPool:
         self.ids[start : self._top] = block_ids
         self._top = start
 
-    def release(self, block_ids: memoryview[int]) -> None:
-        """Give up a hold on each of these blocks: those that nobody else holds are given back. Gaps are passed over."""
+    def drop_hold(self, block_ids: memoryview[int]) -> None:
+        """Take one holder away from each of these blocks; those without another are given back. Gaps are passed over."""
         if self.shared or GAP in block_ids:
             own = array("i")
             for block in block_ids:
@@ -131,8 +131,12 @@ class BlockPool:
         self.num_cached += num_blocks
 
     def use(self, num_blocks: int) -> None:
-        """Cached to active: so many blocks of the tree are referenced again, or leave it; below 0, the other way."""
+        """Cached to active: so many blocks are referenced again, or an active caller takes them out of the tree."""
         self.num_cached -= num_blocks
+
+    def protect(self, before: int, after: int) -> None:
+        """Cached to active, or back: of some run in the tree `before` blocks were referenced, `after` are now."""
+        self.num_cached += before - after
 
     def drop(self, block_ids: memoryview[int]) -> None:
         """Cached to free: give back blocks of the tree that nobody references."""

@@ -235,7 +235,7 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     for into, seq, count in zip(padded, seqs, counts, strict=True):
         into[:count] = rows.slots(group, seq.row, 0, count)
         if window is not None:
-            into[window.num_sinks : window.first_of(seq.computed)] = pad
+            into[window.num_sinks : window.first_read(seq.computed)] = pad
     indices = padded[np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]]
     indptr = np.zeros(len(seqs) + 1, dtype=INT32)
     np.cumsum(num_blocks, out=indptr[1:])

@@ -104,7 +104,7 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     keep, in_tail = divmod(num_tokens, rows.block_size)
     end = keep + (in_tail > 0)
     for window in rows.windows:
-        first = window.first_of(num_tokens)
+        first = window.first_read(num_tokens)
         lost = window.lacks(node, first, min(end, node.end))
         start = max(first, node.end)
         lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
@@ -189,12 +189,12 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
 def _free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:
     """Give up private blocks [start, stop) of a sequence's table."""
     for group in kernel.rows.token_groups if start < stop else ():
-        kernel.pools[group].release(kernel.rows.slots(group, seq.row, start, stop))
+        kernel.pools[group].drop_hold(kernel.rows.slots(group, seq.row, start, stop))
 
 
 def _free_states(kernel: Kernel, seq: Sequence) -> None:
     """Give up the states that a sequence works on."""
     for state in kernel.rows.states:
         slot = kernel.rows.slots(state.index, seq.row, 0, 1)
-        state.pool.release(slot)
+        state.pool.drop_hold(slot)
         slot[0] = GAP

@@ -43,9 +43,9 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     upper.key += lower.key
     for ids, more in zip(upper.blocks, lower.blocks, strict=True):
         ids.extend(more)
-    lower.key, lower.first, lower.blocks = upper.key, upper.first, upper.blocks
+    lower.key, lower.name, lower.blocks = upper.key, upper.name, upper.blocks
     lower.parent = parent
-    parent.children[upper.first] = lower
+    parent.children[upper.name] = lower
     if upper.mark is not None:
         tree.order.gone(upper)
     for group in tree.sparse:

@@ -56,7 +56,7 @@ class Watcher:
         """The last blocks of a node can be found now: the sequence computed them, or a restore brought them."""
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
-        """Blocks of a node, counted from the root, are about to be freed, in one group or (None) in all.
+        """Blocks of a node, counted from the root, are about to be freed in a group (None: they leave the tree, in all groups).
 
         When all is dropped that can be, a root is told of last: no blocks, "cleared".
         """

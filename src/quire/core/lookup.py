@@ -1,4 +1,7 @@
-"""Lookups: what is cached of a prompt, and why not more. Nothing here changes any state."""
+"""Lookups: what is cached of a prompt, and why not more.
+
+Nothing of the cache changes; `PrefixTree.match_partial` alone may keep the sorted names of a node with many children.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from quire.core.stats import Missed
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
 
-Evicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int]]
+AskEvicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int]]
 """The memory of what was evicted, asked with a node, the bytes of the key that match, and the key.
 
 It answers up to which byte of the key the rest was evicted, and the number of the request that used it last.
@@ -38,14 +41,14 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 class Lookup:
     """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy.
 
-    `evicted`  set by a watcher that remembers what was evicted
+    `ask_evicted`  set by a watcher that remembers what was evicted
     """
 
     def __init__(self, tree: PrefixTree, block_size: int, *, sub_block: bool) -> None:
         self._tree = tree
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        self.evicted: Evicted | None = None
+        self.ask_evicted: AskEvicted | None = None
         self._sub_block = sub_block and block_size > 1 and not tree.states
 
     def find(self, root: Node, key: Key, limit: int) -> Match:
@@ -54,7 +57,7 @@ class Lookup:
         num_bytes = limit * TOKEN_BYTES
         match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
         if self._tree.sparse and match.num_blocks:
-            match = self.accepted(match)
+            match = self.lowered(match)
         end = match.num_blocks * block_bytes
         if not self._sub_block or end == num_bytes or match.refused:
             return match
@@ -65,7 +68,7 @@ class Lookup:
                 match.source, match.partial_tokens = partial
         return match
 
-    def accepted(self, match: Match) -> Match:
+    def lowered(self, match: Match) -> Match:
         """Shorten a match of tokens to the largest boundary that every group accepts."""
         node, end, tried = match.last, match.num_blocks, -1
         while tried != end:
@@ -103,8 +106,8 @@ class Lookup:
             return Missed("window", min(limit - cached, found.refused * self._block_size))
         if limit - whole < self._block_size:
             return Missed("partial_block", limit - cached)
-        if self.evicted is not None:
-            end, user = self.evicted(found.last, whole * TOKEN_BYTES, key)
+        if self.ask_evicted is not None:
+            end, user = self.ask_evicted(found.last, whole * TOKEN_BYTES, key)
             if end > whole * TOKEN_BYTES:
                 explained = min(limit - cached, max(end // TOKEN_BYTES - cached, 1))
                 return Missed("evicted", explained, user)

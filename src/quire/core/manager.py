@@ -128,7 +128,7 @@ class CacheManager(Interruptible):
         root, key = self.read(key_of(tokens), scope, media)
         found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
         deadline = kernel.tree.order.now() + seconds if seconds else 0.0
-        return kernel.pins.add(kernel.lookup.accepted(found), deadline)
+        return kernel.pins.add(kernel.lookup.lowered(found), deadline)
 
     @mutating
     def evict(
@@ -138,7 +138,7 @@ class CacheManager(Interruptible):
         *,
         media: Items[MediaItem] = (),
     ) -> int:
-        """Drop a cached prefix, all that continues it, and return the blocks dropped per group.
+        """Invalidate a cached prefix and all that continues it; return the blocks per group. For room see `reclaim`.
 
         What other prompts share with it stays, and so does what a sequence or pin references.
         Without tokens the whole scope is dropped. Raises what `probe` raises.
@@ -149,7 +149,7 @@ class CacheManager(Interruptible):
 
     @mutating
     def reclaim(self, num_blocks: int, group: int | None = None) -> int:
-        """Evict up to `num_blocks` cached blocks by policy; return how many.
+        """Make room: evict up to `num_blocks` cached blocks by policy; return how many. For a prefix see `evict`.
 
         Without a group, leaves lose their last blocks in every group. In one group with a
         window or a state, blocks go where they are missed least, and the prefixes stay.

@@ -60,15 +60,15 @@ class Mark(msgspec.Struct, gc=False, eq=False):
 
 
 class Node(Entry, gc=False, eq=False):
-    """An edge of the tree: a run of blocks below `parent`, and the branches after it.
+    """A run of blocks below `parent` and the branches after it: a node of the tree and the edge that leads to it.
 
     `key`        token ids of the run, `block_size * 4` bytes per block
-    `first`      those of its first block: its name among the children of its parent
+    `name`       those of its first block: its parent's `children` have it under them
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
     `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
-    `children`   by the bytes of their first block; `names` are these, sorted, once a lookup wanted them so
+    `children`   by their `name`; `names` are these, sorted, once a lookup wanted them so
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `mark`       on which terms it is kept; None for the ordinary ones
     `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
@@ -81,7 +81,7 @@ class Node(Entry, gc=False, eq=False):
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
-    first: bytes = b""
+    name: bytes = b""
     blocks: tuple[array[int], ...] = ()
     parts: tuple[Any, ...] = ()
     parent: Node | None = None
@@ -139,7 +139,8 @@ class Node(Entry, gc=False, eq=False):
 class Match(msgspec.Struct, gc=False, eq=False):
     """What a lookup found: `num_blocks` whole blocks, and maybe the head of one more.
 
-    `node`            the last whole edge; `into` blocks of `edge`, which was cut short, match after it
+    `node`            the deepest node that matches to its end; the root where none does
+    `edge`            a child of it of which only the first `into` blocks match, none maybe
     `refused`         blocks after these that match too, but that a sparse group does not accept
     `partial_tokens`  of the next block of a prompt stand at the head of block `into` of `source`, to be copied
     """
@@ -154,7 +155,7 @@ class Match(msgspec.Struct, gc=False, eq=False):
 
     @property
     def last(self) -> Node:
-        """The last node of which something matches; the root where nothing does."""
+        """The node in which the match ends: `edge`, or `node` where nothing of `edge` matches."""
         return self.edge if self.edge is not None and self.into else self.node
 
     def nodes(self) -> list[tuple[Node, int]]:

@@ -103,7 +103,7 @@ class Order:
         policy.released(node)
 
     def referenced(self, node: Node) -> None:
-        """The cached node got its first reference, or is about to leave the tree."""
+        """The cached node is no candidate any more: it got its first reference, or is about to leave the tree."""
         self._holder(node).referenced(node)
 
     def exposed(self, node: Node) -> None:

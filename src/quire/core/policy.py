@@ -78,7 +78,7 @@ class Policy(ABC):
         """A cached entry comes from another class; its last use there still counts."""
 
     def referenced(self, entry: Entry) -> None:  # noqa: B027 - a heap need not look
-        """A cached entry got its first reference, or left the cache."""
+        """The cached entry is no candidate any more: it got its first reference, or leaves the tree."""
 
     def exposed(self, entry: Entry) -> None:  # noqa: B027 - LRU need not look
         """The last entry below this cached one went away: it may be a victim now."""

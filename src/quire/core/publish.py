@@ -139,7 +139,7 @@ def _rebase(kernel: Kernel, seq: Sequence, node: Node) -> None:
         tree.order.used(each, seq.terms)
         for g, pool in tree.full:
             slots = rows.slots(g, row, each.start, each.end)
-            pool.release(slots)
+            pool.drop_hold(slots)
             slots[:] = memoryview(each.blocks[g])
         for window in rows.windows:
             window.merge(each, rows.slots(window.index, row, each.start, each.end))
@@ -194,9 +194,9 @@ def _release_behind(kernel: Kernel, seq: Sequence) -> None:
     whole = seq.computed - seq.computed % kernel.rows.block_size
     for window in kernel.rows.windows:
         start = max(seq.node.end, window.num_sinks)
-        stop = max(window.first_of(whole), start)
+        stop = max(window.first_read(whole), start)
         slots = kernel.rows.slots(window.index, seq.row, start, stop)
-        window.pool.release(memoryview(array("i", reversed(slots))))
+        window.pool.drop_hold(memoryview(array("i", reversed(slots))))
         slots[:] = memoryview(array("i", [GAP]) * len(slots))
 
 

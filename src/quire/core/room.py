@@ -1,4 +1,4 @@
-"""Making room: blocks are taken out of the cache when an operation needs more than are free."""
+"""Eviction and invalidation: blocks leave the cache to make room, or because somebody said so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.errors import InvariantError
 
 
 def make_room(kernel: Kernel, needed: Items[int]) -> None:
-    """Make so many blocks free in each group; raise `OutOfBlocks` and change nothing."""
+    """Make so many blocks free in each group; where that cannot be, evict nothing and raise `OutOfBlocks`."""
     for pool, num_blocks in zip(kernel.pools, needed, strict=True):
         if pool.num_free < num_blocks:
             break
@@ -154,10 +154,8 @@ def check_fits(kernel: Kernel, num_tokens: int) -> None:
 
 
 def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
-    if kernel.watchers.leaving:
-        blocks = range(node.end - num_blocks, node.end)
-        for tell in kernel.watchers.leaving:
-            tell(node, blocks, None, why)
+    for tell in kernel.watchers.leaving:
+        tell(node, range(node.end - num_blocks, node.end), None, why)
     for g, pool in kernel.tree.full:
         pool.drop(memoryview(node.blocks[g])[-num_blocks:])
     kernel.tree.cut_tail(node, num_blocks)

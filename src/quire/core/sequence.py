@@ -139,7 +139,7 @@ class Sequence(msgspec.Struct, eq=False):
         table = np.array(rows.slots(group, self.row, 0, self.num_blocks))
         window = sparse_at(rows.windows, group)
         if window is not None:
-            table[window.num_sinks : window.first_of(self.computed)] = GAP
+            table[window.num_sinks : window.first_read(self.computed)] = GAP
         return table
 
     def fill(self) -> None:

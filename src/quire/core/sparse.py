@@ -83,7 +83,10 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def accepted(self, node: Node, end: int) -> int:
-        """Return the largest boundary up to `end`, on the path to `node`, for a hit."""
+        """Return the largest boundary up to `end`, on the path to `node`, at which a hit finds all that it needs.
+
+        Sinks are not looked for: they stay as long as their node does.
+        """
 
     @abstractmethod
     def required(self, end: int) -> list[int]:
@@ -197,7 +200,7 @@ class TableGroup(SparseGroup):
     num_sinks: int
 
     @abstractmethod
-    def first_of(self, num_tokens: int) -> int:
+    def first_read(self, num_tokens: int) -> int:
         """Return the first block that the next token after so many reads, sinks apart."""
 
     @abstractmethod

@@ -33,7 +33,7 @@ MAX_ROOTS = 4096
 class PrefixTree:
     """A radix tree per scope over runs of whole blocks, and the owner of all that is cached.
 
-    A lookup compares tokens at memcmp speed and changes nothing. The tree tells the pools of the
+    A lookup compares tokens at memcmp speed. The tree tells the pools of the
     full groups when a run is referenced for the first time (`lock`) and no more (`unlock`); sparse
     groups hear of all changes and tell their own pools.
     """
@@ -79,8 +79,7 @@ class PrefixTree:
         node = root
         start = 0
         while True:
-            first = key[start : start + block_bytes].tobytes()
-            edge = node.children.get(first)
+            edge = node.children.get(key[start : start + block_bytes].tobytes())
             if edge is None:
                 return Match(node, start // block_bytes)
             edge_key = edge.key
@@ -98,10 +97,10 @@ class PrefixTree:
             shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
             return (found.edge, shared) if shared else None
         best, most = b"", 0
-        for first in self._similar_children(found.node, rest):
-            shared = common_prefix(first, rest)
+        for name in self._similar_children(found.node, rest):
+            shared = common_prefix(name, rest)
             if shared > most:
-                best, most = first, shared
+                best, most = name, shared
         return (found.node.children[best], most) if most else None
 
     def split(self, edge: Node, num_blocks: int) -> Node:
@@ -109,10 +108,10 @@ class PrefixTree:
         at = num_blocks * self.block_bytes
         parent = edge.parent
         assert parent is not None
-        first = edge.first
+        name = edge.name
         upper = Node(
             key=edge.key[:at],
-            first=first,
+            name=name,
             blocks=tuple(ids[:num_blocks] for ids in edge.blocks),
             end=parent.end + num_blocks,
             parent=parent,
@@ -122,9 +121,9 @@ class PrefixTree:
         for ids in edge.blocks:
             del ids[:num_blocks]
         edge.parent = upper
-        edge.first = bytes(edge.key[: self.block_bytes])
-        parent.children[first] = upper
-        upper.children = {edge.first: edge}
+        edge.name = bytes(edge.key[: self.block_bytes])
+        parent.children[name] = upper
+        upper.children = {edge.name: edge}
         self.order.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
@@ -188,18 +187,18 @@ class PrefixTree:
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], terms: Terms) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""
-        first = key[: self.block_bytes].tobytes()
-        node = Node(key=bytearray(key), first=first, blocks=blocks, parent=parent, locks=1)
+        name = key[: self.block_bytes].tobytes()
+        node = Node(key=bytearray(key), name=name, blocks=blocks, parent=parent, locks=1)
         if terms is not ORDINARY:
             self.order.stored(node, terms)
         node.end = parent.end + len(key) // self.block_bytes
         parent.writer = None
         if parent.children is NO_CHILDREN:
-            parent.children = {first: node}
+            parent.children = {name: node}
         else:
-            parent.children[first] = node
+            parent.children[name] = node
             if parent.names is not None:
-                insort(parent.names, first)
+                insort(parent.names, name)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -236,15 +235,15 @@ class PrefixTree:
             for part in node.parts[self._num_sparse :]:
                 part.cut(node)
             return
-        parent, first = node.parent, node.first
+        parent, name = node.parent, node.name
         assert parent is not None
         if not node.locks:
             self.order.referenced(node)
         for group in self.sparse:
             group.forget(node)
-        del parent.children[first]
+        del parent.children[name]
         if parent.names is not None:
-            del parent.names[bisect_left(parent.names, first)]
+            del parent.names[bisect_left(parent.names, name)]
         if node.mark is not None:
             self.order.gone(node)
         node.parent = node.note = None
@@ -290,10 +289,10 @@ class PrefixTree:
         return same
 
     def _similar_children(self, node: Node, rest: Key) -> list[bytes]:
-        """Return the first blocks of the children among which the most similar one is."""
+        """Return the names of the children among which the most similar one is."""
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
-        if node.names is None:  # whole, whatever interrupts: lookups change nothing else
+        if node.names is None:  # made whole before it is kept, so an interrupt leaves no half of it
             node.names = sorted(node.children)
         at = bisect_left(node.names, rest.tobytes())
         return node.names[max(at - 1, 0) : at + 1]

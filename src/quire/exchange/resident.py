@@ -58,7 +58,7 @@ def residency(
     limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
     match = manager.kernel.tree.match(root, key, limit)
     matched = match.num_blocks
-    accepted = manager.kernel.lookup.accepted(match).num_blocks
+    accepted = manager.kernel.lookup.lowered(match).num_blocks
     held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     known = manager.kernel.watchers.find(Digests)
     if media or known is None:

@@ -133,7 +133,7 @@ def restore(
         )
     key = key[:num_bytes]
     match = manager.kernel.tree.match(root, key, len(key))
-    accepted = manager.kernel.lookup.accepted(match).num_blocks
+    accepted = manager.kernel.lookup.lowered(match).num_blocks
     held = tuple(held_places(manager, match, group) for group in range(len(manager.pools)))
     _check_brought(manager, (accepted, end), brought, held)
     if manager.kernel.copies:
@@ -257,7 +257,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
     rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
         table = rows.slots(group, seq.row, start, seq.num_blocks)
-        kernel.pools[group].release(table)
+        kernel.pools[group].drop_hold(table)
     rows.capacity[seq.row] = seq.published
     let_go(kernel, seq)
     kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)

@@ -105,7 +105,7 @@ class Trail(Watcher):
         self._runs: deque[tuple[dict[int, Lost], int, Lost]] = deque()
         self._num_blocks = 0
         self.last_user = self.num_foreign = 0
-        kernel.lookup.evicted = self._evicted
+        kernel.lookup.ask_evicted = self._evicted
 
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         place, number, node = self.place, seq.number, seq.node
@@ -173,7 +173,7 @@ class Trail(Watcher):
             lost.is_end = True
             _among(part, start)[hash(bytes(key[at : at + size]))] = lost
         else:
-            self._remember(_among(parent.parts[place], start), hash(node.first), lost)
+            self._remember(_among(parent.parts[place], start), hash(node.name), lost)
 
     def check(self) -> None:
         """Raise `InvariantError` where something is remembered as evicted that is there."""

@@ -94,12 +94,12 @@ class Guards:
             below = Counter(part.below or {})
             below.update(told.get(node, {}))
             guards = part.guards - standing.gone.get(node, 0)
-            need = min([FAR, *(+below), *[self._first(end)] * (guards > 0)])
+            need = min([FAR, *(+below), *[self._first_needed(end)] * (guards > 0)])
             sinks = self._num_sinks if node.locks > standing.unlocked.get(node, 0) else 0
             more -= part.guarded
             if node is standing.node:  # the part of it behind the boundary is not the request's
                 more += self._protected(node, standing.end, end, need, sinks)
-                end, need = standing.end, min(need, self._first(standing.end))
+                end, need = standing.end, min(need, self._first_needed(standing.end))
             more += self._protected(
                 node, start, end, need, self._num_sinks if node in found else sinks
             )
@@ -117,13 +117,13 @@ class Guards:
         below = Counter(need for need, start in needs if need < start)
         if below != Counter(part.below or {}):
             return f"those below need {dict(below)}, it knows of {part.below}"
-        need = min([FAR, *below, *[self._first(node.end)] * (part.guards > 0)])
+        need = min([FAR, *below, *[self._first_needed(node.end)] * (part.guards > 0)])
         is_leaf = not node.children
         if part.need != need and not (is_leaf and FAR > need > part.need):
             return f"blocks from {need} on are needed, it says {part.need}"
         return ""
 
-    def _first(self, end: int) -> int:
+    def _first_needed(self, end: int) -> int:
         """Return the first block that a hit at this boundary needs, sinks apart."""
         return self._first_block(end * self._size, self._size)
 
@@ -132,7 +132,7 @@ class Guards:
         sinks = self._num_sinks if node.locks else 0
         guarded = self._protected(node, node.start, end, need, sinks)
         if guarded != part.guarded:
-            self._pool.use(guarded - part.guarded)
+            self._pool.protect(part.guarded, guarded)
             part.guarded = guarded
 
     def _protected(self, node: Node, low: int, end: int, need: int, sinks: int) -> int:

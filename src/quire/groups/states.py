@@ -191,7 +191,7 @@ class SnapshotGroup(SheddingGroup, StateGroup):
         end = node.end if end is None else end
         guarded = int(part.guards > 0 and end in part.snapshots)
         if guarded != part.guarded:
-            self.pool.use(guarded - part.guarded)
+            self.pool.protect(part.guarded, guarded)
             part.guarded = guarded
 
     def _part(self, node: Node) -> StatePart:

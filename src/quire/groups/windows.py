@@ -72,18 +72,18 @@ class WindowGroup(SheddingGroup, TableGroup):
         self._quick = kind.is_sliding and not self.num_sinks
         self._guards = Guards(site, kind.first_block, self.num_sinks, self)
 
-    def first(self, end: int) -> int:
+    def first_needed(self, end: int) -> int:
         """Return the first block that a hit at this boundary needs, sinks apart."""
         return self._kind.first_block(end * self._size, self._size)
 
-    def first_of(self, num_tokens: int) -> int:
+    def first_read(self, num_tokens: int) -> int:
         return self._kind.first_block(num_tokens, self._size)
 
     # -- what a hit needs ------------------------------------------------------------------
 
     def accepted(self, node: Node, end: int) -> int:
         while end:
-            first = self.first(end)
+            first = self.first_needed(end)
             if first >= end:
                 return end
             node = node.holding(end - 1)
@@ -95,7 +95,7 @@ class WindowGroup(SheddingGroup, TableGroup):
         return 0
 
     def required(self, end: int) -> list[int]:
-        first = self.first(end)
+        first = self.first_needed(end)
         return [*range(min(self.num_sinks, first, end)), *range(first, end)]
 
     def kept_ends(self, node: Node) -> list[int]:
@@ -237,7 +237,7 @@ class WindowGroup(SheddingGroup, TableGroup):
         part: WindowPart = node.parts[self.place]
         ids = node.blocks[self.index]
         if part.num_held == node.num_blocks:
-            self.pool.release(own)
+            self.pool.drop_hold(own)
             own[:] = memoryview(ids)
             return
         mine, merged = np.array(own, dtype=INT32), self._array(node)
@@ -275,12 +275,12 @@ class WindowGroup(SheddingGroup, TableGroup):
 
     def list_passing(self, node: Node, part: Part) -> None:
         """Only a node that is longer than its window has passing blocks."""
-        if self.first(node.end) > max(node.start, self.num_sinks):
+        if self.first_needed(node.end) > max(node.start, self.num_sinks):
             super().list_passing(node, part)
 
     def sweep(self, node: Node, part: WindowPart, num_blocks: int, tell: Tell | None) -> int:
         del tell  # no kept boundary needs them
-        stop = self.first(node.end)
+        stop = self.first_needed(node.end)
         at = max(part.swept, node.start, self.num_sinks)
         done = 0
         while at < stop and done < num_blocks:
@@ -335,7 +335,7 @@ class WindowGroup(SheddingGroup, TableGroup):
             return FAR, FAR
         number = -(-(at + 1) * self._size // self._interval)
         end = number * self._interval // self._size
-        return self.first(end), end
+        return self.first_needed(end), end
 
     def _free(self, node: Node, part: Part, first: int, end: int) -> int:
         """Free the blocks of a part that are there in [first, end)."""

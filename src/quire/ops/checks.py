@@ -54,10 +54,10 @@ def _check_tree(manager: CacheManager) -> None:
 
 def _check_children(tree: PrefixTree, node: Node) -> None:
     size = tree.block_bytes
-    for first, child in node.children.items():
+    for name, child in node.children.items():
         _require(child.parent is node, "a child with another parent")
-        _require(bytes(child.key[:size]) == first, "a child under another block's bytes")
-        _require(child.first == first, "a child that goes by another name")
+        _require(bytes(child.key[:size]) == name, "a child under another block's bytes")
+        _require(child.name == name, "a child that goes by another name")
         _require(
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
@@ -149,7 +149,7 @@ def _check_sequences(manager: CacheManager) -> None:
             there = [path[at] for at, block in enumerate(table[: len(path)]) if block != GAP]
             _require(seen == there, f"a table of group {group} differs from the tree")
         for window in rows.windows:
-            first = window.first_of(seq.computed)
+            first = window.first_read(seq.computed)
             lacks = window.lacks(seq.node, first, seq.node.end)
             _require(not lacks, f"group {window.index} lost a block of a running window")
     _require(len(used) + len(rows.unused) == rows.num_rows, "a row was lost")

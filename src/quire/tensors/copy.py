@@ -96,9 +96,7 @@ def scatter(pool: KVPool, block_ids: BlockIds, start: int, kv: Sequence[KV]) -> 
 
 
 def apply_plan(
-    pools: Sequence[Pool],
-    copies: Sequence[BlockCopy],
-    fresh: Mapping[int, BlockIds] | None = None,
+    pools: Sequence[Pool], copies: Sequence[BlockCopy], fresh: Mapping[int, BlockIds] | None = None
 ) -> None:
     """Do the copies that a manager planned, each in the pool of its group: `pools[group]`.
 

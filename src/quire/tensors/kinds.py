@@ -8,7 +8,10 @@ torch only.
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from quire.errors import UnsupportedModel
+from quire.tensors.slots import runs
 
 _TOKEN_KINDS = {
     "full_attention": "full",
@@ -234,12 +237,8 @@ def _length_dependent_rope(text: Any) -> str | None:
 
 def _ranges(layers: list[int]) -> str:
     """`[0, 1, 2, 5]` as `0-2, 5`."""
-    parts: list[str] = []
-    start = previous = layers[0]
-    for layer in [*layers[1:], -1]:
-        if layer == previous + 1:
-            previous = layer
-            continue
-        parts.append(str(start) if start == previous else f"{start}-{previous}")
-        start = previous = layer
-    return ", ".join(parts)
+    found = runs(np.array(layers, np.int64))
+    return ", ".join(
+        f"{layers[at]}-{layers[at + count - 1]}" if count > 1 else f"{layers[at]}"
+        for at, count in found
+    )

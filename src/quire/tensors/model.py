@@ -1,6 +1,6 @@
 """The layer groups of a model: which layers are kept together, and how."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,14 @@ from quire.tensors.kinds import (
 )
 from quire.tensors.layout import KVLayout, StateLayout, StateShape, declared_dtype
 
-_ORDER = ("full", "sliding", "chunked")
+_KINDS: dict[str, Callable[[int], Kind]] = {
+    "full": lambda _: FullAttention(),
+    "sliding": SlidingWindow,
+    "chunked": ChunkedAttention,
+}
+"""The kinds of layers with K and V, by what `LayerKind.tokens` calls them, in the order of their groups."""
+
+_ORDER = list(_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class ModelLayout:
                 len(layers), shape.kv_heads, shape.k_width, shape.v_width, dtype, block_size
             )
             title = name if counts[name] == 1 else f"{name}-{counts[name]}"
-            groups.append(GroupLayout(title, _kind(name, window), tuple(layers), memory))
+            groups.append(GroupLayout(title, _KINDS[name](window), tuple(layers), memory))
         recurrent = [index for index, tensors in enumerate(states) if tensors]
         if recurrent:
             memory = StateLayout(tuple(states[index] for index in recurrent))
@@ -149,12 +156,6 @@ class ModelLayout:
         if interval is None:
             return self
         return replace(self, groups=tuple(_spaced(group, interval) for group in self.groups))
-
-
-def _kind(name: str, window: int) -> Kind:
-    if name == "sliding":
-        return SlidingWindow(window)
-    return ChunkedAttention(window) if name == "chunked" else FullAttention()
 
 
 def _spaced(group: GroupLayout, interval: int) -> GroupLayout:

@@ -119,10 +119,8 @@ class BlockCodec:
             self._form.copy_out(pool, ids, buffers, filled)
             return
         self._staging.fetch(
-            (
-                (self._form.pack(pool, on_device(ids[chunk], pool.device)), buffers[chunk])
-                for chunk in _chunks(pool, self.payload_bytes, len(ids))
-            ),
+            (self._form.pack(pool, on_device(ids[chunk], pool.device)), buffers[chunk])
+            for chunk in _chunks(pool, self.payload_bytes, len(ids))
         )
         for at in range(len(ids)):
             filled(at)

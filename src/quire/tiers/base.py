@@ -12,14 +12,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
-from quire.tiers.format import (
-    KEY_BYTES,
-    begins,
-    carries,
-    read_header,
-    record_bytes,
-    verify,
-)
+from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""

@@ -91,14 +91,8 @@ class Namespace(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> bytes:
         """SHA-256 of the fields, each by its length: 32 bytes."""
-        parts = (
-            self.model,
-            self.dtype,
-            str(self.block_size),
-            self.layout,
-            ",".join(map(str, self.layers)),
-            "{}-{}".format(*self.heads),
-        )
+        layers, heads = ",".join(map(str, self.layers)), "{}-{}".format(*self.heads)
+        parts = (self.model, self.dtype, str(self.block_size), self.layout, layers, heads)
         text = b"quire-namespace-1"
         for part in map(str.encode, parts):
             text += len(part).to_bytes(8, "little") + part
@@ -161,23 +155,10 @@ def seal(record: memoryview, header: Header) -> None:
         )
     end = HEADER_BYTES + header.payload_bytes
     record[end:] = bytes(len(record) - end)
-    _FIELDS.pack_into(
-        record,
-        0,
-        MAGIC,
-        MAJOR,
-        MINOR,
-        header.group,
-        header.dtype,
-        header.token_count,
-        0,
-        header.payload_bytes,
-        header.generation,
-        xxhash.xxh3_64_intdigest(record[HEADER_BYTES:]),
-        header.fingerprint,
-        header.key,
-        0,
-    )
+    kind = (MAGIC, MAJOR, MINOR, header.group, header.dtype, header.token_count, 0)
+    checksum = xxhash.xxh3_64_intdigest(record[HEADER_BYTES:])
+    content = (header.payload_bytes, header.generation, checksum, header.fingerprint, header.key, 0)
+    _FIELDS.pack_into(record, 0, *kind, *content)
     _CHECKSUM.pack_into(record, _FIELDS.size, xxhash.xxh3_64_intdigest(record[: _FIELDS.size]))
 
 

@@ -6,12 +6,24 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
+from quire.tiers.base import ListedRecord, Outcome, Tier
 from quire.tiers.format import PAGE_BYTES, PAGED_FROM, new_buffer
 
 BATCH_BYTES = 32 << 20
 BATCH_RECORDS = 4096
+_TIMEOUT_S = 60.0
 
 _T = TypeVar("_T")
+
+
+def read_batches(
+    tier: Tier, entries: Sequence[ListedRecord]
+) -> Iterator[tuple[int, list[tuple[ListedRecord, memoryview, Outcome]]]]:
+    """Read records in batches; yield how many are read, and the bytes and the outcome of each of a batch."""
+    for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
+        buffers = carved([entry.num_bytes for entry in batch])
+        outcomes = tier.get([entry.key for entry in batch], buffers, _TIMEOUT_S)
+        yield done, list(zip(batch, buffers, outcomes, strict=True))
 
 
 def batches(

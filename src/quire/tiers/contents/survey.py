@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from quire.tiers.base import ListedRecord, Outcome, Tier
-from quire.tiers.contents.batches import carved
+from quire.tiers.contents.batches import read_batches
 from quire.tiers.contents.names import NameBook
 from quire.tiers.format import DType, Namespace, read_header
 
@@ -16,7 +16,6 @@ BUCKETS = 40
 READ_RECORDS = 2000
 """So many records without a name are read for what their header says; the others are counted only."""
 
-_BATCH = 16
 _UNREAD = b""
 
 
@@ -100,9 +99,7 @@ class Survey(msgspec.Struct):
 
 
 def survey(
-    tier: Tier,
-    names: NameBook,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    tier: Tier, names: NameBook, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Survey:
     """Look at every record that a tier lists. Raises `TierError` where it cannot list them."""
     entries = list(tier.scan())
@@ -159,17 +156,14 @@ def _looked_at(
 ) -> Iterator[tuple[ListedRecord, bytes, str]]:
     """Yield what the headers of records say: fingerprint and dtype; nothing of those not read."""
     read = entries[:READ_RECORDS]
-    for start in range(0, len(read), _BATCH):
-        batch = read[start : start + _BATCH]
-        buffers = carved([entry.num_bytes for entry in batch])
-        outcomes = tier.get([entry.key for entry in batch], buffers, 10.0)
-        for entry, buffer, outcome in zip(batch, buffers, outcomes, strict=True):
+    for done, batch in read_batches(tier, read):
+        for entry, buffer, outcome in batch:
             if outcome is Outcome.HIT:
                 header = read_header(buffer)
                 yield entry, header.fingerprint, DType(header.dtype).name.lower()
             else:
                 yield entry, _UNREAD, ""
-        progress(start + len(batch), len(read))
+        progress(done, len(read))
     for entry in entries[READ_RECORDS:]:
         yield entry, _UNREAD, ""
 

@@ -118,11 +118,7 @@ class Arena:
         return True
 
     def publish(
-        self,
-        shelf: Shelf,
-        places: Sequence[int],
-        keys: Sequence[bytes],
-        stamps: Sequence[int],
+        self, shelf: Shelf, places: Sequence[int], keys: Sequence[bytes], stamps: Sequence[int]
     ) -> None:
         """Let filled places be found, each under a generation that no other writing has."""
         first = self.writings + 1

@@ -210,20 +210,14 @@ class Host(Tier):
             before = self._arena.find(key)
             if key in self._filling or (before is not None and before[0].size == size):
                 return Outcome.PRESENT
-            if self._lending.is_free(record):
-                if before is not None:
-                    self._remove(*before)
-                stamp = self._arena.recency.take(1)
-                self._lending.publish([record], [key], self._arena, [stamp])
-                return Outcome.STORED
             self._filling.add(key)
+            shelf = None
             try:
                 shelf = self._make_room(size, deadline)
-            except BaseException:
-                self._filling.remove(key)
-                raise
+            finally:
+                if shelf is None:
+                    self._filling.remove(key)
             if shelf is None:
-                self._filling.remove(key)
                 return Outcome.FULL
             place = shelf.index.reserve()
             target = shelf.view(place)

@@ -198,12 +198,7 @@ class Mooncake(Tier):
                 answers.settle(index, Outcome.ABSENT)
 
     def _fetch(
-        self,
-        caller: Caller,
-        keys: Keys,
-        buffers: Buffers,
-        indices: Sequence[int],
-        answers: Answers,
+        self, caller: Caller, keys: Keys, buffers: Buffers, indices: Sequence[int], answers: Answers
     ) -> None:
         for batch, views, where in self._parts(caller, keys, buffers, indices):
             codes = caller.call(partial(self._store.batch_get_into, *where))

@@ -80,9 +80,7 @@ class BundleIndex:
 
     def find(self, key: bytes) -> Place | None:
         """Return the bundle and record that a key is read from."""
-        with self._lock:
-            code = self._first.get(short_of(key))
-            return None if code is None else self._place(code)
+        return next(iter(self.places(key)), None)
 
     def places(self, key: bytes) -> list[Place]:
         """Return everywhere a key lies."""

@@ -99,14 +99,13 @@ class Objects(Tier):
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the records: one request per bundle, for its footer. Raises `TierError`."""
-        deadline = time.monotonic() + _SCAN_TIMEOUT_S
         try:
-            self._refresh(0.0, deadline)
+            self._refresh(0.0, time.monotonic() + _SCAN_TIMEOUT_S)
+            bundles = list(self._index.bundles())
+            for start in range(0, len(bundles), _SCAN_BATCH):
+                yield from self._entries(bundles[start : start + _SCAN_BATCH])
         except TimeoutError as error:
             raise TierError(f"the object store does not list: {error}") from error
-        bundles = list(self._index.bundles())
-        for start in range(0, len(bundles), _SCAN_BATCH):
-            yield from self._entries(bundles[start : start + _SCAN_BATCH])
 
     def check(self) -> None:
         self._index.check()
@@ -202,12 +201,9 @@ class Objects(Tier):
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         self._client.check_open()
         if any(self._index.find(key) is None for key in keys):
-            try:
-                self._refresh(self._refresh_s, time.monotonic() + timeout_s)
-            except TimeoutError:
-                self._outcomes[Outcome.TIMEOUT] += 1
-            except (TierError, OSError):
-                self._outcomes[Outcome.ERROR] += 1
+            deadline = time.monotonic() + timeout_s
+            failures = self._guarded([], lambda _: self._refresh(self._refresh_s, deadline))
+            self._outcomes.update(failures)
         return [self._index.find(key) is not None for key in keys]
 
     def _refresh(self, max_age_s: float, deadline: float) -> None:
@@ -307,28 +303,20 @@ class Objects(Tier):
         return Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
 
     def _entries(self, bundles: list[Bundle]) -> Iterator[ListedRecord]:
-        calls: list[Callable[[], Awaitable[tuple[int, memoryview]]]] = [
-            partial(
-                self._client.read,
-                bundle.path,
-                bundle.object_bytes - footer_bytes(len(bundle.shorts)),
-                bundle.object_bytes,
-            )
-            for bundle in bundles
-        ]
-        deadline = time.monotonic() + _SCAN_TIMEOUT_S
-        try:
-            for number, answer in self._client.gather(calls, deadline):
-                bundle = bundles[number]
-                if isinstance(answer, FileNotFoundError):
-                    continue
-                if isinstance(answer, Exception):
-                    raise TierError(f"{bundle.path}: {reason_of(answer)}") from answer
-                for position, key in enumerate(parse_footer(bytes(answer[1])) or ()):
-                    if self._index.find(key) == (bundle, position):
-                        yield ListedRecord(key, bundle.record_bytes)
-        except TimeoutError as error:
-            raise TierError(str(error)) from error
+        calls = [partial(self._read_footer, bundle) for bundle in bundles]
+        for number, answer in self._client.gather(calls, time.monotonic() + _SCAN_TIMEOUT_S):
+            bundle = bundles[number]
+            if isinstance(answer, FileNotFoundError):
+                continue
+            if isinstance(answer, Exception):
+                raise TierError(f"{bundle.path}: {reason_of(answer)}") from answer
+            for position, key in enumerate(parse_footer(answer) or ()):
+                if self._index.find(key) == (bundle, position):
+                    yield ListedRecord(key, bundle.record_bytes)
+
+    async def _read_footer(self, bundle: Bundle) -> bytes:
+        start = bundle.object_bytes - footer_bytes(len(bundle.shorts))
+        return bytes((await self._client.read(bundle.path, start, bundle.object_bytes))[1])
 
 
 class _WrongSizeError(Exception):
