@@ -76,6 +76,7 @@ def test_a_lost_record_was_acknowledged():
 def test_a_full_tier_says_so():
     tier = Faulty(DictTier(), FaultPlan(full=1.0))
     assert tier.put(KEYS, RECORDS) == [Outcome.FULL] * 200
+    assert tier.put(KEYS[:1] * 2, RECORDS[:1] * 2) == [Outcome.FULL] * 2
 
 
 def test_a_failing_call_is_an_error_and_no_exception():

@@ -21,7 +21,7 @@ def arena():
     arena = Arena(CAPACITY)
     ahead = pages.PagesAhead(arena.memory)
     yield arena.memory, ahead
-    ahead.close()
+    ahead.background.stop()
 
 
 def faults_of(writing):
@@ -32,7 +32,7 @@ def faults_of(writing):
 
 def test_a_first_write_waits_for_no_page(arena):
     memory, ahead = arena
-    assert ahead.settle(60)
+    assert ahead.background.settle(60)
     if ahead._madvise is None:
         pytest.skip("an older Linux: pages come with the first write")
     assert faults_of(lambda: memory[::PAGE].fill(1)) < CAPACITY // PAGE // 10
@@ -41,7 +41,7 @@ def test_a_first_write_waits_for_no_page(arena):
 def test_what_is_written_meanwhile_stays(arena):
     memory, ahead = arena
     memory[::PAGE] = 8
-    assert ahead.settle(60)
+    assert ahead.background.settle(60)
     assert np.count_nonzero(memory) == np.count_nonzero(memory == 8) == CAPACITY // PAGE
 
 
@@ -52,10 +52,10 @@ def test_only_so_much_is_taken_ahead(monkeypatch):
     taken = []
     for end in (0, 3 << 20, 5 << 20, 30 << 20, CAPACITY):
         ahead.reach(end)
-        assert ahead.settle(60)
+        assert ahead.background.settle(60)
         taken.append(ahead._taken >> 20)
     assert ahead._madvise is None or taken == [8, 8, 13, 32, 32]
-    ahead.close()
+    ahead.background.stop()
 
 
 def test_a_tier_reaches_further_as_it_fills(monkeypatch):
@@ -63,10 +63,10 @@ def test_a_tier_reaches_further_as_it_fills(monkeypatch):
     monkeypatch.setattr(pages, "STEP_BYTES", 1 << 14)
     with Host(1 << 20) as host:
         ahead = host._arena.pages
-        assert ahead.settle(60)
+        assert ahead.background.settle(60)
         begun = ahead._taken
         for key, record in zip(KEYS, RECORDS, strict=True):
             host.put([key], [record])
-        assert ahead.settle(60)
+        assert ahead.background.settle(60)
         used = sum(len(shelf.chunks) for shelf in host._arena.shelves.values())
         assert ahead._madvise is None or begun < used * host._arena.chunk_bytes <= ahead._taken

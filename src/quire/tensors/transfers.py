@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -89,7 +90,7 @@ class Transfers:
             return
         self._lane.begin()
         for index, layer in enumerate(layers):
-            self._layers.setdefault(layer, _Layer()).steps.append(_bound(step, index))
+            self._layers.setdefault(layer, _Layer()).steps.append(partial(step, index))
 
     def add_behind(self, layers: Sequence[int], step: Step) -> None:
         """Do a step behind what was added before; at once, where that is nothing."""
@@ -127,7 +128,7 @@ class Transfers:
         """
         try:
             if self._lane is not None and self._layers:
-                self._lane.wait(self._lane.run(_nothing))
+                self._lane.wait(self._lane.run(lambda: None))
         finally:
             self._layers.clear()
             self._settle()
@@ -157,11 +158,3 @@ class Transfers:
 def transfers_to(device: torch.device) -> Transfers:
     """Return transfers to a device: beside its current stream on CUDA, else done when added."""
     return Transfers(CudaLane(device) if device.type == "cuda" else None)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _bound(step: Step, index: int) -> Callable[[], None]:
-    return lambda: step(index)

@@ -25,7 +25,7 @@ class PagesAhead:
     """Makes memory present ahead of its use, in the background, from its start on, which begins a page.
 
     The first write to a page costs a few microseconds, many times the copy into it. Where the system
-    cannot do this, pages come with the first write.
+    cannot do this, pages come with the first write. `background` takes them; when it has stopped, the memory may go.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
@@ -33,7 +33,7 @@ class PagesAhead:
         self._taken = 0
         self._wanted = 0
         self._madvise = _madvise()
-        self._background = Background(self._take, "quire host pages")
+        self.background = Background(self._take, "quire host pages")
         self.reach(0)
 
     def reach(self, end: int) -> None:
@@ -42,15 +42,7 @@ class PagesAhead:
             steps = -(-(end + AHEAD_BYTES) // STEP_BYTES)
             self._wanted = min(steps * STEP_BYTES, self._memory.size)
             if self._taken < self._wanted:
-                self._background.wake()
-
-    def settle(self, timeout_s: float) -> bool:
-        """Wait until nothing more is to be taken; return whether that came to be in time."""
-        return self._background.settle(timeout_s)
-
-    def close(self) -> None:
-        """Take no more; the memory may go."""
-        self._background.stop()
+                self.background.wake()
 
     def _take(self) -> bool:
         size = min(STEP_BYTES, self._wanted - self._taken)

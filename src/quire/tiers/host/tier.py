@@ -122,7 +122,7 @@ class Host(Tier):
             if self._closed:
                 return
             self._closed = True
-        self._arena.pages.close()
+        self._arena.pages.background.stop()
         with self._lock:
             self._arena.release()
 
