@@ -55,3 +55,4 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
         part.join(above, upper.end)
     upper.parent = upper.note = None
     upper.children = NO_CHILDREN
+    tree.wide.pop(id(upper), None)

@@ -68,7 +68,7 @@ class Node(Entry, gc=False, eq=False):
                  in a windowed group, empty in a recurrent one
     `parts`      what each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
-    `children`   by their `name`; `names` are these, sorted, once a lookup wanted them so
+    `children`   by their `name`
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
     `mark`       on which terms it is kept; None for the ordinary ones
     `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
@@ -86,7 +86,6 @@ class Node(Entry, gc=False, eq=False):
     parts: tuple[Any, ...] = ()
     parent: Node | None = None
     children: dict[bytes, Node] = NO_CHILDREN
-    names: list[bytes] | None = None
     locks: int = 0
     mark: Mark | None = None
     writer: int | None = None

@@ -58,6 +58,7 @@ class PrefixTree:
         self._sinking = [group for group in self.windows if group.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
+        self.wide: dict[int, list[bytes]] = {}  # by the id of a node
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
 
@@ -197,8 +198,8 @@ class PrefixTree:
             parent.children = {name: node}
         else:
             parent.children[name] = node
-            if parent.names is not None:
-                insort(parent.names, name)
+            if id(parent) in self.wide:
+                insort(self.wide[id(parent)], name)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -242,8 +243,11 @@ class PrefixTree:
         for group in self.sparse:
             group.forget(node)
         del parent.children[name]
-        if parent.names is not None:
-            del parent.names[bisect_left(parent.names, name)]
+        if self.wide:
+            self.wide.pop(id(node), None)
+            names = self.wide.get(id(parent))
+            if names is not None:
+                del names[bisect_left(names, name)]
         if node.mark is not None:
             self.order.gone(node)
         node.parent = node.note = None
@@ -274,6 +278,7 @@ class PrefixTree:
         for scope, root in list(self.roots.items())[1:]:
             if not root.children and not root.locks:
                 del self.roots[scope]
+                self.wide.pop(id(root), None)
         self._max_roots = max(MAX_ROOTS, 2 * len(self.roots))
 
     def _whole_blocks(self, edge_key: bytearray, key: Key) -> int:
@@ -292,7 +297,8 @@ class PrefixTree:
         """Return the names of the children among which the most similar one is."""
         if len(node.children) <= SCAN_CHILDREN:
             return list(node.children)
-        if node.names is None:  # made whole before it is kept, so an interrupt leaves no half of it
-            node.names = sorted(node.children)
-        at = bisect_left(node.names, rest.tobytes())
-        return node.names[max(at - 1, 0) : at + 1]
+        names = self.wide.get(id(node))
+        if names is None:  # made whole before it is kept, so an interrupt leaves no half of it
+            names = self.wide[id(node)] = sorted(node.children)
+        at = bisect_left(names, rest.tobytes())
+        return names[max(at - 1, 0) : at + 1]

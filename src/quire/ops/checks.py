@@ -62,7 +62,8 @@ def _check_children(tree: PrefixTree, node: Node) -> None:
             child.priority <= node.priority or node.parent is None,
             "a child of higher priority than its parent",
         )
-    _require(node.names in (None, sorted(node.children)), "the index of children is out of date")
+    names = tree.wide.get(id(node))
+    _require(names in (None, sorted(node.children)), "the index of children is out of date")
 
 
 def _check_locks(manager: CacheManager) -> None:
