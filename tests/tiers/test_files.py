@@ -169,7 +169,9 @@ def test_writers_killed_anywhere_leave_whole_records_only(tmp_path):
         if num_kills >= 40 and any((tmp_path / "unfinished").iterdir()):
             break
     with Files(tmp_path) as tier:
-        assert len(keys) - num_kills <= verified(tier) <= len(keys)  # a writer leaves one out at most
+        assert (
+            len(keys) - num_kills <= verified(tier) <= len(keys)
+        )  # a writer leaves one out at most
         assert len(unfinished(tier)) > 0, "none of 400 writers was killed while it wrote"
         assert tier.put(keys[:1], [record_of(keys[0], 100_000)]) in ([STORED], [Outcome.PRESENT])
 
