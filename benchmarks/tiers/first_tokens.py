@@ -258,7 +258,7 @@ def table(rows: list[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         if "recompute_ms" in row:
-            cells = [row["tier"], f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
+            cells = [str(row["tier"]), f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
             for way in ("hit", "gated"):
                 cells += [f"{row[f'{way}_ms']:.1f}", f"{row[f'{way}_ratio']:.2f}"]
             lines.append("| " + " | ".join([*cells, f"{row['gated_tokens']:,.0f}"]) + " |")

@@ -157,7 +157,7 @@ def test_the_prompt_names_media_that_the_table_knows(manager, watcher):
     ((_, seq, key),) = watcher.take()
     assert [token < 0 for token in key] == [False] * 2 + [True] * 3 + [False] * 3
     assert key[5:] == run(0, 8)[5:].tolist()
-    assert manager.kernel.tree.media.content(key[2])[0] == picture.digest
+    assert manager.kernel.tree.media.contents[key[2]][0] == picture.digest
     assert seq.prompt_len == 8
 
 

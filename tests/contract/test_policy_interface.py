@@ -189,7 +189,7 @@ class TestWhatMayBeAPolicy:
             assert manager.reclaim(9) == 3
             assert seq.state == "open"
             manager.reset()
-        assert manager.kernel.watchers.all == (watcher,)
+        assert manager.kernel.watchers.of(Learned) is watcher
 
     def test_another_package_offers_one_by_an_entry_point(self, tmp_path, monkeypatch):
         info = tmp_path / "more_policies-1.0.dist-info"

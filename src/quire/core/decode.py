@@ -14,6 +14,7 @@ from quire.core.publish import check_copies, publish_last_blocks
 from quire.core.room import make_room
 from quire.core.rows import Rows
 from quire.core.sequence import Sequence
+from quire.core.sparse import sparse_at
 from quire.core.take import needs, reserve, stale_slots
 from quire.core.tokens import (
     INT32,
@@ -221,7 +222,7 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     """Copy the block tables of open sequences out of the rows of one layer group."""
     if type(pad) is not int or not -(2**31) <= pad < 2**31:
         raise ConfigError(f"pad must be an int32, got {pad!r}")
-    size, window = rows.block_size, rows.window_at(group)
+    size, window = rows.block_size, sparse_at(rows.windows, group)
     for seq in seqs:
         seq.fill()
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))

@@ -62,6 +62,7 @@ class MediaTable:
     A content is used once for every token of the tree that its number stands for, and once for
     every open request or restore in whose prompt it is; what is in use is never forgotten:
 
+        contents[number] == (digest, placeholder token bytes), and numbers the other way round
         uses[number] == tokens in the tree + holders, in no entry 0
         idle == the numbers without uses, the one used longest ago first
     """
@@ -83,10 +84,6 @@ class MediaTable:
     def peek(self, key: Key, media: Sequence[MediaItem]) -> Key:
         """Return what `encode` would, without giving out numbers (unknown content gets 2**31's)."""
         return _replace(key, media, lambda content: self.numbers.get(content, UNKNOWN_MEDIA))
-
-    def content(self, number: int) -> tuple[bytes, bytes]:
-        """Return (digest, placeholder token bytes) of a number that stands in a key."""
-        return self.contents[number]
 
     def counts(self, key: Key | bytearray) -> dict[int, int]:
         """Return how many tokens of a key stand for which media number."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
-from typing import NoReturn
 
 from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
@@ -41,7 +40,13 @@ def checked(kernel: Kernel, seq: Sequence, key: Key) -> Key:
     check_sign(key[split:])
     raw = seq.without_media(expected, computed)
     if not raw.startswith(key[:split]):
-        _refuse(raw, key[:split], computed)
+        at = common_prefix(raw, key)
+        wanted, given = array_of(raw)[at], array_of(key)[at]
+        msg = (
+            f"token {given} committed at position {computed + at}, where the prompt (or what was "
+            f"computed before a suspend) has {wanted}; commit these tokens, or open another prompt"
+        )
+        raise CommitError(msg)
     return memoryview(expected + key[split:].tobytes()) if seq.script.raw else key
 
 
@@ -203,13 +208,3 @@ def check_copies(kernel: Kernel, seq: Sequence) -> None:
         kernel.copies.check_done(state.index, rows.flat[state.index][row])
     for group in rows.token_groups if in_tail else ():
         kernel.copies.check_done(group, rows.flat[group][rows.offset[row] + tail])
-
-
-def _refuse(expected: bytes, key: Key, computed: int) -> NoReturn:
-    at = common_prefix(expected, key)
-    wanted, given = array_of(expected)[at], array_of(key)[at]
-    msg = (
-        f"token {given} committed at position {computed + at}, where the prompt (or what was "
-        f"computed before a suspend) has {wanted}; commit these tokens, or open another prompt"
-    )
-    raise CommitError(msg)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.core.blocks import GAP
-from quire.core.sparse import SparseGroup, TableGroup
+from quire.core.sparse import SparseGroup
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray
 from quire.core.tree import PrefixTree
 
@@ -66,11 +66,6 @@ class Rows:
         self.top = 0
         self._view()
 
-    @property
-    def num_used(self) -> int:
-        """Entries of the arena in the extents of rows."""
-        return sum(self.sizes)
-
     def take(self) -> int:
         """Return an unused row, with both lengths 0, no blocks and no states."""
         if not self.unused:
@@ -84,8 +79,8 @@ class Rows:
         """Mark a row unused."""
         self.computed[row] = self.capacity[row] = 0
         self.sizes[row] = self.ends[row] = 0
-        if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
-            self._rebuild(self.num_used)
+        if self.arena_size > MIN_ARENA and 4 * sum(self.sizes) < self.arena_size:
+            self._rebuild(0)
         self.unused.append(row)
         self.version += 1
         self.epoch += 1
@@ -100,10 +95,6 @@ class Rows:
         waits = any(self.flat[state.index][row] == GAP for state in self.states)
         return self.tree.sparse if waits else self.windows
 
-    def window_at(self, group: int) -> TableGroup | None:
-        """Return the windowed group of this index, if it is one."""
-        return next((window for window in self.windows if window.index == group), None)
-
     def widen(self, row: int, num_blocks: int) -> None:
         """Make a row long enough for so many blocks."""
         if num_blocks > self.ends[row]:
@@ -114,7 +105,7 @@ class Rows:
         had, length = self.sizes[row], num_blocks - first
         size = 1 << (length - 1).bit_length() if length > MIN_EXTENT else MIN_EXTENT
         if self.top + size > self.arena_size:
-            self._rebuild(self.num_used + size - had)
+            self._rebuild(size - had)
         offset = self.top - first
         if had:
             self._move(row, self.flat_tables, offset)
@@ -150,10 +141,10 @@ class Rows:
             self.flat_tables[group][offset + start : offset + end] = run
         self.offset[row] = offset
 
-    def _rebuild(self, num_used: int) -> None:
-        """Move all extents together, to the start of an arena that so many entries fill to a half at most."""
+    def _rebuild(self, num_more: int) -> None:
+        """Move all extents together, to the start of an arena that they and so many entries more fill to a half at most."""
         size = MIN_ARENA
-        while size < 2 * num_used:
+        while size < 2 * (sum(self.sizes) + num_more):
             size *= 2
         old = self.flat_tables
         self.flat_tables = [

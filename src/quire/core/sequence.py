@@ -14,6 +14,7 @@ from quire.core.node import Node
 from quire.core.policy import ENDLESS
 from quire.core.rows import Rows
 from quire.core.scope import Scope
+from quire.core.sparse import sparse_at
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.interrupts import mutating
@@ -136,7 +137,7 @@ class Sequence(msgspec.Struct, eq=False):
             state = np.array(rows.slots(group, self.row, 0, int(self.state == "open")))
             return state[state != GAP]
         table = np.array(rows.slots(group, self.row, 0, self.num_blocks))
-        window = rows.window_at(group)
+        window = sparse_at(rows.windows, group)
         if window is not None:
             table[window.num_sinks : window.first_read(self.computed)] = GAP
         return table

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ Drop = Callable[[Node], None]
 
 Tell = Callable[[Node, range, int], None]
 """Is told of the blocks of a node that one group is about to free, though a kept boundary needs them."""
+
+
+SomeGroup = TypeVar("SomeGroup", bound="SparseGroup")
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -237,6 +240,6 @@ class StateGroup(SparseGroup):
         """The blocks of this group were moved: block b is renamed[b] now."""
 
 
-def sparse_at(groups: tuple[SparseGroup, ...], index: int) -> SparseGroup | None:
-    """Return the sparse group of this index, None for a full one."""
+def sparse_at(groups: tuple[SomeGroup, ...], index: int) -> SomeGroup | None:
+    """Return the one of these groups that has this index, if any."""
     return next((group for group in groups if group.index == index), None)

@@ -42,14 +42,13 @@ def open_sequence(
     root = tree.root(scope)
     if found.node.parent is None:
         found.node = root
-    number = counters.num_requests + 1
     if terms is not ORDINARY:
         owner = kernel.owners.begin(scope, terms.hint)
         terms = msgspec.structs.replace(terms, owner=owner) if owner is not None else terms
-    rows = kernel.rows
-    seq = Sequence(rows, rows.take(), root, root, scope, script, terms, number)
+    row, number = kernel.rows.take(), counters.num_requests + 1
+    seq = Sequence(kernel.rows, row, root, root, scope, script, terms, number)
     if terms.store_until is not None:
-        seq.store_until = terms.store_until // rows.block_size
+        seq.store_until = terms.store_until // kernel.rows.block_size
     attach(kernel, seq, key, found)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
@@ -68,20 +67,20 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.node_at(found)
-    divided, terms = False, seq.terms
+    parent, divided, terms = node.parent, False, seq.terms
     raises = terms.priority > 0
-    while node.parent is not None:
+    while parent is not None:
         tree.lock(node)
         tree.order.touched(node)
         if node.mark is not None or raises:
             tree.order.used(node, terms)
-        start, end = node.parent.end, node.end
+        start, end = parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
         for group in tree.sparse:
             group.touched(node)
-        node = node.parent
-        if len(node.children) == 1 and node.parent is not None:
+        node, parent = parent, parent.parent
+        if parent is not None and len(node.children) == 1:
             divided = True
     tree.stand(seq.node, tree.sparse)
     if divided:

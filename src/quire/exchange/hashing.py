@@ -104,7 +104,7 @@ def _encode_block(block: np.ndarray[tuple[int], np.dtype[np.int32]], media: Medi
     for run in np.split(np.arange(len(block)), edges):
         number = int(block[run[0]])
         if number < 0:
-            digest, placeholders = media.content(number)
+            digest, placeholders = media.contents[number]
             item = struct.pack("<Q", len(digest)) + digest + placeholders
             parts.append(struct.pack("<II", run[0], len(run)) + _digest(item))
     return b"".join(parts)

@@ -100,7 +100,7 @@ def _text(manager: CacheManager, key: bytes) -> tuple[IntArray, list[MediaItem]]
     for mark in marks.tolist():
         if mark < at:
             continue
-        digest, placeholders = manager.kernel.tree.media.content(int(tokens[mark]))
+        digest, placeholders = manager.kernel.tree.media.contents[int(tokens[mark])]
         span = np.frombuffer(placeholders, INT32)
         tokens = np.concatenate((tokens[:mark], span, tokens[mark + len(span) :]))
         media.append(MediaItem(digest, mark, len(span)))

@@ -16,6 +16,7 @@ from quire.core.groups import check_group
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.room import make_room
+from quire.core.sparse import sparse_at
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError, CopyError, PinBudgetExceeded
 from quire.interrupts import mutating
@@ -208,7 +209,7 @@ def _rename(manager: CacheManager, group: int, renamed: IntArray) -> None:
         seq.fill()
     names = np.append(renamed, GAP).astype(np.int32)  # names[GAP] is GAP
     tree = manager.kernel.tree
-    state = next((each for each in tree.states if each.index == group), None)
+    state = sparse_at(tree.states, group)
     for node in tree.nodes():
         if state is not None:
             state.rename(node, renamed)

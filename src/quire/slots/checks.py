@@ -32,8 +32,8 @@ def check(cache: SlotCache) -> None:
         _require(copy.dst == slot != copy.src, f"{copy} under slot {slot}")
         _require(0 <= copy.start < copy.num_tokens, f"{copy} copies nothing")
         _require(copy.num_tokens <= cache.contents.length(slot), f"{copy} beyond the content")
-    for number in {n for key in cache.contents.keys for n in array_of(key).tolist() if n < 0}:
-        cache.media.content(number)
+    numbers = {n for key in cache.contents.keys for n in array_of(key).tolist() if n < 0}
+    _require(numbers <= cache.media.contents.keys(), "a content that a slot holds is forgotten")
     counts = cache.counts
     _require(sum(counts.missed.values()) == counts.missed_tokens, "hits and misses are not all")
 
