@@ -21,7 +21,7 @@ import torch
 
 from quire import PrefixCache
 from quire.bench.hf_models import quire_tiny
-from quire.engines.tiered.beside import PUT_OFF_SHARE
+from quire.engines.tiered.offloading import PUT_OFF_SHARE
 from quire.tiers import Disk, Host, TierStack
 from quire.tiers.stack.lanes import Lanes
 

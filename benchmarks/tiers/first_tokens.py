@@ -28,7 +28,7 @@ from quire.bench.hf_models import quire_tiny
 from quire.bench.hf_rows import Stamp
 from quire.bench.tier_rows import Row
 from quire.engines.hf import PrefixCache
-from quire.engines.tiered.beside import PUT_OFF_SHARE
+from quire.engines.tiered.offloading import PUT_OFF_SHARE
 from quire.errors import TierError
 from quire.tiers.base import Tier
 from quire.tiers.disk import Disk
@@ -60,9 +60,9 @@ class Timings:
     same: bool = True
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", default=",".join(TIERS))
     parser.add_argument("--prefixes", default=PREFIXES)
     parser.add_argument("--rounds", type=int, default=7)
@@ -76,7 +76,7 @@ def main(arguments=None):
     print(json.dumps(measured, indent=2) if asked.json else table(measured))
 
 
-def rows(asked, model):
+def rows(asked: argparse.Namespace, model: Any) -> list[Row]:
     """Return a `ttft` row per tier and prefix length, and a `no_reuse` row; or a row with the `reason`.
 
     `ttft`: `recompute_ms` without tiers, `hit_ms` from the tier whatever it costs (the gate is off), `gated_ms` as
@@ -243,7 +243,7 @@ def _draw(num_tokens: int, random: torch.Generator) -> torch.Tensor:
     return torch.randint(1, 256, (1, num_tokens), generator=random)
 
 
-def table(rows):
+def table(rows: list[Row]) -> str:
     """Return a table of first tokens in Markdown, and what tiers cost where nothing comes back."""
     head = (
         "tier",
@@ -258,7 +258,7 @@ def table(rows):
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         if "recompute_ms" in row:
-            cells = [row["tier"], f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
+            cells = [str(row["tier"]), f"{row['prefix']:,}", f"{row['recompute_ms']:.1f}"]
             for way in ("hit", "gated"):
                 cells += [f"{row[f'{way}_ms']:.1f}", f"{row[f'{way}_ratio']:.2f}"]
             lines.append("| " + " | ".join([*cells, f"{row['gated_tokens']:,.0f}"]) + " |")

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import quire
 from quire import ops
 from quire.engines.hf import PrefixCache
+from quire.engines.hf.pools import first_token
 from quire.engines.hf.probe import probe_model
-from quire.engines.hf.store import first_token
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

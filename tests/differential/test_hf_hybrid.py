@@ -16,7 +16,7 @@ from hf_help import (
 )
 
 from quire import ops
-from quire.engines.hf import PrefixCache, store
+from quire.engines.hf import PrefixCache, pools
 from quire.engines.hf import request as requests
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors import KVLayout
@@ -235,13 +235,13 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=2)
     same(model, cache, prompt(47))
-    right = store.first_token
+    right = pools.first_token
 
     def short(kind, num_tokens):
         first = right(kind, num_tokens)
         return min(first + 2, num_tokens) if first else 0
 
-    monkeypatch.setattr(store, "first_token", short)
+    monkeypatch.setattr(pools, "first_token", short)
     monkeypatch.setattr(requests, "first_token", short)
     with pytest.raises(AssertionError):
         same(model, cache, prompt(47))
@@ -252,13 +252,13 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
 def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, snapshot_interval=4)
-    right, states = store.HfStore._write_states, []
+    right, states = pools.HfStore._write_states, []
 
     def late(self, seq, new):
         states.append(new)
         right(self, seq, states[max(len(states) - 2, 0)])
 
-    monkeypatch.setattr(store.HfStore, "_write_states", late)
+    monkeypatch.setattr(pools.HfStore, "_write_states", late)
     same(model, cache, prompt(47))
     with pytest.raises(AssertionError):
         same(model, cache, prompt(47))

@@ -214,7 +214,7 @@ def test_nothing_is_kept_while_blocks_are_on_their_way(host, monkeypatch):
         idle.append(cache.kept.store.transfers.is_idle)
         scatter(*arguments)
 
-    monkeypatch.setattr("quire.engines.hf.store.scatter", spied)
+    monkeypatch.setattr("quire.engines.hf.pools.scatter", spied)
     # Its loop feeds the whole prompt: what came is in the pools, and nobody gathers it.
     same(model, cache, ids, prompt_lookup_num_tokens=3, max_new_tokens=30)
     assert tier_tokens(cache) == 80

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from classes import registered  # noqa: E402
 from judge import judge  # noqa: E402
 
-from quire.engines.hf.store import HfStore  # noqa: E402
+from quire.engines.hf.pools import HfStore  # noqa: E402
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text())
 VERDICTS = {verdict["name"]: verdict for verdict in KEPT["classes"]}

@@ -21,7 +21,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"

@@ -136,15 +136,17 @@ class World:
         keys = prompt(random.randrange(self.num_prompts))[: random.randrange(1, NUM_KEYS + 1)]
         action = random.choice(["store", "evict", "read", "read", "read", "read", "prefetch", "go"])
         if action == "store":
-            self.timed("used", 0, lambda: stack.used(keys))
+            self.timed("count_use", 0, lambda: stack.count_use(keys))
             wanted = self.timed("wanted", 0, lambda: stack.wanted(keys))
             chosen = [key for key, is_wanted in zip(keys, wanted, strict=True) if is_wanted]
             tiers = random.choice([None, wanted[wanted > 0]])
             outcomes = self.timed("store", 0, lambda: stack.store(chosen, fresh(chosen), tiers))
             self.note("stored", [each.value for each in outcomes])
         elif action == "evict":
-            outcomes = self.timed("evicted", 0, lambda: stack.evicted(keys, fresh(keys)))
-            self.note("evicted", [each.value for each in outcomes])
+            outcomes = self.timed(
+                "store_evicted", 0, lambda: stack.store_evicted(keys, fresh(keys))
+            )
+            self.note("store_evicted", [each.value for each in outcomes])
         elif action == "prefetch":
             began = self.timed("prefetch", 0, lambda: stack.prefetch(keys, sizes(keys)))
             self.lanes.sleep(random.choice([0.0, 0.1]))

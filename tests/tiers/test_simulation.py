@@ -25,10 +25,10 @@ def after(world):
     keys = prompt(0)
     for _ in range(4):  # trials are made when somebody asks; what was torn or lost goes
         stack.find(keys, contiguous=False)
-        stack.used(keys)
+        stack.count_use(keys)
         stack.delete(keys)
         for key in keys:  # one by one, since a queue may hold a few only
-            stack.evicted([key], fresh([key]))
+            stack.store_evicted([key], fresh([key]))
             assert stack.drain(5)
         world.lanes.sleep(10)
         buffers = stack.buffers(sizes(keys))

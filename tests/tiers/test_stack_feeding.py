@@ -46,7 +46,7 @@ def fed_in(scenario, budget_s=FIRST_S, **settings):
     world = Stacked("host", "disk", **settings)
 
     def with_budget(stack, host, disk):
-        stack.feeding.earn(budget_s - FIRST_S)
+        stack.feeding.adjust_budget(budget_s - FIRST_S)
         return scenario(Fed(world, stack), stack, world.lanes)
 
     return world.run(with_budget)
@@ -85,7 +85,7 @@ def test_what_hits_have_saved_is_spent_and_no_more():
             fed.feed(number, num_bytes=MUCH)
         lanes.sleep(1.0)
         assert len(fed.ran) == 1
-        stack.feeding.earn(0.25)
+        stack.feeding.adjust_budget(0.25)
         lanes.sleep(1.0)
         assert len(fed.ran) == 3
         assert not stack.feeding.has_room(MUCH)
@@ -95,8 +95,8 @@ def test_what_hits_have_saved_is_spent_and_no_more():
 
 def test_the_budget_is_bounded():
     def scenario(fed, stack, lanes):
-        stack.feeding.earn(10 * MOST_S)
-        stack.feeding.earn(-MOST_S)
+        stack.feeding.adjust_budget(10 * MOST_S)
+        stack.feeding.adjust_budget(-MOST_S)
         fed.took_s = 0.01
         for number in range(3):
             fed.feed(number, num_bytes=MUCH)
@@ -145,7 +145,7 @@ def test_who_needs_its_blocks_does_not_wait_where_there_is_no_time():
             assert each.is_over
             assert lanes.now() == begun_s
         assert stack.find(KEYS[1:2]) == [-1]
-        stack.feeding.earn(1.0)
+        stack.feeding.adjust_budget(1.0)
         stack.feeding.finish(third)
         assert fed.order == [(0,), (2,)]
         assert stack.stats().passed_over == 1

@@ -11,7 +11,7 @@ TEN = list(range(10))
 
 
 def use(stack, numbers):
-    stack.used([KEYS[i] for i in numbers])
+    stack.count_use([KEYS[i] for i in numbers])
 
 
 def held(tier):
@@ -32,7 +32,7 @@ def test_through_writes_to_all_tiers_at_once():
 
 def test_a_record_that_does_not_carry_its_key_is_refused_and_nothing_is_stored():
     def scenario(stack, host, disk):
-        for give in (stack.store, stack.evicted):
+        for give in (stack.store, stack.store_evicted):
             with pytest.raises(RecordError, match="put as"):
                 give(KEYS[:3], [RECORDS[0], RECORDS[1], RECORDS[1]])
         assert not host.records
@@ -57,7 +57,7 @@ def test_back_writes_what_the_device_and_then_each_tier_lets_go():
     def scenario(stack, host, disk):
         assert wanted(stack, KEYS[:10]) == [False] * 10
         assert store(stack, TEN) == ["skipped"] * 10
-        stack.evicted(KEYS[:10], RECORDS[:10])
+        stack.store_evicted(KEYS[:10], RECORDS[:10])
         stack.drain(1)
         assert held(host) == [6, 7, 8, 9]
         assert held(disk) == [0, 1, 2, 3, 4, 5]
@@ -97,7 +97,7 @@ def test_a_stack_that_is_read_only_writes_nothing():
         put(disk, [1])
         assert wanted(stack, KEYS[:2]) == [False, False]
         assert store(stack, [0]) == ["skipped"]
-        stack.evicted(KEYS[:1], RECORDS[:1])
+        stack.store_evicted(KEYS[:1], RECORDS[:1])
         stack.load(KEYS[1:2], [memoryview(bytearray(SIZE))])
         assert (held(host), held(disk)) == ([], [1])
 
@@ -122,7 +122,7 @@ def test_nothing_is_written_to_a_tier_that_has_it():
         stack.drain(1)
         for _ in range(3):
             store(stack, TEN)
-            stack.evicted(KEYS[:10], RECORDS[:10])
+            stack.store_evicted(KEYS[:10], RECORDS[:10])
             stack.drain(1)
         assert len(disk.asked("put")) == len(remote.asked("put")) == 1
 

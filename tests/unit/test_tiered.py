@@ -33,8 +33,8 @@ KINDS = {"full": FullAttention(), "sliding": SlidingWindow(8)}
 class Engine:
     """A loop that writes, for K and V of a token, a number that stands for all tokens up to it."""
 
-    def __init__(self, stack, names=("full",), num_blocks=20, *, beside=False, **origin):
-        self.beside = beside
+    def __init__(self, stack, names=("full",), num_blocks=20, *, later=False, **origin):
+        self.later = later
         memory = KVLayout(2, 4, 3, 2, torch.float32, SIZE)
         layout = ModelLayout(
             tuple(GroupLayout(name, KINDS[name], (i,), memory) for i, name in enumerate(names)),
@@ -57,7 +57,7 @@ class Engine:
         tokens, manager = np.asarray(tokens, dtype=np.int32), self.manager
         came = self.store.onboard(tokens, scope)
         seq = manager.open(tokens, scope)
-        self.store.beside.settle_for(tokens.size // SIZE + 2, seq.node)
+        self.store.offloading.settle_for(tokens.size // SIZE + 2, seq.node)
         self.store.spill()
         assert manager.take_copies() == [] or seq.num_cached % SIZE
         num_cached = seq.num_cached // SIZE * SIZE
@@ -72,8 +72,8 @@ class Engine:
                 for states in (pool.k, pool.v):
                     states[:, table[at // SIZE], at % SIZE] = named(tokens, at, scope)
         manager.commit(seq, tokens[num_cached:])
-        if self.beside:
-            self.store.offload_beside(seq)
+        if self.later:
+            self.store.offload_later(seq)
         else:
             self.store.offload(seq)
         manager.close(seq)
@@ -169,13 +169,13 @@ def slowly(monkeypatch, wait):
 
 def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
     slowly(monkeypatch, lambda: time.sleep(0.003))
-    engine = Engine(stack, num_blocks=10, beside=True)
+    engine = Engine(stack, num_blocks=10, later=True)
     random, came = np.random.default_rng(0), 0
     for _ in range(60):
         start = 1000 * int(random.integers(3))
         came += sum(engine.serve(run(start, int(random.integers(5, 30)))).values())
     assert came
-    engine.store.beside.settle()
+    engine.store.offloading.settle()
     ops.check(engine.manager)
 
 
@@ -184,7 +184,7 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
     slowly(monkeypatch, go.wait)
     settings = StackSettings(gate=False, lookup_timeout_s=30)
     with TierStack([Host("4MiB")], settings) as stack:
-        engine = Engine(stack, beside=True)
+        engine = Engine(stack, later=True)
         engine.serve(run(0, 30))
         (pool,) = engine.manager.pools
         assert pool.num_available == 20 - 7
@@ -192,13 +192,13 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
         threading.Timer(0.05, go.set).start()
         assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
         assert stack.tiers[0].stats().num_records == 7
-        engine.store.beside.settle()
+        engine.store.offloading.settle()
         assert pool.num_available == 20
         ops.check(engine.manager)
 
 
 def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(stack, monkeypatch):
-    engine = Engine(stack, beside=True)
+    engine = Engine(stack, later=True)
     with monkeypatch.context() as patch:
         patch.setattr(stack.feeding, "has_room", lambda most_bytes: False)
         assert engine.serve(run(0, 17)) == {}
@@ -209,13 +209,13 @@ def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(
 
 
 def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(stack, monkeypatch):
-    engine = Engine(stack, beside=True)
+    engine = Engine(stack, later=True)
     monkeypatch.setattr(type(stack.feeding), "_has_time", lambda _: False)
     head = run(0, 8)
     engine.serve(head + run(100, 9))
-    first = next(iter(engine.store.beside._held))
+    first = next(iter(engine.store.offloading._held))
     engine.serve(head + run(200, 9))
-    engine.store.beside._finish(first)
+    engine.store.offloading._finish(first)
     monkeypatch.undo()
     assert stack.stats().passed_over == 1
     assert Engine(stack).serve(head + run(100, 9)) == {"host": 8}
@@ -227,18 +227,18 @@ def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(
 )
 def test_what_no_tier_wants_yet_is_not_held(options):
     with TierStack([Host("4MiB")], StackSettings(gate=False, **options)) as tiers:
-        engine = Engine(tiers, beside=True)
+        engine = Engine(tiers, later=True)
         engine.serve(run(0, 17))
-        assert not engine.store.beside._held
+        assert not engine.store.offloading._held
         if options == {"write": "second_use"}:
             engine.serve(run(0, 17))
-            assert engine.store.beside._held
+            assert engine.store.offloading._held
             assert Engine(tiers).serve(run(0, 17)) == {"host": 16}
 
 
 def test_what_a_hit_has_saved_is_said_once_computing_was_measured(stack, monkeypatch):
     earned = []
-    monkeypatch.setattr(stack.feeding, "earn", earned.append)
+    monkeypatch.setattr(stack.feeding, "adjust_budget", earned.append)
     Engine(stack).serve(run(0, 17))
     Engine(stack).serve(run(0, 17))
     assert [seconds for seconds in earned if seconds > 0] == []
@@ -254,18 +254,18 @@ def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch
         raise MemoryError("no memory")
 
     slowly(monkeypatch, fail)
-    engine = Engine(stack, beside=True)
+    engine = Engine(stack, later=True)
     engine.serve(run(0, 30))
     with pytest.raises(MemoryError, match="no memory"):
-        engine.store.beside.settle()
+        engine.store.offloading.settle()
     assert engine.manager.pools[0].num_available == 20
-    engine.store.beside.settle()
+    engine.store.offloading.settle()
     ops.check(engine.manager)
 
 
 @pytest.mark.parametrize("options", [{"names": ("full", "sliding")}, {"dtype": "int8"}])
 def test_what_cannot_go_beside_is_stored_at_once(stack, options):
-    engine = Engine(stack, beside=True, **options)
+    engine = Engine(stack, later=True, **options)
     engine.serve(run(0, 30))
     assert stack.tiers[0].stats().num_records >= 7
     assert all(pool.num_available == pool.num_blocks for pool in engine.manager.pools)

@@ -30,6 +30,7 @@ class Outcome(StrEnum):
 
     HIT = "hit"
     STORED = "stored"
+    """The tier has it; from `TierStack.store`: or a tier's queue has taken it, and it is written soon."""
     PRESENT = "present"
     """Stored before, and kept."""
     ABSENT = "absent"

@@ -21,7 +21,7 @@ stamps       where tensors lie, and a few of their values
 sight        a model at a moment: all that decides its K and V
 identity     the name of that, as part of the key of what is computed
 memory       one capacity, split over layer groups and moved between them
-store        manager and pools together: load and save sequences
+pools        HfStore: manager and pools together, sequences loaded and kept
 keeping      what a cache keeps: pools, tiers below them, saved files
 turns        one thread at a time in a cache, seen to
 request      the sequences of one call, its working cache, and what is kept

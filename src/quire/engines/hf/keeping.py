@@ -12,9 +12,9 @@ from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.pools import HfStore
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
-from quire.engines.hf.store import HfStore
 from quire.errors import ConfigError, OutOfBlocks
 from quire.exchange import Digests, Spill
 from quire.extras import lacking

@@ -13,7 +13,7 @@ from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Plan, Prompts
 from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
-from quire.engines.hf.store import HfStore, Tokens, first_token, media_before
+from quire.engines.hf.pools import HfStore, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.engines.tiered.store import Onboarded
 from quire.tensors.copy import KV
@@ -85,7 +85,7 @@ class Request:
             prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
             for stop in self._store.manager.stops(seq) if is_recurrent else ():
                 feed(prompt, cache, stop)
-                self._save(cache, seq, Kept(0, prompt.tokens[0][:stop]))
+                self._keep_text(cache, seq, Kept(0, prompt.tokens[0][:stop]))
             if len(rows) > 1:
                 feed(prompt, cache, max(upto - int(pads[row]), 0))
             caches.append(cache)
@@ -187,10 +187,10 @@ class Request:
         kept = 0
         ours = [text for text in texts if _agree(text.tokens, prompt)]
         if ours:
-            kept += self._save(cache, seq, Kept(ours[0].row, ours[0].tokens[: prompt.size]))
+            kept += self._keep_text(cache, seq, Kept(ours[0].row, ours[0].tokens[: prompt.size]))
             for text in ours[1:]:
                 kept += self._keep_fork(cache, seq, text)
-            kept += self._save(cache, seq, ours[0])
+            kept += self._keep_text(cache, seq, ours[0])
         for text in texts:
             if not _agree(text.tokens, prompt) and text.tokens.size:
                 kept += self._keep_other(cache, text, origin)
@@ -206,7 +206,7 @@ class Request:
         if twin is None:
             return 0
         try:
-            return self._save(cache, twin, text)
+            return self._keep_text(cache, twin, text)
         finally:
             self._store.close(twin)
 
@@ -216,15 +216,15 @@ class Request:
         media = media_before(self.media.spans[origin], _num_shared(text.tokens, prompt))
         seq = self._store.open(text.tokens, self.scope, media, **self._terms)
         try:
-            return self._save(cache, seq, text)
+            return self._keep_text(cache, seq, text)
         finally:
             self._store.close(seq)
 
-    def _save(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
+    def _keep_text(self, cache: WorkingCache, seq: Sequence, text: Kept) -> int:
         def read(layers: Items[int], start: int, stop: int) -> list[KV]:
             return cache.row_kv(layers, text.row, start, stop)
 
-        return self._store.save(seq, text.tokens, read, cache.snapshots[text.row])
+        return self._store.keep(seq, text.tokens, read, cache.snapshots[text.row])
 
 
 def recorded(past: WorkingCache) -> Iterator[Kept]:

@@ -5,7 +5,7 @@ parts      which bytes of a block go into one record, and the record's key
 search     which of a prompt's blocks the tiers have, and how much of it is of use
 cost       what computing a prompt takes, learned from what it took
 naming     what keys stand for, beside the records
-beside     blocks that are copied beside their owner, held until then
+offloading blocks that a background thread copies, held until then
 store      TieredStore: prefixes come back before a request opens, blocks go down after it
 saved      a whole cache as a directory
 

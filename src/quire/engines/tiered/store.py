@@ -12,9 +12,9 @@ import numpy as np
 from quire.core import CacheManager, MediaItem, Scope
 from quire.core import Sequence as Running
 from quire.core.tokens import IntArray
-from quire.engines.tiered.beside import PUT_OFF_SHARE, Beside
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
+from quire.engines.tiered.offloading import PUT_OFF_SHARE, Offloading
 from quire.engines.tiered.parts import BlockPart, Origin
 from quire.engines.tiered.search import Prompt, Search, most_blocks
 from quire.errors import OutOfBlocks
@@ -95,7 +95,7 @@ class TieredStore:
         self.parts = [BlockPart(layout, group, origin) for group in range(len(pools))]
         self.namespaces = [part.namespace for part in self.parts]
         written = () if stack.settings.read_only else stack.tiers
-        self._naming = Naming(written, self.namespaces, stack.later)
+        self._naming = Naming(written, self.namespaces, stack.call_later)
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()
@@ -105,10 +105,10 @@ class TieredStore:
         self._goes_down = bool(writes - {"back"})
         self._counts_uses = "second_use" in writes
         full = not manager.kernel.tree.sparse  # a window's blocks go though they are held
-        self._goes_beside = full and all(
+        self._in_background = full and all(
             part.codec.copies(pool) for part, pool in zip(self.parts, pools, strict=True)
         )
-        self.beside = Beside(manager, stack)
+        self.offloading = Offloading(manager, stack)
         self._asks_others = not all(tier.in_memory or tier.answers_at_once for tier in stack.tiers)
 
     # -- up --------------------------------------------------------------------------------
@@ -152,14 +152,14 @@ class TieredStore:
         names = self._naming.of(self.manager, seq.node, seq.scope)
         return self._store_wanted(blocks_of(self.manager, seq), names)
 
-    def offload_beside(self, seq: Running) -> None:
-        """Hand down as `offload` does, but later, beside the caller, where blocks only have to be copied.
+    def offload_later(self, seq: Running) -> None:
+        """Hand down as `offload` does, but in a background thread, where blocks only have to be copied.
 
-        They stay where they are until `beside` has settled, even when the sequence is closed; pools
+        They stay where they are until `offloading` has settled, even when the sequence is closed; pools
         must not be resized before. To all who ask the stack it is as if they were stored already. Where
         there is no time for it, a sequence is passed over (`StackSettings.busy_share`).
         """
-        if not self._goes_beside:
+        if not self._in_background:
             self.offload(seq)
             return
         feeding = self.stack.feeding
@@ -177,8 +177,8 @@ class TieredStore:
             names = self._naming.of(self.manager, seq.node, seq.scope)
             num_bytes = sum(self.parts[blocks[at].group].record_bytes for at in new)
             work = partial(self._store_wanted, blocks, names)
-            fed = feeding.begin([keys[at] for at in new], work, num_bytes)
-            self.beside.hold(seq, fed)
+            job = feeding.begin([keys[at] for at in new], work, num_bytes)
+            self.offloading.hold(seq, job)
 
     def offload_all(self) -> int:
         """Hand down all that is published and that the stack does not have; return the records."""
@@ -208,7 +208,7 @@ class TieredStore:
             else:
                 places = required_blocks(self.manager, group, search.end)
             keys += search.keys(group, places)
-        self.stack.used(keys)
+        self.stack.count_use(keys)
 
     def _search(self, prompt: Prompt, share: float = math.inf) -> Search | None:
         """Look for a prompt; where the gate is on, in tiers that take at most a share of computing to ask."""
@@ -274,7 +274,7 @@ class TieredStore:
             self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
             size, num_tokens = self.manager.block_size, search.prompt.tokens.size
             saved_s = self.cost.saved(search.here.accepted * size, end * size, num_tokens)
-            self.stack.feeding.earn(saved_s - (time.perf_counter() - asked_s))
+            self.stack.feeding.adjust_budget(saved_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
     def _enter(self, search: Search, end: int, buffers: dict[bytes, memoryview]) -> dict[str, int]:
@@ -312,7 +312,7 @@ class TieredStore:
         for chunk in self.chunks(blocks):
             keys, records = self._sealed(chunk)
             if wanted is None:
-                outcomes = self.stack.evicted(keys, records)
+                outcomes = self.stack.store_evicted(keys, records)
             else:
                 outcomes = self.stack.store(keys, records, wanted[done : done + len(chunk)])
             taken = sum(what in (Outcome.STORED, Outcome.PRESENT) for what in outcomes)

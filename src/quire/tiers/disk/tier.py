@@ -6,8 +6,9 @@ A directory belongs to one process at a time, which holds the lock; `DiskReader`
     slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
     log-<number>.quire    which record lies in which place (`lines.py`)
 
-Nothing is synced for a record: after the end of a process, however sudden, all that was `STORED`
-is there; after a loss of power most of it, and all of it that was there at the last `flush`.
+Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
+`STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
+at the last `flush`.
 Every record is verified when it is read.
 """
 
@@ -22,6 +23,7 @@ from quire.config import parse_bytes
 from quire.errors import InvariantError, OutOfSlots, TierError
 from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
+from quire.tiers.disk.batch import RUN_BYTES, Spare, WriteBatch
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     DirectoryLock,
@@ -30,7 +32,6 @@ from quire.tiers.disk.files import (
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.group import RUN_BYTES, Group, Spare
 from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
 from quire.tiers.disk.opening import (
     Recovered,
@@ -45,7 +46,7 @@ from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
 from quire.tiers.places.recency import Recency
 
-_GROUP_BYTES = 16 << 20
+_BATCH_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
 
 _HELPERS = 3
@@ -238,12 +239,12 @@ class Disk(Tier):
             newest, there = self._records.touch(keys)  # what is there stays: it is the newest
             oldest = newest - len(keys) + 1
             refused: Outcome | None = None
-            group, spare = Group(), Spare()
+            batch, spare = WriteBatch(), Spare()
             try:
                 for index, key in enumerate(keys):
-                    if key in group.keys or group.num_bytes >= _GROUP_BYTES:
-                        refused = self._store(group, records, until, done) or refused
-                        group = Group()
+                    if key in batch.keys or batch.num_bytes >= _BATCH_BYTES:
+                        refused = self._write_batch(batch, records, until, done) or refused
+                        batch = WriteBatch()
                     record = records[index]
                     if there[index]:
                         done[index] = Outcome.PRESENT
@@ -253,14 +254,14 @@ class Disk(Tier):
                     if refused is None and spare.has(len(record)):
                         place = spare.places.pop()
                         written = Written(spare.slab, place, key, tag_of(record), newest - index)
-                        group.add(index, written)
+                        batch.add(index, written)
                     else:
                         # What follows is behind it in the prompt: of no use without it.
                         refused = refused or Outcome.FULL
                         done[index] = refused
             finally:
                 self._give_up(spare)
-                self._store(group, records, until, done)
+                self._write_batch(batch, records, until, done)
         self._wake(set(map(len, records)))
 
     def _reserve(
@@ -274,7 +275,7 @@ class Disk(Tier):
         if record_bytes > self._room.capacity:
             return
         slab = self._slab(record_bytes)
-        most = min(count, max(1, _GROUP_BYTES // record_bytes))
+        most = min(count, max(1, _BATCH_BYTES // record_bytes))
         with suppress(OutOfSlots):
             spare.places = self._room.reserve(slab, most, oldest, until)[::-1]
             spare.slab = slab
@@ -286,12 +287,12 @@ class Disk(Tier):
                 spare.slab.index.release(*spare.places)
             spare.places = []
 
-    def _store(
-        self, group: Group, records: Buffers, until: float, done: list[Outcome]
+    def _write_batch(
+        self, batch: WriteBatch, records: Buffers, until: float, done: list[Outcome]
     ) -> Outcome | None:
-        """Fill the places of a group and let them be found, up to the first that fails: return how."""
+        """Fill the places of a batch and let them be found, up to the first that fails: return how."""
         failed: dict[int, Outcome] = {}
-        runs = group.runs()
+        runs = batch.runs()
 
         def write(number: int) -> None:
             run = runs[number]
@@ -301,8 +302,8 @@ class Disk(Tier):
             if self._clock() > until:
                 failed[run.start] = Outcome.TIMEOUT
                 return
-            slab, place = group.places[run.start].slab, group.places[run.start].place
-            data = [records[group.indices[at]] for at in run]
+            slab, place = batch.places[run.start].slab, batch.places[run.start].place
+            data = [records[batch.indices[at]] for at in run]
             if len(run) > 1:
                 with suppress(OSError):  # one by one it is seen which fails
                     slab.write_run(place, data)
@@ -314,21 +315,21 @@ class Disk(Tier):
                     failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
                     return
 
-        smallest = min((written.slab.record_bytes for written in group.places), default=0)
+        smallest = min((written.slab.record_bytes for written in batch.places), default=0)
         # A run keeps the device busy; more threads would only be in a model's way.
         self._each(smallest if smallest >= RUN_BYTES else 0, len(runs), write)
-        first = min(failed, default=len(group.places))
+        first = min(failed, default=len(batch.places))
         outcome = failed.get(first)
         try:
-            late = self._records.commit(group.places[:first])
+            late = self._records.commit(batch.places[:first])
         except OSError as error:
             outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
             late = []
         with self._records.lock:
-            for written in group.places[first:]:
+            for written in batch.places[first:]:
                 written.slab.index.release(written.place)
         stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
-        for at, index in enumerate(group.indices):
+        for at, index in enumerate(batch.indices):
             done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
         return outcome
 

@@ -1,7 +1,7 @@
-"""Feeding: records that are made and stored beside their caller, as if they had been stored at once.
+"""Feeding: a background thread makes and stores records, and to all who ask it is as if that were done at once.
 
-On a CPU this competes with the model. So it has a budget of time, which grows by a small share of the time that goes by and by
-what hits have saved; what exceeds it waits, and prompts for which there is no room to wait are passed over.
+On a CPU this competes with the model. So it has a budget of time, which grows by a small share of the time that goes by
+and by what hits have saved. Work beyond it waits; prompts for which there is no room to wait are passed over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOOK_S = 0.03
 """How often that is looked at."""
 
 
-class Fed:
-    """Work that is under way. `wait` until it is done; then `error` is what it raised, or None."""
+class FeedJob:
+    """Work that waits to be done or is being done. After `wait`, `error` is what it raised, or None."""
 
     def __init__(self, feeding: Feeding, keys: Keys, work: Work, num_bytes: int) -> None:
         self.keys = frozenset(keys)
@@ -67,9 +67,10 @@ class Feeding:
     It copies and seals in memory, so that waiting for it takes milliseconds. Whoever asks for a key
     that is being made waits for it, and so sees what was stored at once; that costs no budget.
 
-    `passed_over`  prompts that were not fed, or not to the end, since nobody had the time
+    `passed_over`  prompts that were not stored, or not to the end, for want of time
 
-    Without `busy_share` 1 and without hits, what nobody waited for took at most `FIRST_S`, that share of the time, and one piece of work.
+    Without hits, and with a `busy_share` below 1, the jobs that nobody waited for take at most `FIRST_S`, that share of
+    the time that has gone by, and one job more.
     """
 
     def __init__(self, shared: Shared, placing: Placing) -> None:
@@ -79,8 +80,8 @@ class Feeding:
         self._shared = shared
         self._lane = TierLane(shared.lanes, "feeding", 1)
         self._wake = shared.lanes.signal()
-        self._waiting: dict[Fed, None] = {}
-        self._running: Fed | None = None
+        self._waiting: dict[FeedJob, None] = {}
+        self._running: FeedJob | None = None
         self._is_awake = False
         self._share = shared.settings.busy_share
         self._budget_s, self._counted_s = FIRST_S, shared.lanes.now()
@@ -88,56 +89,56 @@ class Feeding:
     def has_room(self, most_bytes: int) -> bool:
         """Return whether to `begin` work of one more prompt: while less than this waits, or there is time for it."""
         with self._shared.lock:
-            waiting_bytes = sum(fed.num_bytes for fed in self._waiting)
+            waiting_bytes = sum(job.num_bytes for job in self._waiting)
             has_room = waiting_bytes < most_bytes or self._has_time()
             self.passed_over += not has_room
         return has_room
 
-    def begin(self, keys: Keys, work: Work, num_bytes: int) -> Fed:
-        """Have `work`, which waits for memory only, make and store these keys, `num_bytes` of records, when there is time.
+    def begin(self, keys: Keys, work: Work, num_bytes: int) -> FeedJob:
+        """Queue `work`, which makes and stores these keys, `num_bytes` of records. It must wait for nothing but memory.
 
-        To all who ask the stack it is as if that were done: who looks for one of them, drains or closes waits.
+        To all who ask the stack it is as if that were done: who looks for one of the keys, drains or closes waits.
         """
-        fed = Fed(self, keys, work, num_bytes)
+        job = FeedJob(self, keys, work, num_bytes)
         with self._shared.lock:
-            self._waiting[fed] = None
+            self._waiting[job] = None
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
             self._lane.submit(self, LaneJob(self._run, self._drop))
-        return fed
+        return job
 
-    def finish(self, fed: Fed) -> None:
-        """Wait until this is done, which takes from the budget; if it has not begun and there is no time for it, it is passed over."""
+    def finish(self, job: FeedJob) -> None:
+        """Wait until a job is done, which takes from the budget; one that has not begun is passed over if there is no time."""
         with self._shared.lock:
-            is_passed_over = fed in self._waiting and not self._has_time()
+            is_passed_over = job in self._waiting and not self._has_time()
             if is_passed_over:
-                del self._waiting[fed]
+                del self._waiting[job]
                 self.passed_over += 1
         if is_passed_over:
-            fed.end()
+            job.end()
             return
         begun_s = self.lanes.now()
-        fed.wait()
-        self.earn(begun_s - self.lanes.now())
+        job.wait()
+        self.adjust_budget(begun_s - self.lanes.now())
 
-    def earn(self, seconds: float) -> None:
-        """Say what a hit has saved."""
+    def adjust_budget(self, seconds: float) -> None:
+        """Add the seconds that a hit has saved; below 0, those that work has taken."""
         with self._shared.lock:
             self._budget_s = min(self._budget_s + seconds, MOST_S)
         self._wake.set()
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return the keys that are under way and not stored yet: bool [keys]. They are not given again."""
+        """Return the keys that jobs will store or are storing: bool [keys]. They need not be given again."""
         with self._shared.lock:
-            under_way = frozenset[bytes]().union(*(fed.keys for fed in self._under_way()))
+            under_way = frozenset[bytes]().union(*(job.keys for job in self._under_way()))
         return np.array([key in under_way for key in keys], np.bool_)
 
-    def prefer(self, chosen: list[Fed]) -> None:
+    def prefer(self, chosen: list[FeedJob]) -> None:
         """Do these next, whatever the budget: somebody waits."""
         with self._shared.lock:
-            first = {fed: None for fed in chosen if fed in self._waiting}
-            for fed in first:
-                fed.is_wanted = True
+            first = {job: None for job in chosen if job in self._waiting}
+            for job in first:
+                job.is_wanted = True
             self._waiting = first | self._waiting
         self._wake.set()
 
@@ -146,26 +147,26 @@ class Feeding:
         if not self._is_awake:
             return True
         with self._shared.lock:
-            wanted = [fed for fed in self._under_way() if not fed.keys.isdisjoint(keys)]
+            wanted = [job for job in self._under_way() if not job.keys.isdisjoint(keys)]
         deadline = Deadline(self.lanes, timeout_s)
         if wanted:
             self.prefer(wanted)
-        return all(fed.wait(deadline.left_s) for fed in wanted)
+        return all(job.wait(deadline.left_s) for job in wanted)
 
     def catch_up(self) -> None:
-        """Wait until what was fed is stored; some seconds at most."""
+        """Wait until all jobs are done; some seconds at most."""
         self.drain(Deadline(self.lanes, self._shared.settings.load_timeout_s))
 
     def drain(self, deadline: Deadline) -> bool:
         """Do all that is under way now, the oldest first, not faster than tiers write it; return whether it is."""
         with self._shared.lock:
             under_way = self._under_way()
-        for fed in under_way:
+        for job in under_way:
             with self._shared.lock:
                 is_filling = self._placing.is_filling
             if is_filling:
                 self._placing.drain(deadline)
-            if not fed.wait(deadline.left_s):
+            if not job.wait(deadline.left_s):
                 return False
         return True
 
@@ -179,35 +180,35 @@ class Feeding:
         with self._shared.lock:
             dropped, self._waiting = self._waiting, {}
             self._is_awake = False
-        for fed in dropped:
-            fed.end()
+        for job in dropped:
+            job.end()
 
     def _run(self) -> None:
         while True:
             with self._shared.lock:
                 self._wake.clear()
-                fed = next(iter(self._waiting), None)
-                if fed is None:
+                job = next(iter(self._waiting), None)
+                if job is None:
                     self._is_awake = False
                     return
-                pause_s = 0.0 if fed.is_wanted else self._pause_s(fed)
+                pause_s = 0.0 if job.is_wanted else self._pause_s(job)
                 if not pause_s:
-                    del self._waiting[fed]
-                    self._running = fed
+                    del self._waiting[job]
+                    self._running = job
             if pause_s:
                 self._wake.wait(pause_s)
                 continue
             begun_s = self.lanes.now()
-            fed.run()
+            job.run()
             with self._shared.lock:
                 self._running = None
-            fed.end()
-            if not fed.is_wanted:
-                self.earn(begun_s - self.lanes.now())
+            job.end()
+            if not job.is_wanted:
+                self.adjust_budget(begun_s - self.lanes.now())
 
     # The lock is held
 
-    def _under_way(self) -> list[Fed]:
+    def _under_way(self) -> list[FeedJob]:
         return [*self._waiting] if self._running is None else [self._running, *self._waiting]
 
     def _has_time(self) -> bool:
@@ -219,8 +220,8 @@ class Feeding:
         self._counted_s = now_s
         return self._budget_s > 0 or self._share >= 1
 
-    def _pause_s(self, fed: Fed) -> float:
+    def _pause_s(self, job: FeedJob) -> float:
         """Return how long to wait before this is looked at again; 0 where it may begin."""
-        if self._placing.is_filling and not fed.patience.passed:
+        if self._placing.is_filling and not job.patience.passed:
             return LOOK_S
         return 0.0 if self._has_time() else max(LOOK_S, -self._budget_s / self._share)

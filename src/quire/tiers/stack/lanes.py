@@ -41,7 +41,7 @@ class Lanes:
         return threading.Lock()
 
     def spawn(self, name: str, work: Work) -> None:
-        """Run `work` beside the caller."""
+        """Run `work` in another thread."""
         threading.Thread(target=work, name=name, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Lookups: which tier has what, asked within a deadline; tiers that are not used are measured beside."""
+"""Lookups: which tier has what, asked within a deadline; tiers that are not used are measured in the background."""
 
 from __future__ import annotations
 

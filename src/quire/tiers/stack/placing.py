@@ -61,7 +61,7 @@ class Placing:
         levels = [each for each in self._levels if each.settings.write != "back"]
         return self._give(levels, keys, Chain(self._shared, records, is_ordered=True), wanted)
 
-    def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
+    def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Give what the device evicted to the fastest tier, and to those that should have it anyway."""
         writing = [level for level in self._levels if level.writes]
         levels = [
@@ -93,7 +93,7 @@ class Placing:
         if below.index and top.writes and self._shared.settings.promote:
             self._copy_to(top, keys, records)
 
-    def count(self, keys: Keys) -> None:
+    def count_use(self, keys: Keys) -> None:
         """Count a use of each key, and tell the tiers."""
         if self._counts_uses:
             with self._shared.lock:

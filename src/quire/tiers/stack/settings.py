@@ -64,8 +64,8 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     `load_timeout_s`      the longest that `load` waits, for all tiers together
     `close_timeout_s`     the longest that `close` waits for what is still to be written
     `queue_bytes`         records that wait for one tier; what exceeds it is not stored
-    `busy_share`          copying blocks out of pools in host memory takes at most this share of the time and what
-                          hits have saved; what exceeds it is not stored. 1: all is
+    `busy_share`          share of wall time that copying out of pools in host memory may take, plus the time that hits
+                          have saved. Blocks beyond this are not stored. 1: no limit
     `chunk_bytes`         the most that one call to a tier loads or stores
     `threads`             loads that one tier works on at once; each tier has one more for stores
     `failures`            consecutive calls that time out or fail until a tier is left alone

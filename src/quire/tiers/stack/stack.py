@@ -201,27 +201,27 @@ class TierStack:
         """Keep sealed records, which become the stack's: the caller writes to them no more.
 
         `wanted` is what `wanted` has just said of these keys; without it the tiers are asked again.
-        Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has taken it into its queue, `PRESENT` where all
-        that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
+        Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has
+        taken it into its queue, `PRESENT` where all that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
         """
         check_sealed(keys, records)
         return self._placing.store(keys, records, wanted) if keys else []
 
-    def evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
+    def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Keep what the device has evicted, where tiers are written `back`; else as `store`.
 
         A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
         """
         check_sealed(keys, records)
-        return self._placing.evicted(keys, records) if keys else []
+        return self._placing.store_evicted(keys, records) if keys else []
 
-    def used(self, keys: Keys) -> None:
-        """Say that a prompt was asked for: counts the use, and keeps its records from ageing."""
+    def count_use(self, keys: Keys) -> None:
+        """Count that a prompt was asked for, which keeps its records from ageing."""
         check_keys(keys)
         if keys and not self._shared.is_closed:
-            self._placing.count(keys)
+            self._placing.count_use(keys)
 
-    def later(self, level: int, function: Work) -> None:
+    def call_later(self, level: int, function: Work) -> None:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
         self._levels[level].stores.submit(self, LaneJob(function, function))
 

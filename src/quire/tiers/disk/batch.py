@@ -1,4 +1,4 @@
-"""Groups: the reserved places that one call writes at once, and the runs of neighbours among them."""
+"""Batches: the reserved places that one call writes at once, and the runs of neighbours among them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN_BYTES = 1 << 20
 _RUN_RECORDS = 256
 
 
-class Group:
+class WriteBatch:
     """Places that a call has reserved for its records, by their index in the call."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A manager and its pools together: sequences whose KV and states can be loaded and saved."""
+"""`HfStore`: a manager and its pools together; sequences whose KV and states can be loaded and kept."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -56,7 +56,7 @@ class HfStore:
         self.manager = manager
         self.tiers: TieredStore | None = None
         self.transfers = transfers
-        self._saved: set[int] = set()
+        self._kept: set[int] = set()
         self.pools = pools
         self.layout = layout
         self.lacked = [0] * len(pools)
@@ -96,12 +96,12 @@ class HfStore:
         return twin
 
     def close(self, seq: Sequence) -> None:
-        """Close a sequence; what was saved of it is handed down to the tiers that want it."""
+        """Close a sequence; what was kept of it is handed down to the tiers that want it."""
         if self.manager.interrupted:
             return  # nobody holds anything any more
-        if self.tiers is not None and id(seq) in self._saved:
-            self._saved.discard(id(seq))
-            self.tiers.offload_beside(seq)
+        if self.tiers is not None and id(seq) in self._kept:
+            self._kept.discard(id(seq))
+            self.tiers.offload_later(seq)
         self.manager.close(seq)
 
     def recover(self) -> None:
@@ -111,7 +111,7 @@ class HfStore:
         """
         self.transfers.give_up()
         self.settle()
-        self._saved.clear()
+        self._kept.clear()
         self.manager.reset()
 
     def join(self) -> None:
@@ -122,7 +122,7 @@ class HfStore:
     def settle(self) -> None:
         """Wait until blocks that go down to tiers are copied: no sooner may they be evicted or moved."""
         if self.tiers is not None:
-            self.tiers.beside.settle()
+            self.tiers.offloading.settle()
 
     def load(self, seq: Sequence, num_tokens: int, out: Items[list[KV]]) -> None:
         """Gather K and V of cached tokens up to `num_tokens`, per group with tokens, per layer.
@@ -150,7 +150,7 @@ class HfStore:
             for layer in pool.read(int(seq.block_ids(group)[0]))
         ]
 
-    def save(
+    def keep(
         self, seq: Sequence, tokens: Tokens, read: ReadKV, snapshot: Snapshot | None = None
     ) -> int:
         """Keep what is not kept yet of the whole blocks of `tokens`; return the tokens kept.
@@ -184,7 +184,7 @@ class HfStore:
             self.manager.checkpoint(seq)
             self._copy()
         if self.tiers is not None and seq.computed > start:
-            self._saved.add(id(seq))
+            self._kept.add(id(seq))
         return seq.computed - start
 
     def resize(self, num_blocks: Mapping[str, int]) -> None:
@@ -245,7 +245,7 @@ class HfStore:
         """Wait for what goes down to tiers until there is room for so many tokens more, of a sequence."""
         if self.tiers is not None:
             num_blocks = num_tokens // self.manager.block_size + 2
-            self.tiers.beside.settle_for(num_blocks, None if seq is None else seq.node)
+            self.tiers.offloading.settle_for(num_blocks, None if seq is None else seq.node)
 
     def _note_shortage(self, available: Items[int], num_blocks: int) -> None:
         for group, room in enumerate(available):
