@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "tiers")]
+sys.path[:0] = [str(ROOT / each) for each in ("src", "tests", "tests/tiers")]
 
 from mutations import MUTATIONS, Victim, damaged, files_in, make_victim, mutated, records_in  # noqa: E402 - behind the path
 

@@ -37,19 +37,6 @@ class BlockPool:
     those that move ids (`take`, `give_back`, `drop`) check every block; totals are counted always.
     """
 
-    __slots__ = (
-        "_held",
-        "_stack",
-        "_top",
-        "ids",
-        "name",
-        "num_allocations",
-        "num_blocks",
-        "num_cached",
-        "shared",
-        "waiting",
-    )
-
     def __init__(self, num_blocks: int, name: str = "full", *, debug: bool = False) -> None:
         self.name = name
         self.num_blocks = num_blocks

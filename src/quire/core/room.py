@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 from quire.core.blocks import BlockPool
@@ -80,7 +81,7 @@ def clear(kernel: Kernel) -> int:
     """Drop all that is cached; see `CacheManager.clear`."""
     tree = kernel.tree
     kernel.pins.release_expired()
-    dropped = sum(invalidate_tree(kernel, root) for root in tree.roots.values())
+    dropped = sum(_invalidate(kernel, _from_below(root)) for root in tree.roots.values())
     for group in tree.sparse:
         evict_in(kernel, group, group.pool.num_cached, "invalidated")
     for tell in kernel.watchers.leaving:
@@ -93,7 +94,7 @@ def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
     tree = kernel.tree
     kernel.pins.release_expired()
     if not key:
-        return invalidate_tree(kernel, root)
+        return _invalidate(kernel, _from_below(root))
     whole = len(key) - len(key) % tree.block_bytes
     found, rest = tree.match(root, key, whole), key[whole:]
     covered = found.num_blocks * tree.block_bytes == whole
@@ -104,30 +105,8 @@ def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
     else:
         children = found.node.children.values() if covered else ()
         tops = [child for child in children if child.key.startswith(rest)]
-    dropped = sum(invalidate_tree(kernel, top) for top in tops)
-    node = found.node
-    while node.parent is not None and node.evictable:  # nothing else needs it
-        node, last = node.parent, node
-        dropped += invalidate_node(kernel, last)
-    return dropped
-
-
-def invalidate_tree(kernel: Kernel, top: Node) -> int:
-    """Drop a node and everything below it, as far as nobody references it; return the blocks dropped."""
-    nodes = [top]
-    for each in nodes:
-        nodes.extend(each.children.values())
-    return sum(invalidate_node(kernel, each) for each in reversed(nodes))
-
-
-def invalidate_node(kernel: Kernel, node: Node) -> int:
-    """Drop a whole node, unless something references it or hangs below it; return its blocks."""
-    if not node.evictable:
-        return 0
-    num_blocks = node.num_blocks
-    _drop(kernel, node, num_blocks, "invalidated")
-    kernel.counters.invalidated_blocks += num_blocks
-    return num_blocks
+    dropped = sum(_invalidate(kernel, _from_below(top)) for top in tops)
+    return dropped + _invalidate(kernel, reversed(found.node.path()))  # what nothing else needs
 
 
 def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
@@ -151,6 +130,24 @@ def check_fits(kernel: Kernel, num_tokens: int) -> None:
         if needed > pool.num_blocks:
             what = f"a prompt of {num_tokens} tokens is larger than the pool"
             raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
+
+
+def _invalidate(kernel: Kernel, nodes: Iterable[Node]) -> int:
+    """Drop the nodes, children first, that nothing references or hangs below; return their blocks."""
+    dropped = 0
+    for node in nodes:
+        if node.evictable:
+            dropped += node.num_blocks
+            _drop(kernel, node, node.num_blocks, "invalidated")
+    kernel.counters.invalidated_blocks += dropped
+    return dropped
+
+
+def _from_below(top: Node) -> Iterable[Node]:
+    nodes = [top]
+    for each in nodes:
+        nodes.extend(each.children.values())
+    return reversed(nodes)
 
 
 def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
