@@ -7,7 +7,7 @@ from hybrid_help import conserved, make, serve_in_pieces
 
 from quire import ops
 from quire.core import FullAttention
-from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError
+from quire.errors import ConfigError, CopyError, MediaError, OutOfBlocks, SequenceError
 from quire.exchange import block_hashes, hold, required_blocks, residency, restore
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_evicted, watchers
@@ -219,3 +219,21 @@ def test_a_manager_that_was_not_asked_remembers_no_evictions():
     serve(manager, run(1000, 16))
     assert manager.stats.evicted_blocks
     assert take_evicted(manager) == []
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 5])
+def test_what_a_running_sequence_holds_already_takes_no_room(num_blocks):
+    manager = make(("sliding", num_blocks, SlidingWindow(10)), ("state", 8, STATE))
+    prefill(manager, run(0, 12))
+    here = residency(manager, [*run(0, 8), 0, 0])
+    assert (here.matched, here.accepted, here.room) == (2, 0, (num_blocks - 3, 7))
+    with restore(manager, run(0, 8), 2, {1: [1]}) as restored:
+        restored.commit()
+    ops.check(manager)
+    assert found(manager, run(0, 8)) == 8
+
+
+@pytest.mark.parametrize("media", [np.array([]), {}, "x"])
+def test_hashes_refuse_media_that_are_no_list(media):
+    with pytest.raises(MediaError, match="list or tuple"):
+        block_hashes([1, 2], 2, None, media)

@@ -228,3 +228,35 @@ def test_forks_in_a_batch_copy_their_shared_block_once():
     manager.commit_step(batch, np.array([7, 8, 9], np.int32))
     decode(manager, batch, 9)
     assert [twin.tokens[3] for twin in twins] == [7, 8, 9]
+
+
+def test_a_sequence_that_is_truncated_to_what_it_has_computed_again_decodes():
+    manager = CacheManager(8, 2)
+    seq = prefill(manager, run(0, 5))
+    generate(manager, seq, [6, 7])
+    manager.suspend(seq)
+    manager.evict()
+    manager.resume(seq)
+    manager.reserve(seq, 5)
+    manager.commit(seq, run(0, 5))
+    manager.truncate(seq, 5)
+    manager.reserve_step([seq])
+    manager.commit_step([seq], [9])
+    assert seq.tokens.tolist() == [*run(0, 5), 9]
+
+
+@pytest.mark.parametrize(
+    "step", [lambda m, x: m.reserve_step(x), lambda m, x: m.commit_step(x, [1])]
+)
+def test_what_is_no_batch_changes_nothing_and_bars_nothing(step):
+    def interrupted():
+        raise KeyboardInterrupt
+        yield
+
+    manager = CacheManager(8, 2)
+    prefill(manager, run(0, 3))
+    with rejected(manager, errors.SequenceError, "a batch is made of sequences"):
+        step(manager, memoryview(np.zeros((2, 2), np.int32)))
+    with pytest.raises(KeyboardInterrupt):
+        step(manager, interrupted())
+    assert found(manager, run(0, 3)) == 2

@@ -89,7 +89,7 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
     """Make a batch of open sequences whose prompts are computed."""
     try:
         sequences = tuple(seqs)
-    except TypeError:
+    except (TypeError, NotImplementedError):  # a memoryview of many dimensions
         raise SequenceError(f"a batch is made of sequences, got {seqs!r}") from None
     rows = kernel.rows
     for seq in sequences:
@@ -103,11 +103,9 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
     return DecodeBatch(sequences, row_ids, rows)
 
 
-def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
+def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
     """Room for one more token in each, all or nothing."""
     rows = kernel.rows
-    if not isinstance(batch, DecodeBatch):
-        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     if batch.room:
@@ -133,11 +131,9 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence]) -> None:
     batch.version = rows.version = rows.version + 1
 
 
-def commit_step(kernel: Kernel, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
+def commit_step(kernel: Kernel, batch: DecodeBatch, token_ids: TokenIds) -> None:
     """One token of KV in each; blocks that filled up are published."""
     rows = kernel.rows
-    if not isinstance(batch, DecodeBatch):
-        batch = make_batch(kernel, batch)
     if batch.owner is not rows or batch.version != rows.version:
         _look(kernel, batch)
     key = key_of(token_ids)

@@ -150,6 +150,8 @@ def _keep_known(seq: Sequence, num_tokens: int) -> None:
         seq.script.start = num_tokens
     end = max(seq.prompt_len, num_tokens)
     seq.script.key = seq.script.key[: max(end - seq.script.start, 0) * TOKEN_BYTES]
+    if seq.known_end <= num_tokens:
+        seq.script.key, seq.script.start = b"", num_tokens
 
 
 def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:

@@ -291,21 +291,29 @@ class CacheManager(Interruptible):
         """Prepare sequences for decode steps together; stays valid while all are open."""
         return decode.make_batch(self.kernel, seqs)
 
-    @mutating
     def reserve_step(self, batch: DecodeBatch | Items[Sequence]) -> None:
         """Make room for one more token in every sequence of a batch, all or nothing.
 
         Raises `OutOfBlocks`, `SequenceError`.
         """
-        decode.reserve_step(self.kernel, batch)
+        batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+        try:
+            decode.reserve_step(self.kernel, batch)
+        except BaseException as error:
+            self.cut_off("reserve_step", error)
+            raise
 
-    @mutating
     def commit_step(self, batch: DecodeBatch | Items[Sequence], token_ids: TokenIds) -> None:
         """Commit one token per sequence of a batch, in the order of the batch.
 
         Raises `CommitError`, `CopyError`, `TokensError`, `SequenceError`, and commits nothing.
         """
-        decode.commit_step(self.kernel, batch, token_ids)
+        batch = batch if isinstance(batch, DecodeBatch) else self.batch(batch)
+        try:
+            decode.commit_step(self.kernel, batch, token_ids)
+        except BaseException as error:
+            self.cut_off("commit_step", error)
+            raise
 
     def tables(self, seqs: Items[Sequence], group: int = 0, pad: int = NO_BLOCK) -> BlockTables:
         """Return the block tables of sequences in both common shapes, as copies.
@@ -361,8 +369,8 @@ class CacheManager(Interruptible):
     def reset(self) -> None:
         """Start anew, empty, with the sizes that the groups have: the only call after `Interrupted`.
 
-        Running sequences, pins, restores and holds of before are none of this manager's any more: using them raises, and
-        letting go of them does nothing. What the pools hold is found no more. Counters start again; of events
+        Running sequences, pins, restores and holds of before are none of this manager's any more: using them raises, so does
+        `close` of such a sequence, and letting go of the others does nothing. What the pools hold is found no more. Counters start again; of events
         the first one says that all was cleared.
         """
         unbar(self)

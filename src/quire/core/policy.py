@@ -95,7 +95,10 @@ class Policy(ABC):
 
     @abstractmethod
     def order(self) -> Iterator[Entry]:
-        """Iterate over the cached entries that this policy holds, coldest first."""
+        """Iterate over the cached entries that this policy holds, coldest first; one comes behind all that continue it.
+
+        For people and checks: `quire.ops.check` asks for it.
+        """
 
 
 PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]

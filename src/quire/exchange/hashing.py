@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Sequence as Items
 
 import numpy as np
 
 from quire.config import check_count
-from quire.core.media import MediaItem, MediaTable, check_media
+from quire.core.media import NO_MEDIA, MediaItem, MediaTable, check_media
 from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
 
@@ -32,7 +33,7 @@ def block_hashes(
     tokens: TokenIds,
     block_size: int,
     scope: Scope | None = None,
-    media: tuple[MediaItem, ...] = (),
+    media: Items[MediaItem] = NO_MEDIA,
 ) -> list[bytes]:
     """Return the 32-byte digests of the whole blocks of a prompt, first block first.
 
@@ -44,8 +45,9 @@ def block_hashes(
     check_count("block_size", block_size)
     check_scope(scope := scope if scope is not None else Scope())
     table = MediaTable()
-    if media:
+    if media is not NO_MEDIA:
         check_media(media, len(key) // 4)
+    if media:
         key = table.encode(key, media)
     return chain(root_digest(scope), key, block_size * 4, table)
 

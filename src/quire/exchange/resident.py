@@ -14,7 +14,7 @@ from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Match
 from quire.core.scope import Scope
-from quire.core.sparse import sparse_at
+from quire.core.sparse import Standing, sparse_at
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
@@ -94,15 +94,21 @@ def held_places(manager: CacheManager, match: Match, group: int) -> Places:
 def room_beside(
     manager: CacheManager, match: Match, accepted: int, held: tuple[Places, ...]
 ) -> tuple[int, ...]:
-    """Return what each group can give once the match is referenced."""
+    """Return what each group can give once the match is referenced, and stood at where it ends and at `accepted`.
+
+    Of a sparse group, that takes what both need and is there, or, where others hold some of it already, less.
+    """
     room = [pool.num_available for pool in manager.pools]
     taken = sum(num_blocks for node, num_blocks in match.nodes() if not node.locks)
     for group, _ in manager.kernel.tree.full:
         room[group] -= taken
+    ends = {accepted, match.num_blocks} - {0}
+    standing = [Standing({}, {}, match.last.holding(end - 1), end) for end in sorted(ends)]
     for sparse in manager.kernel.tree.sparse:
-        needed = {*sparse.required(accepted), *sparse.required(len(held[sparse.index]))}
-        room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
-    return tuple(room)
+        needed = {*sparse.required(accepted), *sparse.required(match.num_blocks)}
+        there = sum(bool(held[sparse.index][at]) for at in sorted(needed))
+        room[sparse.index] -= min(there, sum(map(sparse.would_guard, standing)))
+    return tuple(max(num_blocks, 0) for num_blocks in room)
 
 
 def _digests(
