@@ -30,7 +30,7 @@ from quire0.core.node import Match, Node
 from quire0.core.requests import Requests
 from quire0.core.scope import MediaItem, Scope
 from quire0.core.sequence import Sequence
-from quire0.core.sparse import SparseGroup
+from quire0.core.sparse import Standing, SparseGroup
 from quire0.core.store import NO_SCOPE
 from quire0.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire0.core.windows import WindowGroup
@@ -343,10 +343,19 @@ class Restores(Requests):
         taken = sum(num_blocks for node, num_blocks in self._nodes(match) if not node.locks)
         for group, _ in self.tree.full:
             room[group] -= taken
+        matched = len(held[0])
+        last = match.edge if match.edge is not None and match.into else match.node
+        standing = []
+        for end in sorted({accepted, matched} - {0}):
+            node = last
+            while node.parent is not None and end <= node.start:
+                node = node.parent
+            standing.append(Standing({}, {}, node, end))
         for sparse in self.tree.sparse:
             needed = {*required(sparse, accepted), *required(sparse, len(held[sparse.index]))}
-            room[sparse.index] -= sum(bool(held[sparse.index][at]) for at in sorted(needed))
-        return tuple(room)
+            there = sum(bool(held[sparse.index][at]) for at in sorted(needed))
+            room[sparse.index] -= min(there, sum(map(sparse.would_guard, standing)))
+        return tuple(max(num_blocks, 0) for num_blocks in room)
 
     def _digests(self, match: Match, key: Key, scope: Scope | None) -> list[bytes]:
         digests: list[bytes] = []
