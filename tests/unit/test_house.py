@@ -109,6 +109,15 @@ def test_the_kernels_first_files_can_be_read_in_an_afternoon():
     assert sum(lengths.values()) <= 2600, lengths
 
 
+def test_files_have_400_lines_at_most():
+    long = {
+        str(path.relative_to(SRC)): num_lines
+        for path in SRC.rglob("*.py")
+        if (num_lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+    }
+    assert long.keys() <= {"core/manager.py"}, long  # ARCHITECTURE.md says why
+
+
 def test_only_a_pool_changes_the_state_of_a_block():
     writers = set()
     for name, tree in modules(*ROOMS).items():

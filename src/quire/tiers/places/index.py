@@ -1,7 +1,6 @@
 """The index of fixed places: the one of each key, and those used longest ago.
 
-Arrays of fixed width, so that ten million records take about 60 bytes each and are loaded
-without a loop:
+Arrays of fixed width, so that ten million records take about 60 bytes each and are loaded without a loop:
 
     keys         uint8  [places, 32]
     stamps       int64  [places]      when it was used last, by `Recency`; 0 where nothing is stored
@@ -49,9 +48,8 @@ class PlaceIndex:
         num_free + num_reserved + len == num_places
         a place is published  <=>  its stamp is above 0  <=>  exactly one table entry holds it
 
-    A tail goes before its head as long as every use of a block is a use of all blocks before
-    it: `touch` makes the head of a prompt newest, so the oldest records never include a head
-    whose tail stays.
+    A tail goes before its head as long as whoever uses a block uses all blocks before it: `touch` makes the
+    head of a prompt newest, so the oldest records never include a head whose tail stays.
     """
 
     def __init__(self, num_places: int, recency: Recency | None = None) -> None:
@@ -258,8 +256,7 @@ class PlaceIndex:
     def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Places:
         """Return up to `count` places, used longest ago first: int64.
 
-        Without those leased beyond `now`, and only ones with stamps below `before`. Of very
-        many places it may return a few less than `count`.
+        None is leased beyond `now`, and all have stamps below `before`. Of very many places it may be a few less.
         """
         stamps = self.stamps
         self._end_leases_until(now)
