@@ -116,6 +116,8 @@ class Pins:
 
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
+        if not self.held:
+            return []
         timed = sorted(
             (pin for pin in self.held.values() if pin.deadline), key=attrgetter("deadline")
         )
