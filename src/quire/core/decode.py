@@ -27,6 +27,9 @@ from quire.core.tokens import (
 )
 from quire.errors import CommitError, ConfigError, SequenceError, TokensError
 
+BLOCKS_AHEAD = 32
+"""So many more blocks fit into the extent of every sequence of a batch when one was full."""
+
 NO_BLOCK = -(2**31)
 """Stands in tables where there is no block: no id, and no index that NumPy or torch would take, as -1 is."""
 
@@ -58,15 +61,18 @@ class DecodeBatch:
 
     `next_token`  [n], where in the flat tails the next token goes
     `tail_end`    [n], where in the flat tails the sequence's row ends
+    `next_slot`   [n], where in the flat block tables the next block's id goes
     `at_edge`     indices of the sequences whose blocks are all full
     `room`        tokens that every one of them has reserved
     `uneven`      whether some have reserved more, or must copy their last block before they write
+    `blocks_left` blocks that fit into the extent of every one of them beside those it has
     """
 
     next_token: IndexArray
+    next_slot: IndexArray
     at_edge: IndexArray
     version = epoch = -1
-    room = 0
+    room = blocks_left = 0
     uneven = False
 
     def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, owner: Rows) -> None:
@@ -118,14 +124,15 @@ def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
         for group in rows.token_groups:
             if kernel.pools[group].num_free < num_new:
                 make_room(kernel, needs(kernel, num_new, ()))
-        row_ids = batch.row_ids[batch.at_edge]
-        held = rows.capacity_array[row_ids] // rows.block_size
-        short: list[int] = row_ids[held == rows.ends_array[row_ids]].tolist()
-        for row in short:
-            rows.widen(row, rows.ends[row] + 1)
-        slots = rows.offset_array[row_ids] + held
+        if not batch.blocks_left:
+            for seq in batch.seqs:  # for many blocks, so that it is not asked at each step
+                rows.widen(seq.row, seq.num_blocks + BLOCKS_AHEAD)
+            _look(kernel, batch)
+        batch.blocks_left -= 1
+        slots = batch.next_slot[batch.at_edge]
         for group in rows.token_groups:
             rows.flat_tables[group][slots] = kernel.pools[group].take(num_new)
+        batch.next_slot[batch.at_edge] = slots + 1
     rows.capacity_array[batch.all_rows] += 1
     batch.room = 1
     batch.version = rows.version = rows.version + 1
@@ -182,6 +189,10 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
     in_tail = computed % rows.block_size
     batch.next_token = batch.tail_end - rows.block_size + in_tail
     batch.at_edge = (in_tail == 0).nonzero()[0]
+    num_blocks = -(-capacity // rows.block_size)
+    batch.next_slot = (rows.offset_array[batch.all_rows] + num_blocks).astype(np.intp)
+    left = rows.ends_array[batch.all_rows] - num_blocks
+    batch.blocks_left = int(left.min()) if len(left) else 0
     batch.room = int(room.min()) if len(room) else 1
     batch.uneven = bool((room != batch.room).any())
     if rows.states or any(pool.shared for pool in kernel.pools):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -26,11 +27,11 @@ class Rows:
 
     The block tables of a group lie in one arena, each in an extent of its own, a power of two
     long, at the same place in every group. Block i of a row is entry `offset[row] + i`, for
-    `ends[row] - sizes[row] <= i < ends[row]`. Extents are given out one behind the other, up to `top`;
-    when the arena is full, or its rows use less than a quarter of it, they move together into a new
-    one. So what tables take follows the sequences that are open:
+    `ends[row] - sizes[row] <= i < ends[row]`. An extent that is given back waits for a row that
+    needs one of its size; when the arena is full, or its rows use less than a quarter of it, they
+    move together into a new one. So what tables take follows the sequences that are open:
 
-        sum(sizes) <= top <= arena_size
+        sum(sizes) + what waits == top <= arena_size
         the arena is the smallest one, or at most four times as large as sum(sizes)
 
     `computed`, `capacity`  int32 [rows], tokens
@@ -40,7 +41,7 @@ class Rows:
     `tails`                 int32 [rows, block_size], tokens computed that fill no block yet
     `windows`, `states`     the windowed and the recurrent groups; `token_groups` indexes all
                             but the recurrent ones
-    `version`, `epoch`      count the calls that changed a length, and those that took a sequence away
+    `version`, `epoch`      count the calls that changed a length or moved a row, and those that took a sequence away
                             or back, so that a `DecodeBatch` knows when to look
     """
 
@@ -64,7 +65,13 @@ class Rows:
         self.flat_tables = [np.zeros(size, INT32) for size in sizes]
         self.arena_size = MIN_ARENA
         self.top = 0
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by size, where they start
         self._view()
+
+    @property
+    def num_used(self) -> int:
+        """Entries of the arena in the extents of rows."""
+        return self.top - sum(size * len(starts) for size, starts in self.waiting.items())
 
     def take(self) -> int:
         """Return an unused row, with both lengths 0, no blocks and no states."""
@@ -78,9 +85,12 @@ class Rows:
     def give_back(self, row: int) -> None:
         """Mark a row unused."""
         self.computed[row] = self.capacity[row] = 0
-        self.sizes[row] = self.ends[row] = 0
-        if self.arena_size > MIN_ARENA and 4 * sum(self.sizes) < self.arena_size:
-            self._rebuild(0)
+        size = self.sizes[row]
+        if size:
+            self.waiting[size].append(self.offset[row] + self.ends[row] - size)
+            self.sizes[row] = self.ends[row] = 0
+            if self.arena_size > MIN_ARENA and 4 * self.num_used < self.arena_size:
+                self._rebuild(0)
         self.unused.append(row)
         self.version += 1
         self.epoch += 1
@@ -104,12 +114,18 @@ class Rows:
         """Give a row an extent for blocks [first, num_blocks), and what stood in the one it had."""
         had, length = self.sizes[row], num_blocks - first
         size = 1 << (length - 1).bit_length() if length > MIN_EXTENT else MIN_EXTENT
-        if self.top + size > self.arena_size:
+        waiting = self.waiting.get(size)
+        if not waiting and self.top + size > self.arena_size:
             self._rebuild(size - had)
-        offset = self.top - first
+            waiting = None
+        if waiting:
+            offset = waiting.pop() - first
+        else:
+            offset, self.top = self.top - first, self.top + size
         if had:
+            self.waiting[had].append(self.offset[row] + self.ends[row] - had)
             self._move(row, self.flat_tables, offset)
-        self.top += size
+            self.version += 1
         self.sizes[row] = size
         self.offset[row] = offset
         self.ends[row] = first + size
@@ -144,7 +160,7 @@ class Rows:
     def _rebuild(self, num_more: int) -> None:
         """Move all extents together, to the start of an arena that they and so many entries more fill to a half at most."""
         size = MIN_ARENA
-        while size < 2 * (sum(self.sizes) + num_more):
+        while size < 2 * (self.num_used + num_more):
             size *= 2
         old = self.flat_tables
         self.flat_tables = [
@@ -155,6 +171,8 @@ class Rows:
             if length:
                 self._move(row, old, self.top + length - self.ends[row])
                 self.top += length
+        self.waiting.clear()
+        self.version += 1
         self._view()
 
     def _add_rows(self) -> None:
