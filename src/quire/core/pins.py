@@ -116,8 +116,6 @@ class Pins:
 
     def expired(self) -> list[Pin]:
         """Return the pins whose time to live has run out and that hold their paths still."""
-        if not self.held:
-            return []
         timed = sorted(
             (pin for pin in self.held.values() if pin.deadline), key=attrgetter("deadline")
         )
@@ -126,7 +124,7 @@ class Pins:
 
     def release_expired(self) -> None:
         """Let go of every pin whose time to live has run out."""
-        for pin in self.expired():
+        for pin in self.expired() if self.held else ():
             self._release(pin)
 
     def check_reach(self, group: SparseGroup, end: int, num_blocks: int) -> None:

@@ -159,11 +159,12 @@ def _check_sequences(manager: CacheManager) -> None:
 def check_rows(rows: Rows) -> None:
     """Extents do not overlap, and the arena is not much larger than what is used of it."""
     used = [(rows.offset[r] + rows.ends[r] - n, n) for r, n in enumerate(rows.sizes) if n]
+    waiting = [(start, size) for size, starts in rows.waiting.items() for start in starts]
     end = 0
-    for start, size in sorted(used):
-        _require(start >= end, f"an extent starts at {start}, the one before ends at {end}")
-        end = start + size
-    _require(end <= rows.top <= rows.arena_size, f"extents end at {end}, {rows.top} were given out")
+    for start, size in sorted(used + waiting):
+        _require(start == end, f"an extent starts at {start}, the one before ends at {end}")
+        end += size
+    _require(end == rows.top <= rows.arena_size, f"extents end at {end}, {rows.top} were given out")
     _require(not any(rows.sizes[row] for row in rows.unused), "an unused row has an extent")
     num_used = sum(rows.sizes)
     fits = rows.arena_size <= max(MIN_ARENA, 4 * num_used)
