@@ -179,7 +179,7 @@ def read_plan(
         extra=({"use_cache": True} if settings.get("use_cache") is False else {})
         | ({"cache_implementation": None} if settings.get("cache_implementation") else {}),
         calls_back=any(map(arguments.get, _CALLBACKS))
-        or not (streamer is None or type(streamer).__module__.startswith("transformers.")),
+        or not (streamer is None or type(streamer).__module__.startswith(_KNOWN_STREAMERS)),
     )
 
 
@@ -190,6 +190,8 @@ def taken_terms(arguments: dict[str, Any]) -> RequestTerms:
 
 
 _CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
+_KNOWN_STREAMERS = ("transformers.", "quire.")
+"""Modules whose streamers look at tokens alone."""
 
 
 def _inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:
