@@ -251,7 +251,7 @@ class Answers:
     """Outcomes of the keys of one `get`, `SKIPPED` until they are settled.
 
     `outcomes`  by index
-    `damaged`   indices whose record the tier took for good and which is not: nobody has dropped it yet
+    `damaged`   indices of records that are `CORRUPT`: `Tier.get` has them deleted
     """
 
     def __init__(self, keys: Keys, buffers: Buffers) -> None:
@@ -267,8 +267,8 @@ class Answers:
         self.damaged.discard(index)
         if outcome is Outcome.HIT:
             outcome = checked(self._keys[index], self._buffers[index])
-            if outcome is Outcome.CORRUPT:
-                self.damaged.add(index)
+        if outcome is Outcome.CORRUPT:
+            self.damaged.add(index)
         self.outcomes[index] = outcome
 
 
