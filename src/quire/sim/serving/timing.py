@@ -15,7 +15,7 @@ class Timing(Protocol):
         """One prompt alone: `new_tokens` computed after `cached_tokens` that have KV."""
         ...
 
-    def step_s(self, chunks: Sequence[Chunk], contexts: Contexts) -> float:
+    def step_s(self, work: Sequence[Chunk], contexts: Contexts) -> float:
         """One step: parts of prompts, and one token for each decoding sequence."""
         ...
 
