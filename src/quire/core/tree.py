@@ -101,10 +101,9 @@ class PrefixTree:
             at = found.into * self.block_bytes
             shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
             return (found.edge, shared) if shared else None
-        best, most = b"", 0
+        best, most, head = b"", 0, rest[:TOKEN_BYTES].tobytes()
         for name in self._similar_children(found.node, rest):
-            shared = common_prefix(name, rest)
-            if shared > most:
+            if name.startswith(head) and (shared := common_prefix(name, rest)) > most:
                 best, most = name, shared
         return (found.node.children[best], most) if most else None
 
