@@ -56,8 +56,14 @@ def open_store(
     endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
     if any(value.startswith("http://") for value in endpoints):
         options.setdefault("allow_http", True)
+    # As one mapping: its stubs have no overload for schemes that are not literals.
+    remote: dict[str, Any] = {
+        "config": config,
+        "client_options": options or None,
+        "retry_config": _RETRIES,
+    }
     try:
-        return from_url(url, config=config, client_options=options or None, retry_config=_RETRIES)
+        return from_url(url, **remote)
     except Exception as error:
         # obstore raises its own errors, ValueError and TypeError for what it cannot read.
         raise ConfigError(f"cannot open {url!r}: {reason_of(error)}") from error
