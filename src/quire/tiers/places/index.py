@@ -132,6 +132,16 @@ class PlaceIndex:
         """Return a copy of the generations of places, uint64 [places]."""
         return self._generations[places]
 
+    def entries_from(
+        self, place: int, count: int
+    ) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+        """Return copies of up to `count` places from one on: their numbers, keys, generations, stamps.
+
+        Of places that hold nothing, the stamp is 0 and the rest without meaning.
+        """
+        places = np.arange(place, min(place + count, self._num_places))
+        return places, self.keys_of(places), self._generations[places], self._stamps[places]
+
     def reserved(self) -> Places:
         """Return all places that are neither free nor published, ascending: int64."""
         taken = self.stamps == 0
