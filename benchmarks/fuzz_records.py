@@ -206,9 +206,11 @@ def tier_for(name: str) -> Iterator[tuple[Tier, Change]]:
             with Files(Path(folder)) as tier:
                 yield tier, in_files(Path(folder))
         elif name == "objects":
+            from obstore.store import LocalStore
+
             from quire.tiers.objects import Objects
 
-            with Objects(f"file://{folder}") as tier:
+            with Objects(LocalStore(folder)) as tier:
                 yield tier, in_files(Path(folder))
         elif name == "redis":
             from servers import running

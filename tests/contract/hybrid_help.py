@@ -2,7 +2,7 @@
 
 from core_help import generate, run
 
-from quire import ops
+from quire import groups, ops
 from quire.core import CacheManager, FullAttention, LayerGroup
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import watchers
@@ -55,7 +55,7 @@ def prefill_in_pieces(manager, tokens, piece=None, **options):
     seq = manager.open(tokens, **options)
     while seq.computed < len(tokens):
         end = min(seq.computed + (piece or len(tokens)), len(tokens))
-        end = min([stop for stop in manager.stops(seq) if stop > seq.computed] + [end])
+        end = min([stop for stop in groups.stops(manager, seq) if stop > seq.computed] + [end])
         generate(manager, seq, tokens[seq.computed : end])
     manager.take_copies()
     return seq
@@ -152,7 +152,7 @@ class Ledger:
         self.copy()
         self.check(seq, working=False)
         while seq.computed < len(tokens):
-            stops = [stop for stop in self.manager.stops(seq) if stop > seq.computed]
+            stops = [stop for stop in groups.stops(self.manager, seq) if stop > seq.computed]
             end = min([*stops, len(tokens)])
             self.generate(seq, tokens[seq.computed : end])
         return seq

@@ -2,7 +2,8 @@
 
 from quire import ops
 from quire.core import CacheManager
-from quire.core.policies import Fifo, Lru
+from quire.core.policies import Lru
+from quire.foresight.ranked import Fifo
 
 BLOCK = 4
 ALL = 10**6

@@ -15,7 +15,7 @@ from hybrid_help import (
     squeeze,
 )
 
-from quire import errors, ops
+from quire import errors, groups, ops
 from quire.core import CacheManager, FullAttention, Kind, LayerGroup
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow, WindowKind
 from quire.groups.states import SnapshotGroup
@@ -206,7 +206,7 @@ def test_a_kind_from_outside_checks_itself_and_makes_its_group():
 def test_states_are_kept_where_a_kind_from_outside_says():
     manager = make(("full", 64, FULL), ("states", 8, Doubling()))
     seq = manager.open(run(0, 40))
-    assert manager.stops(seq) == [4, 8, 16, 32, 36]
+    assert groups.stops(manager, seq) == [4, 8, 16, 32, 36]
     manager.close(seq)
     serve_in_pieces(manager, run(0, 40))
     assert [found(manager, run(0, n)) for n in (40, 36, 32, 28, 16)] == [36, 36, 32, 16, 16]

@@ -12,7 +12,7 @@ from hybrid_help import (
     serve_in_pieces,
 )
 
-from quire import errors
+from quire import errors, groups
 
 STATES = 1  # the index of the recurrent group
 
@@ -25,7 +25,7 @@ def test_a_checkpoint_keeps_a_snapshot_now():
     ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
     ledger.generate(seq, [100, 101])
-    assert manager.checkpoint(seq) is True
+    assert groups.checkpoint(manager, seq) is True
     (copy,) = ledger.copy()
     assert copy.src == seq.block_ids(STATES)[0]
     manager.close(seq)
@@ -40,7 +40,7 @@ def test_a_checkpoint_where_a_snapshot_stands_costs_nothing():
     generate(manager, seq, run(0, 28))
     manager.take_copies()
     before = counts(manager, STATES)
-    assert manager.checkpoint(seq) is True
+    assert groups.checkpoint(manager, seq) is True
     assert manager.take_copies() == []
     assert counts(manager, STATES) == before
 
@@ -51,17 +51,17 @@ def test_a_checkpoint_inside_a_block_is_refused(computed):
     seq = manager.open(run(0, 40))
     generate(manager, seq, run(0, computed))
     with rejected(manager, errors.CheckpointError, computed):
-        manager.checkpoint(seq)
+        groups.checkpoint(manager, seq)
 
 
 def test_a_checkpoint_of_nothing_is_refused():
     manager = recurrent()
     seq = manager.open(run(0, 30))
     with rejected(manager, errors.CheckpointError):
-        manager.checkpoint(seq)
+        groups.checkpoint(manager, seq)
     manager.reserve(seq, 8)
     with rejected(manager, errors.CheckpointError):
-        manager.checkpoint(seq)
+        groups.checkpoint(manager, seq)
 
 
 def test_a_checkpoint_without_a_working_state_is_refused():
@@ -70,14 +70,14 @@ def test_a_checkpoint_without_a_working_state_is_refused():
     seq = manager.open(run(0, 31))
     assert seq.computed == 28
     with rejected(manager, errors.CheckpointError):
-        manager.checkpoint(seq)
+        groups.checkpoint(manager, seq)
 
 
 def test_a_checkpoint_that_gets_no_block_says_so():
     manager = recurrent(num_states=2)
     prefill(manager, run(1000, 3))
     seq = prefill(manager, run(0, 32))
-    assert manager.checkpoint(seq) is False
+    assert groups.checkpoint(manager, seq) is False
     assert manager.take_copies() == []
     assert conserved(manager)
 
@@ -88,7 +88,7 @@ def test_checkpoints_of_a_decode_leave_the_snapshots_at_the_interval():
     for token in range(62):
         generate(manager, seq, [token])
         if seq.computed % BLOCK == 0:
-            assert manager.checkpoint(seq) is True
+            assert groups.checkpoint(manager, seq) is True
     manager.close(seq)
     assert found(manager, run(0, 65)) == 64
     assert found(manager, [*run(0, 65).tolist(), *range(62)]) == 124
@@ -195,6 +195,6 @@ def test_a_resume_without_a_snapshot_computes_everything():
     ledger.generate(seq, run(0, 30))
     manager.suspend(seq)
     assert manager.resume(seq) == 30
-    assert manager.stops(seq) == [28]
+    assert groups.stops(manager, seq) == [28]
     ledger.generate(seq, run(0, 30))
     ledger.check(seq)

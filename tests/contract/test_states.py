@@ -13,7 +13,7 @@ from hybrid_help import (
     serve_in_pieces,
 )
 
-from quire import errors
+from quire import errors, groups
 from quire.core import CacheManager
 from quire.groups import Recurrent, SlidingWindow
 
@@ -40,16 +40,16 @@ STATES = 1  # the index of the recurrent group
 )
 def test_a_prefill_stops_at_the_interval_and_at_the_last_block_boundary(interval, length, stops):
     manager = recurrent(interval=interval)
-    assert manager.stops(manager.open(run(0, length))) == stops
+    assert groups.stops(manager, manager.open(run(0, length))) == stops
 
 
 def test_stops_lie_beyond_what_is_computed():
     manager = recurrent(interval=8)
     seq = manager.open(run(0, 30))
     generate(manager, seq, run(0, 9))
-    assert manager.stops(seq) == [16, 24, 28]
+    assert groups.stops(manager, seq) == [16, 24, 28]
     generate(manager, seq, run(0, 30)[9:])
-    assert [stop for stop in manager.stops(seq) if stop <= 30] == []
+    assert [stop for stop in groups.stops(manager, seq) if stop <= 30] == []
 
 
 def test_stops_after_a_hit_lie_beyond_the_hit():
@@ -57,20 +57,20 @@ def test_stops_after_a_hit_lie_beyond_the_hit():
     serve_in_pieces(manager, run(0, 20))
     seq = manager.open(run(0, 30))
     assert seq.num_cached == 16
-    assert min(manager.stops(seq)) > 16
-    assert {24, 28} <= set(manager.stops(seq))
+    assert min(groups.stops(manager, seq)) > 16
+    assert {24, 28} <= set(groups.stops(manager, seq))
 
 
 def test_groups_of_other_kinds_need_no_stops():
     manager = make(("full", 64, FULL), ("sliding", 64, SlidingWindow(8)))
-    assert manager.stops(manager.open(run(0, 30))) == []
+    assert groups.stops(manager, manager.open(run(0, 30))) == []
     plain = CacheManager(num_blocks=64, block_size=BLOCK)
-    assert plain.stops(plain.open(run(0, 30))) == []
+    assert groups.stops(plain, plain.open(run(0, 30))) == []
 
 
 def test_several_recurrent_groups_stop_at_the_intervals_of_each():
     manager = make(("a", 16, Recurrent(interval=8)), ("b", 16, Recurrent(interval=12)))
-    stops = manager.stops(manager.open(run(0, 31)))
+    stops = groups.stops(manager, manager.open(run(0, 31)))
     assert stops == sorted(set(stops))
     assert {8, 12, 16, 24, 28} <= set(stops)
     serve_in_pieces(manager, run(0, 31))
@@ -83,7 +83,7 @@ def test_a_prompt_that_branches_off_a_cached_one_stops_at_the_branch():
     serve_in_pieces(manager, run(0, 30))
     seq = manager.open([*run(0, 18).tolist(), *run(5000, 12)])
     assert seq.num_cached == 0
-    assert manager.stops(seq) == [16, 28]
+    assert groups.stops(manager, seq) == [16, 28]
 
 
 def test_a_third_prompt_finds_the_state_at_the_branch():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hybrid_help import make
 
-from quire import ops
+from quire import groups, ops
 from quire.core import FullAttention
 from quire.errors import OutOfBlocks
 from quire.groups import SlidingWindow
@@ -95,7 +95,7 @@ class Engine:
         """Make room for a request's next tokens, of which the host knows those of the prompt only."""
         start = request.launched
         stop = min(start + num_tokens, max(request.prompt_len, start + 1), len(request.text))
-        stop = min([end for end in self.manager.stops(request.seq) if end > start] + [stop])
+        stop = min([end for end in groups.stops(self.manager, request.seq) if end > start] + [stop])
         try:
             self.manager.reserve(request.seq, stop - request.seq.computed)
         except OutOfBlocks:

@@ -494,6 +494,12 @@ class New(Old):
     def resize(self, num_blocks):
         return ops.resize(self.manager, num_blocks)
 
+    def stops(self, name):
+        return groups.stops(self.manager, self.seqs[name])
+
+    def checkpoint(self, name):
+        return groups.checkpoint(self.manager, self.seqs[name])
+
     def draft(self, name, parents):
         self.drafts[name] = ops.draft(self.manager, self.seqs[name], parents)
 
@@ -544,7 +550,8 @@ def outcome(side, call, args):
     try:
         return "gave", getattr(side, call)(*args)
     except QuireError as error:
-        return "raised", type(error).__name__, str(error)
+        message = str(error).replace("stops(manager, seq)", "stops(seq)")  # a method once
+        return "raised", type(error).__name__, message
     except (TypeError, AttributeError, ValueError) as error:
         return "raised", f"bare {type(error).__name__}", ""
 

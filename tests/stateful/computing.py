@@ -5,7 +5,7 @@ from compare import Comparison
 from kinds import window_blocks
 from model import Drafts, Live
 
-from quire import ops
+from quire import groups, ops
 from quire.core import FullAttention
 from quire.errors import (
     CheckpointError,
@@ -135,7 +135,7 @@ class Computing(Comparison):
 
     def check_stops(self, live):
         """Return the stops of a sequence: whole blocks of its prompt that are still to compute."""
-        stops = self.pure(self.manager.stops, live.seq)
+        stops = self.pure(groups.stops, self.manager, live.seq)
         assert stops == sorted(set(stops))
         assert not stops or self.settings.recurrent
         for stop in stops:
@@ -187,14 +187,14 @@ class Computing(Comparison):
         if not self.settings.recurrent:
             return
         if live.drafts is not None:
-            self.must_raise(DraftError, self.manager.checkpoint, seq)
+            self.must_raise(DraftError, groups.checkpoint, self.manager, seq)
             return
         working = all(len(seq.block_ids(group)) for group in self.settings.recurrent)
         stored = seq.computed <= live.store_limit
         possible = seq.computed and seq.computed % size == 0 and working
         room = self.room_for_states()
         allowed = () if possible and stored else CheckpointError
-        kept = self.call(self.manager.checkpoint, seq, may_raise=allowed)
+        kept = self.call(groups.checkpoint, self.manager, seq, may_raise=allowed)
         if isinstance(kept, CheckpointError):
             return
         assert possible, "a checkpoint without a state at a block boundary"

@@ -5,7 +5,7 @@ from functools import partial
 from handles import Handles
 from kinds import window_start
 
-from quire import ops
+from quire import groups, ops
 from quire.errors import (
     CommitError,
     ConfigError,
@@ -265,8 +265,8 @@ class World(Handles):
         dead += [seq] if live.suspended else []
         calls = (
             (partial(ops.draft, manager), 2),
-            (manager.checkpoint,),
-            (manager.stops,),
+            (partial(groups.checkpoint, manager),),
+            (partial(groups.stops, manager),),
             (manager.reserve, 1),
             (manager.commit, [1]),
             (manager.truncate, 0),

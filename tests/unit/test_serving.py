@@ -19,7 +19,6 @@ from quire.sim.serving import (
     Load,
     PoissonArrivals,
     PrefixAware,
-    RooflineTiming,
     TraceArrivals,
     router_named,
     simulate,
@@ -31,11 +30,10 @@ TIGHT = 60  # blocks: three or four requests at a time
 
 
 def test_one_request_takes_exactly_the_rooflines_time_to_the_first_token():
-    timing = RooflineTiming(ROOFLINE)
     for tokens in (1, 100, 1000, 8192):
         result, _ = run(
             [request(1, prompt=tokens, output=1)],
-            timing=timing,
+            timing=ROOFLINE,
             limits=limits(max_step_tokens=8192),
         )
         assert result.ttft_s.mean == ROOFLINE.ttft_s(tokens)
@@ -43,7 +41,7 @@ def test_one_request_takes_exactly_the_rooflines_time_to_the_first_token():
 
 def test_the_second_ask_takes_exactly_the_rooflines_time_with_its_prefix_cached():
     asks = [request(1, 0.0, 1000, 1, range(62)), request(2, 9.0, 1600, 1, range(100))]
-    _, served = run(asks, timing=RooflineTiming(ROOFLINE), limits=limits(max_step_tokens=8192))
+    _, served = run(asks, timing=ROOFLINE, limits=limits(max_step_tokens=8192))
     assert served[1].cached_tokens == 62 * BLOCK
     expected_s = ROOFLINE.ttft_s(1600 - 62 * BLOCK, 62 * BLOCK)
     assert served[1].first_token_s == 9.0 + expected_s

@@ -7,15 +7,14 @@ from serving_help import BLOCK, LinearTiming, limits, request, run
 from quire.core import CacheManager
 from quire.errors import ConfigError
 from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, calibrate, model_named
+from quire.sim.plan import blocks_that_fit
 from quire.sim.serving import (
     ClosedLoop,
     Limits,
     Objective,
     PoissonArrivals,
     PrefixAware,
-    RooflineTiming,
     TraceArrivals,
-    blocks_that_fit,
     parse_arrivals,
     router_named,
 )
@@ -30,30 +29,21 @@ MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-4-31b", "deepse
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("num_gpus", [1, 8])
-def test_a_mixed_step_takes_what_the_roofline_says(name, num_gpus):
+def test_sequences_that_decode_together_take_what_they_do_one_by_one(name, num_gpus):
     roofline = Roofline(model_named(name), H100, num_gpus, overhead_s=1e-4)
-    timing = RooflineTiming(roofline)
     contexts = np.array([1, 30, 127, 128, 129, 1000, 5000, 70_000], np.int64)
     decodes = [(1, context) for context in contexts.tolist()]
     for chunks in ([], [(500, 0)], [(3000, 1000), (7, 64)]):
         expected = roofline.step_s([*chunks, *decodes])
-        assert timing.step_s(chunks, contexts) == pytest.approx(expected, rel=1e-12)
+        assert roofline.step_s(chunks, contexts) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_of_decode_steps_equals_each_step_to_the_bit(name):
-    timing = RooflineTiming(Roofline(model_named(name), H100, 2))
+    roofline = Roofline(model_named(name), H100, 2)
     contexts = np.array([1, 100, 120, 4000], np.int64)
-    run_s = timing.decode_run_s(contexts, 50)
-    assert run_s.tolist() == [timing.step_s([], contexts + step) for step in range(50)]
-
-
-def test_a_step_of_prompts_alone_is_the_rooflines_own():
-    roofline = Roofline(model_named("llama-3.1-8b"), H100)
-    timing = RooflineTiming(roofline)
-    nobody = np.empty(0, np.int64)
-    assert timing.step_s([(512, 2048)], nobody) == roofline.step_s([(512, 2048)])
-    assert timing.prefill_s(512, 2048) == roofline.prefill_s(512, 2048)
+    run_s = roofline.decode_run_s(contexts, 50)
+    assert run_s.tolist() == [roofline.step_s([], contexts + step) for step in range(50)]
 
 
 def test_two_measured_points_predict_the_simulated_times_of_others():
@@ -67,7 +57,7 @@ def test_two_measured_points_predict_the_simulated_times_of_others():
         ids = range((new + cached) // BLOCK)
         asks = [request(1, 0.0, cached, 1, ids[: cached // BLOCK])] if cached else []
         asks.append(request(2, 100.0, new + cached, 1, ids))
-        _, served = run(asks, timing=RooflineTiming(fitted), limits=limits(max_step_tokens=8192))
+        _, served = run(asks, timing=fitted, limits=limits(max_step_tokens=8192))
         assert served[-1].cached_tokens == cached
         assert served[-1].ttft_s == pytest.approx(machine.prefill_s(new, cached), rel=1e-6)
 

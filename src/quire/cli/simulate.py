@@ -81,13 +81,12 @@ def simulate(
     """
     from quire.sim.hardware import Roofline, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers
+    from quire.sim.plan import blocks_that_fit
     from quire.sim.serving import (
         Cluster,
         Limits,
         Load,
         Objective,
-        RooflineTiming,
-        blocks_that_fit,
         parse_arrivals,
         router_named,
     )
@@ -109,7 +108,7 @@ def simulate(
     else:
         num_blocks = blocks_that_hold(kv_memory, size, facts, "--kv-memory")
     limits = Limits(num_blocks, size, policy, max_step_tokens, max_sequences)
-    cluster = Cluster(limits, RooflineTiming(roofline), replicas, below, block_bytes)
+    cluster = Cluster(limits, roofline, replicas, below, block_bytes)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")
         load = Load(list(islice(source, num_requests)), arriving, duration_s=duration)

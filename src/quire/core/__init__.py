@@ -8,7 +8,7 @@ from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.pins import Pin
-from quire.core.policy import Entry, Policy, RankedPolicy
+from quire.core.policy import Entry, Policy
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
@@ -28,7 +28,6 @@ __all__ = [
     "MediaItem",
     "Pin",
     "Policy",
-    "RankedPolicy",
     "Scope",
     "Sequence",
     "Stats",

@@ -124,7 +124,8 @@ class Lookup:
             return False
         if all(pool.num_free for pool in tree.pools):
             return True
-        cached = sum(count for node, count in match.nodes() if not node.locks)
-        return all(pool.num_available > cached for _, pool in tree.full) and all(
+        tight = [pool for _, pool in tree.full if pool.num_available <= match.num_blocks]
+        cached = sum(count for node, count in match.nodes() if not node.locks) if tight else 0
+        return all(pool.num_available > cached for pool in tight) and all(
             group.pool.num_available > group.reach(match.num_blocks) for group in tree.sparse
         )

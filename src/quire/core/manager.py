@@ -340,29 +340,6 @@ class CacheManager(Interruptible):
         self.kernel.counters.copied_blocks += len(plan)
         return plan
 
-    # -- states of recurrent groups --------------------------------------------------------
-
-    def stops(self, seq: Sequence) -> list[int]:
-        """Return the lengths, rising, at which a forward over the prompt should end.
-
-        A commit that ends there keeps a snapshot of the states: at multiples of the interval,
-        at a branch point that `open` found, at the last block boundary before the end of the
-        prompt. Empty without recurrent groups. Raises `SequenceError`.
-        """
-        self.check_open(seq)
-        return snapshots.stops(self.kernel, seq)
-
-    @mutating
-    def checkpoint(self, seq: Sequence) -> bool:
-        """Keep a snapshot of the states at the computed length; False if no block is to be had.
-
-        Take the copies before the next forward. Raises `CheckpointError` where no block
-        ends, or before anything was computed; `DraftError` while drafts wait to be accepted; `SequenceError`.
-        """
-        self.check_open(seq)
-        snapshots.check_settled(self.kernel, seq, "checkpoint")
-        return snapshots.keep(self.kernel, seq)
-
     # -- after an interrupt ----------------------------------------------------------------
 
     @mutating

@@ -1,16 +1,16 @@
-"""The policies that come with the core, and the ones that names stand for."""
+"""Least recently used, the policy of the core, and the ones that names stand for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import cast
 
-from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, RankedPolicy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, Tick
 from quire.errors import ConfigError
 from quire.plugins import load_offered, names_offered
 
 GROUP = "quire.policies"
-"""Entry points of packages that offer a policy."""
+"""Entry points of packages that offer a policy, quire's own in `quire.foresight` among them."""
 
 
 class Lru(Policy):
@@ -69,64 +69,9 @@ class Lru(Policy):
             entry = entry.newer
 
 
-class Fifo(RankedPolicy):
-    """Evicts what was stored longest ago, however often it was used since.
-
-    An entry counts from when the request that stored its tail let go of it, since the tail
-    is what goes first. Heads are stored before their tails, so a finished chain goes as a
-    whole, tail first. `uses` holds where the entry ended when it was last referenced.
-    Source: Belady, Nelson, Shedler, An anomaly in space-time characteristics of certain
-    programs running in a paging machine, CACM 12(6), 1969, doi:10.1145/363011.363155.
-    """
-
-    def released(self, entry: Entry) -> None:
-        if entry.note is None or entry.end > entry.uses:
-            tick = self.tick()
-            entry.note = (tick, tick)
-        super().released(entry)
-
-    def referenced(self, entry: Entry) -> None:
-        entry.uses = entry.end
-
-
-class Lfu(RankedPolicy):
-    """Evicts the leaf of the lowest value; among equals, what was used longest ago.
-
-    The value of an entry is how often it was used, plus the age of the cache at its last use.
-    The age is the value of the last victim: it rises as long as blocks are evicted, so what is used no
-    more is caught up with, however often it was used before. An entry that comes back starts anew.
-    Source: Arlitt, Cherkasova, Dilley, Friedrich, Jin, Evaluating content management techniques
-    for web proxy caches (LFU with dynamic ageing), SIGMETRICS Perform. Eval. Rev. 27(4), 2000,
-    doi:10.1145/346000.346003.
-    Left out: periodic halving of all counts, which needs a period and touches every entry.
-    """
-
-    def __init__(self, tick: Tick, capacity: Capacity) -> None:
-        super().__init__(tick, capacity)
-        self.age = 0.0
-
-    def touched(self, entry: Entry) -> None:
-        entry.uses += 1
-        entry.note = (self.age + entry.uses, self.tick())
-
-    def released(self, entry: Entry) -> None:
-        if entry.note is None:
-            self.touched(entry)
-        super().released(entry)
-
-    def victim(self) -> tuple[Entry, int] | None:
-        found = super().victim()
-        if found is not None:
-            self.age = max(self.age, found[0].note[0])
-        return found
-
-
-POLICIES: dict[str, PolicyFactory] = {"fifo": Fifo, "lfu": Lfu, "lru": Lru}
-
-
 def policy_names() -> list[str]:
     """Return the names that `CacheManager` takes: the core's own, and what entry points offer."""
-    return sorted(POLICIES.keys() | names_offered(GROUP))
+    return sorted({"lru"} | names_offered(GROUP))
 
 
 def factory_of(policy: object) -> PolicyFactory:
@@ -137,7 +82,7 @@ def factory_of(policy: object) -> PolicyFactory:
     """
     factory = policy
     if isinstance(policy, str):
-        factory = POLICIES.get(policy) or load_offered(GROUP, policy)
+        factory = Lru if policy == "lru" else load_offered(GROUP, policy)
     if isinstance(factory, type) and not issubclass(factory, Policy):
         try:
             factory = factory()

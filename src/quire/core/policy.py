@@ -1,4 +1,4 @@
-"""The interface between the cache and a policy, and the heap that most policies want."""
+"""The interface between the cache and a policy, and a heap whose items may go out of date."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ Clock: TypeAlias = Callable[[], float]
 
 ENDLESS = 1 << 31
 """More blocks than there are: all of them."""
-
-Rank: TypeAlias = tuple[float, int]
-"""A value, and the tick at which an entry got it: no two are equal."""
-
 
 Item = TypeVar("Item", bound=tuple[Any, ...])
 
@@ -126,42 +122,3 @@ class LazyHeap(Generic[Item]):
         while self.items and not self._holds(self.items[0]):
             heapq.heappop(self.items)
         return self.items[0] if self.items else None
-
-
-class RankedPolicy(Policy):
-    """A policy that evicts the evictable entry of the lowest rank, kept in a heap.
-
-    `note` holds an entry's rank; subclasses set it. An item of the heap counts only if its entry is evictable and has that
-    very rank, which each push makes anew. An entry that becomes a candidate costs one push.
-    """
-
-    def __init__(self, tick: Tick, capacity: Capacity) -> None:
-        super().__init__(tick, capacity)
-        self._heap = LazyHeap(_counts)
-
-    def released(self, entry: Entry) -> None:
-        if entry.evictable:
-            self._push(entry)
-
-    def returned(self, entry: Entry) -> None:
-        RankedPolicy.released(self, entry)
-
-    def exposed(self, entry: Entry) -> None:
-        self._push(entry)
-
-    def victim(self) -> tuple[Entry, int] | None:
-        first = self._heap.first()
-        return (first[2], ENDLESS) if first is not None else None
-
-    def order(self) -> Iterator[Entry]:
-        return (item[2] for item in sorted(self._heap.items) if _counts(item))
-
-    def _push(self, entry: Entry) -> None:
-        value, tick = entry.note
-        entry.note = rank = (value, tick)  # another object: what stands in a heap counts no more
-        self._heap.push((rank, self.tick(), entry))
-
-
-def _counts(item: tuple[Rank, int, Entry]) -> bool:
-    rank, _, entry = item
-    return entry.note is rank and entry.evictable

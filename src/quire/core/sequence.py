@@ -36,7 +36,7 @@ class Script(msgspec.Struct, gc=False, eq=False):
     start: int = 0
     key: bytes = b""
     raw: bytes = b""
-    media: dict[int, int] = msgspec.field(default_factory=dict[int, int])
+    media: dict[int, int] = {}
     branch: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Snapshots: at which lengths the states of recurrent groups are kept."""
+"""Snapshots: a commit keeps the states of recurrent groups where later prompts will want them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from quire.core.copies import BlockCopy
 from quire.core.kernel import Kernel
 from quire.core.room import evict_in
 from quire.core.sequence import Sequence
-from quire.errors import CheckpointError, DraftError
-
-
-def stops(kernel: Kernel, seq: Sequence) -> list[int]:
-    """Return the lengths ahead at which a forward should end; see `CacheManager.stops`."""
-    rows = kernel.rows
-    if not rows.states:
-        return []
-    last = max(seq.known_end, seq.computed)
-    found = set(_ends(kernel, seq))
-    for state in rows.states:
-        found.update(state.due(seq.computed, last))
-    return sorted(stop for stop in found if seq.computed < stop < last)
+from quire.errors import DraftError
 
 
 def keep_if_due(kernel: Kernel, seq: Sequence) -> None:
@@ -28,24 +16,8 @@ def keep_if_due(kernel: Kernel, seq: Sequence) -> None:
     if computed % size or not computed or seq.private_key:
         return
     regular = (computed in state.due(computed, computed + size) for state in kernel.rows.states)
-    if computed in _ends(kernel, seq) or any(regular):
-        _keep(kernel, seq, passing=False)
-
-
-def keep(kernel: Kernel, seq: Sequence) -> bool:
-    """Keep a snapshot now; see `CacheManager.checkpoint`."""
-    computed, size = seq.computed, kernel.rows.block_size
-    if not kernel.rows.states:
-        raise CheckpointError("no layer group is recurrent; there is no state to keep")
-    slots = [kernel.rows.flat[state.index][seq.row] for state in kernel.rows.states]
-    if computed % size or not computed or GAP in slots:
-        msg = (
-            f"checkpoint at {computed} computed tokens; a state can be kept where a block of "
-            f"{size} tokens ends that this sequence has computed: commit up to one of "
-            "stops(seq) first"
-        )
-        raise CheckpointError(msg)
-    return not seq.private_key and _keep(kernel, seq, passing=True)
+    if computed in natural_ends(seq) or any(regular):
+        keep(kernel, seq, passing=False)
 
 
 def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
@@ -60,7 +32,11 @@ def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
         raise DraftError(msg)
 
 
-def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
+def keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
+    """Keep a snapshot where the sequence stands in every recurrent group, or in none; return whether it is there.
+
+    `passing`: one that matters only while its node ends there.
+    """
     rows = kernel.rows
     last = seq.node.end - 1
     missing = [state for state in rows.states if state.block_at(seq.node, last) == GAP]
@@ -76,7 +52,7 @@ def _keep(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
     return True
 
 
-def _ends(kernel: Kernel, seq: Sequence) -> tuple[int, int]:
+def natural_ends(seq: Sequence) -> tuple[int, int]:
     """Return where a prompt like this can still start: at its end, and at its branch point."""
-    size = kernel.rows.block_size
+    size = seq.rows.block_size
     return (seq.prompt_len - 1) // size * size, seq.script.branch // size * size

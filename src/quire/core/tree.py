@@ -11,7 +11,7 @@ root (scope)
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from quire.core.blocks import BlockPool
@@ -25,6 +25,9 @@ from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; the names of more are kept sorted."""
+
+MAX_GONE = 64
+"""Sorted names are made anew once so many more have gone than children are left."""
 
 MAX_ROOTS = 4096
 """Beyond so many scopes, those without cached blocks and sequences are forgotten."""
@@ -58,7 +61,8 @@ class PrefixTree:
         self._sinking = [group for group in self.windows if group.num_sinks]
         apart = [group.index for group in sparse]
         self.full = tuple((g, pool) for g, pool in enumerate(pools) if g not in apart)
-        self.wide: dict[int, list[bytes]] = {}  # by the id of a node
+        # Sorted names of many children, by the id of their parent; those that have gone may stand in between.
+        self.wide: dict[int, list[bytes]] = {}
         self.roots: dict[Scope, Node] = {}
         self._max_roots = MAX_ROOTS
 
@@ -97,10 +101,9 @@ class PrefixTree:
             at = found.into * self.block_bytes
             shared = common_prefix(found.edge.key[at : at + self.block_bytes], rest)
             return (found.edge, shared) if shared else None
-        best, most = b"", 0
+        best, most, head = b"", 0, rest[:TOKEN_BYTES].tobytes()
         for name in self._similar_children(found.node, rest):
-            shared = common_prefix(name, rest)
-            if shared > most:
+            if name.startswith(head) and (shared := common_prefix(name, rest)) > most:
                 best, most = name, shared
         return (found.node.children[best], most) if most else None
 
@@ -198,8 +201,11 @@ class PrefixTree:
             parent.children = {name: node}
         else:
             parent.children[name] = node
-            if id(parent) in self.wide:
-                insort(self.wide[id(parent)], name)
+            names = self.wide.get(id(parent))
+            if names is not None:
+                at = bisect_left(names, name)
+                if names[at : at + 1] != [name]:
+                    names.insert(at, name)
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
@@ -246,8 +252,8 @@ class PrefixTree:
         if self.wide:
             self.wide.pop(id(node), None)
             names = self.wide.get(id(parent))
-            if names is not None:
-                del names[bisect_left(names, name)]
+            if names is not None and len(names) > 2 * len(parent.children) + MAX_GONE:
+                del self.wide[id(parent)]
         if node.mark is not None:
             self.order.gone(node)
         node.parent = node.note = None
@@ -300,5 +306,10 @@ class PrefixTree:
         names = self.wide.get(id(node))
         if names is None:  # made whole before it is kept, so an interrupt leaves no half of it
             names = self.wide[id(node)] = sorted(node.children)
-        at = bisect_left(names, rest.tobytes())
-        return names[max(at - 1, 0) : at + 1]
+        start = stop = bisect_left(names, rest.tobytes())
+        while start and names[start - 1] not in node.children:
+            start -= 1
+        while stop < len(names) and names[stop] not in node.children:
+            stop += 1
+        del names[start:stop]  # each is passed over once
+        return names[max(start - 1, 0) : start + 1]

@@ -5,6 +5,7 @@ A kind of your own derives from `quire.core.Kind`, and what it makes from `quire
 """
 
 from quire.groups.kinds import ChunkedAttention, Recurrent, SlidingWindow
+from quire.groups.snapshots import checkpoint, stops
 from quire.groups.windows import WindowKind
 
-__all__ = ["ChunkedAttention", "Recurrent", "SlidingWindow", "WindowKind"]
+__all__ = ["ChunkedAttention", "Recurrent", "SlidingWindow", "WindowKind", "checkpoint", "stops"]

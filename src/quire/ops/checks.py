@@ -10,7 +10,7 @@ from quire.core.media import MAX_MEDIA
 from quire.core.node import Node
 from quire.core.rows import MIN_ARENA, Rows
 from quire.core.sparse import sparse_at
-from quire.core.tree import PrefixTree
+from quire.core.tree import MAX_GONE, PrefixTree
 from quire.errors import InvariantError
 from quire.interrupts import mutating
 
@@ -63,7 +63,10 @@ def _check_children(tree: PrefixTree, node: Node) -> None:
             "a child of higher priority than its parent",
         )
     names = tree.wide.get(id(node))
-    _require(names in (None, sorted(node.children)), "the index of children is out of date")
+    if names is not None:
+        there = [name for name in names if name in node.children]
+        _require(there == sorted(node.children), "the index of children is out of date")
+        _require(len(names) <= 2 * len(there) + MAX_GONE, "the index of children names too many")
 
 
 def _check_locks(manager: CacheManager) -> None:

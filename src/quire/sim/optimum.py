@@ -10,11 +10,10 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-import msgspec
 import numpy as np
 
-from quire.sim.replay import REASONS, Observer, ReplayResult, check_capacity
-from quire.sim.reuse import Counts, Reuses, Steps, reuses
+from quire.sim.replay import HitTally, Observer, ReplayResult, check_capacity
+from quire.sim.reuse import Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
 OPTIMUM = "optimum"
@@ -43,17 +42,23 @@ def optimum_results(
     begun = time.process_time()
     read = reuses(trace, trace.block_size)
     steps = optimum_steps(read)
+    columns = [
+        column[count_from:].tolist()
+        for column in (read.prompt_tokens, read.prompt_blocks, read.seen_blocks)
+    ]
     reading = time.process_time() - begun
     results: list[ReplayResult] = []
     for number, capacity in enumerate(capacities):
         begun = time.process_time()
-        hits = steps.found_by(capacity, read.num_requests)
-        result = _counted(read, capacity, hits[count_from:])
-        for request, found in zip(trace, hits.tolist(), strict=True) if observers else ():
+        hits = steps.found_by(capacity, read.num_requests).tolist()
+        tally = HitTally(read.block_size, capacity)
+        for row in zip(*columns, hits[count_from:], strict=True):
+            tally.add(*row)
+        for request, found in zip(trace, hits, strict=True) if observers else ():
             for observe in observers[number]:
                 observe(request, min(found * read.block_size, request.prompt_tokens))
         seconds = reading / len(capacities) + time.process_time() - begun
-        results.append(msgspec.structs.replace(result, seconds=seconds))
+        results.append(tally.result(OPTIMUM, None, seconds))
     return results
 
 
@@ -80,38 +85,6 @@ def optimum_steps(reuses: Reuses) -> Steps:
         stack.use(now, [[use, count] for _, use, count in group])
     stack.collect(reuses.num_requests)
     return stack.steps()
-
-
-def _counted(read: Reuses, capacity: int, hits: Counts) -> ReplayResult:
-    """Count the last `len(hits)` requests of a trace."""
-    counted = slice(read.num_requests - len(hits), None)
-    prompts, blocks = read.prompt_tokens[counted], read.prompt_blocks[counted]
-    size = read.block_size
-    held = np.minimum(blocks, capacity)
-    ends = (hits, np.minimum(read.seen_blocks[counted], held), held, blocks)
-    hit_tokens, seen_tokens, held_tokens, named_tokens = (
-        int(np.minimum(end * size, prompts).sum()) for end in ends
-    )
-    prompt_tokens = int(prompts.sum())
-    missed = dict.fromkeys(REASONS, 0) | {
-        "cold": held_tokens - seen_tokens,
-        "evicted": seen_tokens - hit_tokens,
-        "oversized": named_tokens - held_tokens,
-        "partial_block": prompt_tokens - named_tokens,
-    }
-    return ReplayResult(
-        policy=OPTIMUM,
-        capacity_blocks=capacity,
-        block_size=size,
-        num_requests=len(hits),
-        prompt_tokens=prompt_tokens,
-        hit_tokens=hit_tokens,
-        missed=missed,
-        prompt_blocks=int(blocks.sum()),
-        hit_blocks=int(hits.sum()),
-        evicted_blocks=None,
-        seconds=0.0,
-    )
 
 
 class _NextUses:

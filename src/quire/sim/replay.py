@@ -207,19 +207,23 @@ class HitTally:
 
         After those found come `num_computing` that another request computes at the moment.
         """
-        size, num_tokens, num_blocks = self._block_size, request.prompt_tokens, len(blocks)
-        num_cold = 0
+        num_blocks, num_seen = len(blocks), self._num_unique
         if num_blocks:
-            num_seen = self._num_unique
             self._num_unique = max(num_seen, blocks.item(-1) + 1)
-            num_cold = self._num_unique - num_seen
+        num_seen += num_blocks - self._num_unique
+        return self.add(request.prompt_tokens, num_blocks, num_seen, num_hit, num_computing)
+
+    def add(
+        self, num_tokens: int, num_blocks: int, num_seen: int, num_hit: int, num_computing: int = 0
+    ) -> int:
+        """Count a request of so many blocks, of which so many were in an earlier one; return the tokens found."""
+        size, missed = self._block_size, self._missed
         held = min(num_blocks, self._capacity)
         hit_end = min(num_hit * size, num_tokens)
-        seen_end = min(min(held, num_blocks - num_cold) * size, num_tokens)
+        seen_end = min(min(held, num_seen) * size, num_tokens)
+        computing_end = min(hit_end + num_computing * size, seen_end)
         held_end = min(held * size, num_tokens)
         blocks_end = min(num_blocks * size, num_tokens)
-        missed = self._missed
-        computing_end = min(hit_end + num_computing * size, seen_end)
         missed["computing"] += computing_end - hit_end
         missed["evicted"] += seen_end - computing_end
         missed["cold"] += held_end - seen_end
@@ -232,7 +236,7 @@ class HitTally:
         self._hit_blocks += num_hit
         return hit_end
 
-    def result(self, policy: str, evicted_blocks: int, seconds: float) -> ReplayResult:
+    def result(self, policy: str, evicted_blocks: int | None, seconds: float) -> ReplayResult:
         """Return the counts as a result."""
         return ReplayResult(
             policy=policy,

@@ -20,7 +20,7 @@ from quire.core.terms import RequestTerms
 from quire.engines.hf.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
-from quire.groups import ChunkedAttention, SlidingWindow
+from quire.groups import ChunkedAttention, SlidingWindow, checkpoint
 from quire.tensors.copy import KV, apply_plan, gather_into, scatter
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool
@@ -181,7 +181,7 @@ class HfStore:
             self.manager.commit(seq, tokens[begin : begin + num_tokens])
             self._copy()
         if snapshot and self._states and start < seq.computed == snapshot.length:
-            self.manager.checkpoint(seq)
+            checkpoint(self.manager, seq)
             self._copy()
         if self.tiers is not None and seq.computed > start:
             self._kept.add(id(seq))

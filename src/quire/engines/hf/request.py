@@ -16,6 +16,7 @@ from quire.engines.hf.media import Media
 from quire.engines.hf.pools import HfStore, Tokens, first_token, media_before
 from quire.engines.hf.working import WorkingCache
 from quire.engines.tiered.store import Onboarded
+from quire.groups import stops
 from quire.tensors.copy import KV
 
 Feed = Callable[[Prompts, WorkingCache, int], None]
@@ -83,7 +84,7 @@ class Request:
         caches: list[WorkingCache] = []
         for row, seq in enumerate(self._sequences):
             prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
-            for stop in self._store.manager.stops(seq) if is_recurrent else ():
+            for stop in stops(self._store.manager, seq) if is_recurrent else ():
                 feed(prompt, cache, stop)
                 self._keep_text(cache, seq, Kept(0, prompt.tokens[0][:stop]))
             if len(rows) > 1:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from quire.errors import ConfigError
 from quire.sim.hardware.accelerators import Accelerator
@@ -13,6 +15,16 @@ from quire.sim.hardware.facts import ModelFacts
 from quire.sim.hardware.tiers import MemoryTier
 
 BYTES_PER_ACTIVATION = 2
+
+Contexts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""For each decoding sequence the tokens that have KV before the step, int64 [n]."""
+
+Seconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+Chunk: TypeAlias = tuple[int, int]
+"""A part of a prompt to compute: (new tokens, tokens before them that have KV)."""
+
+NOBODY: Contexts = np.empty(0, np.int64)
 
 
 class Attention(Enum):
@@ -91,30 +103,37 @@ class Roofline(msgspec.Struct, frozen=True):
 
     def decode_s(self, contexts: Sequence[int]) -> float:
         """Return the seconds of one decode step: one token for each sequence, after its context."""
-        return self.step_s([(1, context) for context in contexts])
+        return self.step_s((), np.asarray(contexts, np.int64))
 
-    def step_s(self, work: Iterable[tuple[int, int]]) -> float:
-        """Return the seconds of one step over (new tokens, tokens before them) of each sequence.
+    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
+        """Return the seconds of one step over parts of prompts, and one token for each decoding sequence.
 
         An empty step takes none. Raises `ConfigError` for counts below zero.
         """
         steps = [(new, before) for new, before in work if new]
-        num_tokens = sum(new for new, _ in steps)
-        if not num_tokens:
-            return 0.0
         if wrong := [step for step in steps if min(step) < 0]:
             new, before = wrong[0]
             raise ConfigError(f"a step over {new} new tokens after {before}; both are 0 or more")
+        if len(contexts):
+            return float(self._decoding_s(steps, contexts, 1)[0])
+        if not steps:
+            return 0.0
         busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
-        moved = self.cached_token_s * sum(before for _, before in steps)
-        return busy + self.collectives_s(num_tokens) + self.overhead_s + moved
+        return busy + self._added_s(sum(new for new, _ in steps), steps)
 
-    def compute_s(self, work: Iterable[tuple[int, int]]) -> float:
+    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
+        """Return the seconds of so many steps in a row that only decode these sequences, [num_steps].
+
+        Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
+        """
+        return self._decoding_s((), contexts, num_steps)
+
+    def compute_s(self, work: Iterable[Chunk]) -> float:
         """Return the seconds of the FLOPs of a step."""
         flops = 0.0
-        mfu = self.mfu if self.attention_mfu is None else self.attention_mfu
         for new, before in work:
-            flops += self.product_flops(new) / self.mfu + self.attention_flops(new, before) / mfu
+            flops += self.product_flops(new) / self.mfu
+            flops += self.attention_flops(new, before) / (self.attention_mfu or self.mfu)
         return flops / (self.accelerator.peak_flops * self.num_gpus)
 
     def ttft_s(
@@ -144,18 +163,15 @@ class Roofline(msgspec.Struct, frozen=True):
             flops += model.window_pair_flops * self._window_pairs(new_tokens, cached_tokens)
         return flops
 
-    def step_bytes(self, work: Iterable[tuple[int, int]]) -> float:
+    def step_bytes(self, work: Iterable[Chunk]) -> float:
         """Return the bytes that a step reads and writes: weights once, K, V and states.
 
         K and V count once for each device that holds the same of them: there are several where
         devices outnumber the KV heads.
         """
-        kv = self.model.kv
-        num_tokens, traffic = 0, 0
-        for new, before in work:
-            num_tokens += new
-            traffic += kv.of(before) + kv.of(new)
-        return self.model.weight_bytes_read(num_tokens) + traffic * self.kv_copies
+        work = list(work)
+        num_tokens = sum(new for new, _ in work)
+        return self.model.weight_bytes_read(num_tokens) + self._kv_bytes(work)
 
     def collectives_s(self, num_tokens: int) -> float:
         """Return the seconds of the all-reduces of a step over `num_tokens`."""
@@ -165,6 +181,39 @@ class Roofline(msgspec.Struct, frozen=True):
         share = 2 * (self.num_gpus - 1) / self.num_gpus
         one = share * num_bytes / self.accelerator.peer_bandwidth + self.accelerator.peer_latency_s
         return 2 * self.model.num_layers * one
+
+    def _decoding_s(self, prompts: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
+        """Return the seconds of steps in which these sequences decode, and these prompts are computed.
+
+        FLOPs and bytes of the sequences are sums over arrays: the same as one by one, up to rounding.
+        """
+        model, kv, n = self.model, self.model.kv, len(contexts)
+        growth = np.arange(num_steps)
+        seen = int(contexts.sum()) + n * growth
+        pairs = (seen + n) * float(model.pair_flops)
+        traffic = seen * float(kv.per_token) + float(n * (kv.of(1) + kv.state_bytes))
+        if kv.window_tokens:
+            each, limit = contexts[:, None] + growth, kv.window_tokens
+            pairs += np.minimum(each + 1, limit).sum(0) * float(model.window_pair_flops)
+            traffic += (kv.window_bytes * np.minimum(each, limit) // limit).sum(0)
+        mfu, peak = self.attention_mfu or self.mfu, self.accelerator.peak_flops * self.num_gpus
+        compute = self.product_flops(n) / (self.mfu * peak) + pairs / (mfu * peak)
+        num_tokens = n + sum(new for new, _ in prompts)
+        num_bytes = model.weight_bytes_read(num_tokens) + self._kv_bytes(prompts)
+        busy = np.maximum(
+            compute + self.compute_s(prompts),
+            (num_bytes + traffic * self.kv_copies) / self.byte_rate,
+        )
+        return busy + self._added_s(num_tokens, prompts) + seen * self.cached_token_s
+
+    def _kv_bytes(self, work: Iterable[Chunk]) -> float:
+        kv = self.model.kv
+        return sum(kv.of(before) + kv.of(new) for new, before in work) * self.kv_copies
+
+    def _added_s(self, num_tokens: int, work: Iterable[Chunk]) -> float:
+        """Return the seconds beside computing and reading of a step over so many tokens."""
+        moved = self.cached_token_s * sum(before for _, before in work)
+        return self.collectives_s(num_tokens) + self.overhead_s + moved
 
     def _window_pairs(self, new_tokens: int, cached_tokens: int) -> float:
         """Return the pairs in layers with a window: no token sees more than the window."""

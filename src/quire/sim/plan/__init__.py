@@ -2,7 +2,7 @@
 
 from quire.sim.plan.blocks import advise
 from quire.sim.plan.crossover import crossover
-from quire.sim.plan.memory import Budget, Placement, budget
+from quire.sim.plan.memory import Budget, Placement, blocks_that_fit, budget
 from quire.sim.plan.planning import DeploymentPlan, plan
 from quire.sim.plan.value import LruHits, Worth, worth_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "Placement",
     "Worth",
     "advise",
+    "blocks_that_fit",
     "budget",
     "crossover",
     "plan",

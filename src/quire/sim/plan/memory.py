@@ -9,7 +9,7 @@ import msgspec
 
 from quire.config import format_bytes
 from quire.errors import ConfigError
-from quire.sim.hardware import Accelerator, ModelFacts
+from quire.sim.hardware import Accelerator, ModelFacts, Roofline
 
 STEP_TOKENS = 8192
 """Tokens of the largest step: what the room for activations is sized for."""
@@ -148,6 +148,41 @@ def budget(placement: Placement, context: int) -> Budget:
         longest_tokens=longest,
         num_gpus_needed=placement.num_gpus if users else placement.gpus_needed(context),
     )
+
+
+def blocks_that_fit(roofline: Roofline, block_size: int, *, max_sequences: int) -> int:
+    """Return the KV blocks for which a replica's devices have room beside the weights.
+
+    Windows and states are held for `max_sequences` running sequences; blocks are what the
+    layers that see the whole prefix keep. Raises `ConfigError` if that leaves nothing.
+    """
+    model, kv = roofline.model, roofline.model.kv
+    placed = Placement(
+        model=model,
+        accelerator=roofline.accelerator,
+        num_gpus=roofline.num_gpus,
+        reserve_bytes=0,
+        block_size=block_size,
+    )
+    devices = f"{placed.num_gpus} x {placed.accelerator.name}"
+    what = f"{placed.utilization:.0%} of {devices} is {format_bytes(placed.usable_bytes)}"
+    left = placed.free_bytes
+    if left <= 0:
+        raise ConfigError(
+            f"{what}, but the weights of {model.name} are {format_bytes(model.weight_bytes)}; "
+            "take more devices per replica, larger ones, or weights of fewer bits"
+        )
+    per_sequence = round((kv.window_bytes + kv.state_bytes) * placed.kv_copies)
+    rest = left - per_sequence * max_sequences
+    num_blocks = int(rest // (max(kv.per_token, 1) * block_size * placed.kv_copies))
+    if num_blocks < 1:
+        able = f", for example {left // (2 * per_sequence)}" if per_sequence else ""
+        raise ConfigError(
+            f"{what}: beside the weights, {format_bytes(left)} are left for {max_sequences} "
+            f"sequences with {format_bytes(per_sequence)} of windows and states each and for blocks; "
+            f"that is none. Run fewer sequences{able}, or take more devices per replica"
+        )
+    return num_blocks
 
 
 def _does_not_fit(placement: Placement, context: int) -> str:

@@ -10,7 +10,6 @@ from quire.sim.serving.arrivals import (
 from quire.sim.serving.metrics import Objective, ServingResult
 from quire.sim.serving.replica import Limits
 from quire.sim.serving.requests import Served
-from quire.sim.serving.roofline_timing import RooflineTiming, blocks_that_fit
 from quire.sim.serving.router import PrefixAware, Router, least_loaded, round_robin, router_named
 from quire.sim.serving.simulate import Cluster, Load, simulate
 from quire.sim.serving.timing import Timing
@@ -24,13 +23,11 @@ __all__ = [
     "Objective",
     "PoissonArrivals",
     "PrefixAware",
-    "RooflineTiming",
     "Router",
     "Served",
     "ServingResult",
     "Timing",
     "TraceArrivals",
-    "blocks_that_fit",
     "least_loaded",
     "parse_arrivals",
     "round_robin",

@@ -1,19 +1,11 @@
-"""A performance model as the simulation asks it: durations of steps."""
+"""A performance model as the simulation asks it: durations of steps. `Roofline` is one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
-
-Contexts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
-"""For each decoding sequence the tokens that have KV before the step, int64 [n]."""
-
-Seconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-
-Chunk: TypeAlias = tuple[int, int]
-"""A part of a prompt to compute: (new tokens, tokens before them that have KV)."""
+from quire.sim.hardware.roofline import Chunk, Contexts, Seconds
 
 
 class Timing(Protocol):
@@ -23,7 +15,7 @@ class Timing(Protocol):
         """One prompt alone: `new_tokens` computed after `cached_tokens` that have KV."""
         ...
 
-    def step_s(self, chunks: Sequence[Chunk], contexts: Contexts) -> float:
+    def step_s(self, work: Sequence[Chunk], contexts: Contexts) -> float:
         """One step: parts of prompts, and one token for each decoding sequence."""
         ...
 

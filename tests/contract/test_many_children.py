@@ -1,0 +1,35 @@
+"""Sub-block reuse below a node with many children, while children come and go."""
+
+import random
+
+import pytest
+from core_help import serve
+
+from quire.core import CacheManager
+from quire.ops import check
+
+SIZE = 8
+
+
+def shared(one, other):
+    """Return how many leading tokens of a list another one, no longer, has too."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
+
+
+@pytest.mark.parametrize("spread", [2, 3, 40])
+@pytest.mark.parametrize("head", [[], [1] * SIZE])
+def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread):
+    """`spread` is how many values a token has: few make long shared heads."""
+    draw = random.Random(spread)
+    manager = CacheManager(600, SIZE)
+    stored = []
+    for turn in range(1_500):
+        tail = [draw.randrange(spread) for _ in range(SIZE)]
+        most = max((shared(each, tail[:-1]) for each in stored), default=0)
+        assert manager.probe(head + tail).num_tokens == (len(head) + most if stored else 0)
+        serve(manager, head + tail)
+        if tail not in stored:
+            stored.append(tail)
+        while len(stored) > 40 or (turn % 200 == 199 and len(stored) > 1):
+            manager.evict(head + stored.pop(draw.randrange(len(stored))))
+        check(manager)
