@@ -19,7 +19,8 @@ from quire.tiers.base import ListedRecord
 from quire.tiers.disk.index_file import key_rows
 from quire.tiers.disk.slab import Slab
 from quire.tiers.format import TAG_AT
-from quire.tiers.places.index import NOWHERE
+from quire.tiers.places.index import NOWHERE, PlaceIndex
+from quire.tiers.places.key_table import Places
 from quire.tiers.places.recency import Recency
 
 _AT_ONCE = 1024
@@ -246,7 +247,7 @@ class DiskRecords:
                 for start in range(0, slab.index.num_places, _ENTRIES_AT_ONCE):
                     with self._changes:
                         with self.lock:
-                            entries = slab.index.entries_from(start, _ENTRIES_AT_ONCE)
+                            entries = _entries_from(slab.index, start)
                         slab.index_file.write(*entries)
         except OSError:
             self.num_touches = 1  # there is something left to do, and no hurry: it costs much
@@ -315,6 +316,14 @@ def entries_of(slabs: Sequence[Slab]) -> Iterator[ListedRecord]:
 def tag_of(record: memoryview) -> int:
     """Return a record's header checksum: it covers key, generation and payload checksum."""
     return _TAG.unpack_from(record, TAG_AT)[0]
+
+
+def _entries_from(
+    index: PlaceIndex, start: int
+) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return copies of some entries from a place on: places, keys, tags, stamps."""
+    places = np.arange(start, min(start + _ENTRIES_AT_ONCE, index.num_places))
+    return places, index.keys_of(places), index.generations_of(places), index.stamps[places]
 
 
 def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:
