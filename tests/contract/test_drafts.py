@@ -4,9 +4,9 @@ import pytest
 from core_help import generate, prefill, rejected, run
 from hybrid_help import BLOCK, Ledger, conserved, make
 
-from quire import errors, groups, ops
+from quire import errors, ops
 from quire.core import CacheManager, FullAttention
-from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow, checkpoint
 from quire.ops import TokenMove
 
 FULL = FullAttention()
@@ -193,7 +193,7 @@ def test_a_tree_of_drafts_is_refused_by_a_recurrent_group():
         ops.draft(manager, seq, TREE)
 
 
-@pytest.mark.parametrize("call", [CacheManager.fork, groups.checkpoint])
+@pytest.mark.parametrize("call", [CacheManager.fork, checkpoint])
 @pytest.mark.parametrize("length", [6, 8])
 def test_a_state_that_has_gone_on_with_drafts_is_not_copied(call, length):
     manager = make(("full", 32, FULL), ("states", 4, Recurrent()))

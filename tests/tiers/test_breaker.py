@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.tiers.stack.level import Breaker, BreakerState
+from quire.tiers.stack.asking import Breaker, BreakerState
 
 
 class Clock:
@@ -19,7 +19,7 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return Breaker(clock, failures=3, cool_down_s=1.0)
+    return Breaker(clock.now, failures=3, cool_down_s=1.0)
 
 
 def fail(breaker, times, kind="load"):

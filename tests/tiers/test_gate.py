@@ -152,12 +152,3 @@ def test_an_answer_is_a_multiple_of_the_step():
 def test_a_load_that_would_not_end_in_time_is_not_begun():
     gate = CostGate([Estimate(1e-3, 1e6)], limit_s=5.0)
     assert gate.choose([0] * 100, [MIB] * 100, lambda n: 1000.0 * (100 - n)).num_keys <= 5
-
-
-def test_what_a_tier_gains_is_unknown_until_it_was_measured():
-    known, unknown = Estimate(0.01, 1e9), Estimate(0.01, 1e9)
-    for _ in range(20):
-        known.observe(1 << 20, 0.02)
-    gains = CostGate([known, unknown], 1.0).gains(1 << 20, 0.05)
-    assert gains[0] == pytest.approx(0.03, abs=0.005)
-    assert gains[1] == math.inf

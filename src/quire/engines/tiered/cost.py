@@ -1,5 +1,7 @@
 """The cost of computing a prompt, learned from prompts that were computed."""
 
+import math
+
 import numpy as np
 
 UNKNOWN_S_PER_TOKEN = 0.01
@@ -45,9 +47,9 @@ class PrefillCost:
         return sum(feature * weight for feature, weight in pairs)
 
     def saved(self, start: int, end: int, num_tokens: int) -> float:
-        """Return the seconds that having tokens [start, end) of a prompt saves; 0 before anything was measured."""
+        """Return the seconds that having tokens [start, end) of a prompt saves; infinite before anything was measured."""
         if not self.num_observed:
-            return 0.0
+            return math.inf
         return self.seconds(start, num_tokens) - self.seconds(end, num_tokens)
 
     def _solve(self) -> None:

@@ -19,6 +19,7 @@ from quire.engines.tiered.parts import BlockPart, Origin
 from quire.engines.tiered.search import Prompt, Search, most_blocks
 from quire.errors import OutOfBlocks
 from quire.exchange import (
+    Residency,
     Spill,
     all_blocks,
     blocks_of,
@@ -40,12 +41,6 @@ from quire.tiers.stack.stack import TierStack
 
 CHUNK_BYTES = 32 << 20
 """So many bytes of records are encoded at a time."""
-
-ASKING_SHARE = 0.05
-"""A tier is asked what it has of a prompt where that takes at most this share of computing the prompt."""
-
-LEAST_PATIENCE_S = 0.005
-"""A tier that answers faster is always asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,7 @@ class TieredStore:
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
-        search = self._search(Prompt(tokens, scope, tuple(media)), ASKING_SHARE)
+        search = self._search(Prompt(tokens, scope, tuple(media)), for_gain=True)
         if search is None:
             return NOTHING
         self._count_use(search)
@@ -210,24 +205,25 @@ class TieredStore:
             keys += search.keys(group, places)
         self.stack.count_use(keys)
 
-    def _search(self, prompt: Prompt, share: float = math.inf) -> Search | None:
-        """Look for a prompt; where the gate is on, in tiers that take at most a share of computing to ask."""
-        limit, size = most_blocks(self.manager, prompt), self.manager.block_size
+    def _search(self, prompt: Prompt, *, for_gain: bool = False) -> Search | None:
+        """Look for a prompt; `for_gain`, in tiers only whose answer can be expected to be worth its time."""
+        limit = most_blocks(self.manager, prompt)
         if limit < 1:
             return None
         here, find = residency(self.manager, *prompt), self.stack.find
-        is_patient = not (self.stack.settings.gate and self._asks_others)
-        if not is_patient and self.cost.num_observed and share < math.inf:
-            start, num_tokens = here.accepted * size, prompt.tokens.size
-            saved_s = self.cost.saved(start, limit * size, num_tokens)
+        if for_gain and self._asks_others:
             num_bytes = 0
             for part in self.parts:
                 needed = required_blocks(self.manager, part.group, limit)
                 num_bytes += part.record_bytes * sum(at >= here.matched for at in needed)
-            patience_s = max(LEAST_PATIENCE_S, share * self.cost.seconds(start, num_tokens))
-            gains_s = self.stack.gate.gains(num_bytes, saved_s)
-            find = partial(find, patience_s=patience_s, gains_s=gains_s)
+            saved_s = self._saved_s(prompt, here, limit)
+            find = partial(find, saved_s=saved_s, num_bytes=num_bytes)
         return Search(self.manager, self.parts, prompt, here, find)
+
+    def _saved_s(self, prompt: Prompt, here: Residency, end: int) -> float:
+        """Return the seconds of computing that having so many blocks of a prompt saves."""
+        size = self.manager.block_size
+        return self.cost.saved(here.accepted * size, end * size, prompt.tokens.size)
 
     def _worth(self, search: Search) -> int:
         """Return up to which boundary loading beats computing."""
@@ -254,7 +250,8 @@ class TieredStore:
         asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
         buffers = self.stack.buffers(sizes)
-        outcomes = self.stack.load(keys, buffers, found=levels)
+        saved_s = self._saved_s(search.prompt, search.here, end)
+        outcomes = self.stack.load(keys, buffers, found=levels, saved_s=saved_s)
         begun_s = time.perf_counter()
         causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
         came = {
@@ -272,9 +269,8 @@ class TieredStore:
             self.transfers.then(lambda: self.stack.give_back(buffers))
         if tokens:
             self._entering.observe(sum(sizes), time.perf_counter() - begun_s)
-            size, num_tokens = self.manager.block_size, search.prompt.tokens.size
-            saved_s = self.cost.saved(search.here.accepted * size, end * size, num_tokens)
-            self.stack.feeding.adjust_budget(saved_s - (time.perf_counter() - asked_s))
+            earned_s = saved_s if saved_s < math.inf else 0.0
+            self.stack.feeding.adjust_budget(earned_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
     def _enter(self, search: Search, end: int, buffers: dict[bytes, memoryview]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from numpy.random import Generator
 from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive, draw_gap, generator
-from quire.sim.trace.rows import Findings, TraceRequest
+from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
 from quire.sim.workload.prompts import Library
 from quire.sim.workload.sessions import Sessions, SessionTurn, sessions_of, turns_per_session
@@ -25,7 +25,7 @@ class Traffic(msgspec.Struct, frozen=True):
     share: float = 1.0
 
 
-class Workload:
+class Workload(ReportingTrace):
     """Made-up requests as a trace; every iteration makes the same ones anew.
 
         trace = Workload({"chat": Traffic(Chat(turns=8.0))}, num_requests=10_000, seed=1)
@@ -57,27 +57,13 @@ class Workload:
         for name, part in parts.items():
             check_positive(f"the share of {name}", part.share)
         generator(seed)
+        super().__init__(f"{' + '.join(parts)}, seed {seed}", "made-up", block_size)
         self.parts = dict(parts)
         self.num_requests = num_requests
         self.seed = seed
         self.requests_per_s = requests_per_s
-        self.block_size = block_size
-
-    @property
-    def source(self) -> str:
-        """Its kinds and its seed."""
-        return f"{' + '.join(self.parts)}, seed {self.seed}"
-
-    @property
-    def format(self) -> str:
-        """The name of no format: it is made up."""
-        return "made-up"
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Findings())
 
     def read(self, report: Findings) -> Iterator[TraceRequest]:
-        """Yield the requests, and keep the report."""
         library = Library(self.block_size)
         for time_s, session, turn in self._turns(library):
             report.rows += 1

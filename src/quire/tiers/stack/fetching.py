@@ -14,6 +14,7 @@ replaced in the request's list by another one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,14 +34,23 @@ class ChunkState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk."""
+    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk.
+
+    `idle_s`  for so long nothing at all may come of its fetch
+    """
 
     fetch: Fetch
     chunk: Chunk
     indices: list[int]
     places: Sequence[int]
     deadline: Deadline
+    idle_s: float
     is_copying: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is to be given up: by its deadline, or since nothing at all comes of its fetch."""
+        return min(self.deadline.left_s, max(0.0, self.idle_s - self.fetch.idle_s))
 
     @property
     def is_first(self) -> bool:
@@ -63,6 +73,11 @@ class Chunk:
         self.allowed_s = 0.0
         self.tickets: list[Ticket] = []
 
+    def came(self) -> None:
+        """Note that something has come of it, for all who wait."""
+        for ticket in tuple(self.tickets):
+            ticket.fetch.note()
+
 
 @dataclass(slots=True)
 class Span:
@@ -77,7 +92,8 @@ class Fetch:
     """Keys that one request wants. `pending` counts those that may still come.
 
     `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
-    `is_patient`  nobody waits for it, so each tier has all the time that there is
+    `most_idle_s`  for so long nothing may come
+    `is_patient`   nobody waits for it, so each tier has all the time that there is
     """
 
     def __init__(
@@ -86,10 +102,14 @@ class Fetch:
         keys: Keys,
         buffers: list[memoryview],
         deadline: Deadline,
+        most_idle_s: float = math.inf,
         *,
         is_patient: bool = False,
     ) -> None:
         self.is_patient = is_patient
+        self.most_idle_s = most_idle_s
+        self._lanes = shared.lanes
+        self._came_s = shared.lanes.now()
         self.keys = keys
         self.buffers = buffers
         self.deadline = deadline
@@ -100,6 +120,18 @@ class Fetch:
         self.spans: dict[int, Span] = {}
         self.signal = shared.lanes.signal()
         self.is_over = False
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since something came last."""
+        idle_s = self._lanes.now() - self._came_s
+        if idle_s < 0:  # the clock was set back
+            self._came_s += idle_s
+        return max(0.0, idle_s)
+
+    def note(self) -> None:
+        """Something has come."""
+        self._came_s = self._lanes.now()
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Keep a hit, or the first cause that is more than absence. The lock is held."""

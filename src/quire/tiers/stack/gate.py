@@ -13,7 +13,10 @@ FORGET = 0.95
 """What an observation still counts when one more has come."""
 
 FORGET_AT_ONCE = 0.3
-"""The same, when two in a row were more than twice, or less than half, of what was expected."""
+"""The same, when two in a row were more than twice, or less than half, of what was expected, and of the guess."""
+
+FIRST = 2
+"""So many loads are believed against the guess."""
 
 SURPRISE = 2.0
 UNIT = float(1 << 20)
@@ -46,7 +49,8 @@ class Estimate:
         self._variance = 0.25**2
         self._surprises = 0
         for num_bytes in (UNIT / 16, UNIT * 64):
-            self._add(num_bytes / UNIT, self._expected(num_bytes / UNIT))
+            expected = self._expected(num_bytes / UNIT)
+            self._add(num_bytes / UNIT, expected, expected)
 
     @property
     def bandwidth(self) -> float:
@@ -61,14 +65,17 @@ class Estimate:
         towards = 1 if ratio > SURPRISE else -1 if ratio < 1 / SURPRISE else 0
         is_change = towards != 0 and towards * self._surprises > 0
         self._surprises = self._surprises + towards if is_change else towards
-        keep = FORGET_AT_ONCE if is_change else FORGET
+        is_first = self.num_observed < FIRST
+        keep = FORGET_AT_ONCE if is_change or is_first else FORGET
         self.num_observed += 1
-        # One stray load, a pause of the machine, counts as an expected one that took some times as long.
-        y = min(y, (16.0 if is_change else 4.0) * expected)
+        if not is_first:
+            # One stray load, a pause of the machine, counts as an expected one that took some times as long.
+            y = min(y, (16.0 if is_change else 4.0) * expected)
         self._sums *= keep
         error = min(abs(y / expected - 1), 1.0)
         self._variance += (1 - min(keep, 0.9)) * (error**2 - self._variance)
-        self._add(x, y)
+        # What is new weighs by what it is, also where it is far below what was expected.
+        self._add(x, y, max(y, expected / 100) if is_change or is_first else expected)
         self._solve()
 
     def seconds(self, num_bytes: float) -> float:
@@ -96,8 +103,8 @@ class Estimate:
     def _expected(self, x: float) -> float:
         return max(self.latency_s + self._slope * x, 1e-9)
 
-    def _add(self, x: float, y: float) -> None:
-        weight = 1 / self._expected(x) ** 2
+    def _add(self, x: float, y: float, scale: float) -> None:
+        weight = 1 / min(self._expected(x), scale) ** 2
         self._sums += weight * np.array([1, x, x * x, y, x * y])
 
     def _solve(self) -> None:
@@ -140,17 +147,6 @@ class CostGate:
         self._lock = lock or nullcontext()
         self.limit_s = limit_s
         """No load that is expected to take longer."""
-
-    def gains(self, num_bytes: int, saved_s: float) -> list[float]:
-        """Return, for each tier, the seconds that loading so much of a prompt from it gains at most.
-
-        Infinite for a tier whose loads were never measured: a guess must not keep it from being asked.
-        """
-        with self._lock:
-            return [
-                saved_s - each.careful_seconds(num_bytes) if each.num_observed else math.inf
-                for each in self.estimates
-            ]
 
     def choose(
         self,

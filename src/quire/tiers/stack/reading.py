@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from quire.errors import InvariantError
 from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
-from quire.tiers.stack.lanes import Deadline, LaneJob
+from quire.tiers.stack.lanes import RESOLUTION_S, Deadline, LaneJob
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
@@ -63,12 +64,12 @@ class Reader:
             left_s = fetch.deadline.left_s
             if not left_s:
                 break
-            overdue = [ticket for ticket in tickets if ticket.deadline.passed]
+            overdue = [ticket for ticket in tickets if ticket.left_s <= RESOLUTION_S]
             for ticket in overdue:
                 missing = self._give_up(ticket)
                 self._ask(fetch, ticket.chunk.level.index + 1, missing)
             if not overdue:
-                fetch.signal.wait(min([left_s, *(ticket.deadline.left_s for ticket in tickets)]))
+                fetch.signal.wait(min([left_s, *(ticket.left_s for ticket in tickets)]))
         self.end(fetch)
 
     def end(self, fetch: Fetch) -> None:
@@ -126,7 +127,7 @@ class Reader:
 
     def _tickets(self, fetch: Fetch, level: Level, indices: list[int]) -> list[Chunk]:
         """Join the chunks that are on their way, and return new ones for the rest."""
-        deadline = Deadline(self._shared.lanes, self._share_s(fetch, level))
+        deadline, idle_s = self._shares(fetch, level)
         left_s = deadline.left_s
         joined: dict[int, tuple[Chunk, list[int], list[int]]] = {}
         chunks: list[Chunk] = []
@@ -144,11 +145,11 @@ class Reader:
                 own.append(index)
                 places.append(place)
             for chunk, own, places in joined.values():
-                self._issue(Ticket(fetch, chunk, own, places, deadline))
+                self._issue(Ticket(fetch, chunk, own, places, deadline, idle_s))
                 level.meter.joined += len(own)
             for part in self._parts(fetch, rest if flights else indices):
                 chunk = Chunk(fetch, level, part, deadline)
-                self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline))
+                self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline, idle_s))
                 # What is in memory is read at once: nobody can join it.
                 for place, key in enumerate(() if level.in_memory else chunk.keys):
                     flights.setdefault(key, (chunk, place))
@@ -161,15 +162,16 @@ class Reader:
         ticket.chunk.tickets.append(ticket)
         ticket.fetch.tickets.append(ticket)
 
-    def _share_s(self, fetch: Fetch, level: Level) -> float:
-        """Seconds that a tier has: half of what is left where a slower one may have the keys too."""
-        left_s = fetch.deadline.left_s
+    def _shares(self, fetch: Fetch, level: Level) -> tuple[Deadline, float]:
+        """Return a tier's deadline, and how long nothing may come: half of what is left where a slower one may help."""
+        left_s, idle_s = fetch.deadline.left_s, fetch.idle_s
         if fetch.is_patient or level.in_memory:
-            return left_s
-        behind = self._levels[level.index + 1 :]
-        if any(other.reading.allows for other in behind):
-            left_s /= 2
-        return min(left_s, level.settings.load_timeout_s or left_s)
+            return Deadline(self._shared.lanes, left_s), math.inf
+        most_idle_s = max(0.0, fetch.most_idle_s - idle_s)
+        if any(other.reading.allows for other in self._levels[level.index + 1 :]):
+            left_s, most_idle_s = left_s / 2, most_idle_s / 2
+        left_s = min(left_s, level.settings.load_timeout_s or left_s)
+        return Deadline(self._shared.lanes, left_s), idle_s + most_idle_s
 
     def _parts(self, fetch: Fetch, indices: list[int]) -> list[list[int]]:
         most = int(self._shared.settings.chunk_bytes)
@@ -197,7 +199,8 @@ class Reader:
         began_s = lanes.now()
         if left_s:
             outcomes = guarded(
-                lambda: level.tier.get(chunk.keys, chunk.buffers, left_s), len(chunk.keys)
+                lambda: level.tier.get(chunk.keys, chunk.buffers, left_s, chunk.came),
+                len(chunk.keys),
             )
         else:
             outcomes = [Outcome.TIMEOUT] * len(chunk.keys)
@@ -315,7 +318,10 @@ class Reader:
             if span is not None:
                 # One failure per fetch and tier; and it took so long at least, which the gate may know.
                 waited_s = max(0.0, self._shared.lanes.now() - span.began_s)
-                level.given_up("load", waited_s)
+                if ticket.deadline.passed or fetch.is_over:
+                    level.given_up("load", waited_s)
+                else:
+                    level.hung(waited_s)
                 asked = sum(len(fetch.buffers[index]) for index in ticket.indices)
                 if waited_s > level.estimate.seconds(asked):
                     level.estimate.observe(asked, waited_s)

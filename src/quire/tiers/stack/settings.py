@@ -68,7 +68,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
                           have saved. Blocks beyond this are not stored. 1: no limit
     `chunk_bytes`         the most that one call to a tier loads or stores
     `threads`             loads that one tier works on at once; each tier has one more for stores
-    `failures`            consecutive calls that time out or fail until a tier is left alone
+    `failures`            consecutive calls that time out or fail until a tier is left alone; one that hangs is at once
     `cool_down_s`         how long it is left alone at first; it doubles, up to 64 times as long
     `tiers`               what differs for one tier, by its name
     """

@@ -18,7 +18,7 @@ from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
-from quire.tiers.stack.lookup import TierLookup
+from quire.tiers.stack.lookup import TierLookup, patience_s
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
@@ -85,26 +85,27 @@ class TierStack:
         keys: Keys,
         *,
         contiguous: bool = True,
-        patience_s: float = math.inf,
-        gains_s: Sequence[float] = (),
+        saved_s: float = math.inf,
+        num_bytes: int = 0,
     ) -> list[int]:
         """Return, for each key, the fastest tier that seems to have it, or -1.
 
         A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind
         the first key that no tier has is -1, and slower tiers are not asked for it.
         Once what is fed is there, returns after `lookup_timeout_s` at the latest; a tier that has not answered has
-        nothing, and one whose last lookups took longer than `patience_s` is not asked, but looked at in the background.
-        With `gains_s`, seconds for each tier, one that would have to be waited for longer than what it
-        can gain is asked each `PROBE_S` only.
+        nothing.
+
+        `saved_s`    seconds that having all would save: a tier is waited for where that can be expected to pay, and
+                     half of it at most; else nobody waits, and what it has is found out beside
+        `num_bytes`  bytes of all their records
         """
         check_keys(keys)
         if self._shared.is_closed or not keys:
             return [-1] * len(keys)
         self.feeding.wait(self.settings.load_timeout_s, keys)
         self._lookup.try_again(keys)
-        return self._lookup.find(
-            keys, contiguous=contiguous, patience_s=patience_s, gains_s=gains_s
-        )
+        saved_s = saved_s if self.settings.gate else math.inf
+        return self._lookup.find(keys, contiguous=contiguous, saved_s=saved_s, num_bytes=num_bytes)
 
     def choose(
         self,
@@ -140,7 +141,7 @@ class TierStack:
             with self._shared.lock:
                 self._refused_keys += choice.num_found - choice.num_keys
             for index in choice.refused:
-                self._lookup.probe(self._levels[index], keys, found, sizes)
+                self._lookup.probe(self._levels[index])
         return choice.num_keys
 
     def load(
@@ -150,6 +151,7 @@ class TierStack:
         timeout_s: float | None = None,
         *,
         found: Sequence[int] | None = None,
+        saved_s: float = math.inf,
     ) -> list[Outcome]:
         """Fill a buffer for each key, from the fastest tier that gives it. `HIT` is verified.
 
@@ -157,6 +159,8 @@ class TierStack:
                    still write, its buffer is replaced by a fresh one. After the call use the list's items
                    only, not views taken before.
         `found`    what `find` said; saves asking tiers in vain. Keys with -1 are not looked for
+        `saved_s`  seconds that having all would save. When nothing has come for half of that and 50 ms, what is still
+                   to come is `TIMEOUT`, and the tier is left alone for a while; as long as records come, all is well
 
         Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.
         Every other outcome is the first cause met that is more than absence.
@@ -170,7 +174,9 @@ class TierStack:
         self._lookup.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
         self.feeding.wait(seconds, keys)
-        outcomes = self._load(keys, buffers, Deadline(shared.lanes, seconds), found)
+        idle_s = patience_s(saved_s) if self.settings.gate else math.inf
+        fetch = Fetch(shared, keys, buffers, Deadline(shared.lanes, seconds), idle_s)
+        outcomes = self._load(fetch, found or [0] * len(keys))
         with shared.lock:
             self._loads.update(outcomes)
         return outcomes
@@ -324,15 +330,7 @@ class TierStack:
 
     # Helpers
 
-    def _load(
-        self,
-        keys: Keys,
-        buffers: list[memoryview],
-        deadline: Deadline,
-        found: Sequence[int] | None,
-    ) -> list[Outcome]:
-        places = [0] * len(keys) if found is None else found
-        fetch = Fetch(self._shared, keys, buffers, deadline)
+    def _load(self, fetch: Fetch, places: Sequence[int]) -> list[Outcome]:
         wanted = [index for index, where in enumerate(places) if where >= 0]
         with self._shared.lock:
             fetch.miss([index for index, where in enumerate(places) if where < 0])
