@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from quire.tiers.contents.names import NameBook
 
 _SLAB = re.compile(r"slab-\d+\.quire")
-_LOG = re.compile(r"log-\d+\.quire")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
 _SECRET = re.compile(r"//[^/@]*@")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
@@ -36,7 +35,7 @@ def kind_of(path: Path) -> str | None:
         names = [entry.name for entry in path.iterdir()]
     except OSError:
         return None
-    if names == ["lock"] or any(_SLAB.fullmatch(name) or _LOG.fullmatch(name) for name in names):
+    if "lock" in names or any(map(_SLAB.fullmatch, names)):
         return "disk"
     if "unfinished" in names or any(
         _FOLDER.fullmatch(name) and next((path / name).glob("*.quire"), None) for name in names

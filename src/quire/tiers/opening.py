@@ -84,7 +84,7 @@ _KINDS = {
     "disk": _TierKind(
         "disk.tier:Disk",
         "disk:/var/kv?capacity=200GiB",
-        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE, "compact_lines": int},
+        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE},
         needed=2,
     ),
     "files": _TierKind(

@@ -29,7 +29,6 @@ from quire.tiers.places.key_table import (
     drop_entry,
     element_view,
     filled_table,
-    later_duplicates,
 )
 from quire.tiers.places.recency import Recency, oldest
 
@@ -312,8 +311,8 @@ class PlaceIndex:
     ) -> None:
         """Publish many places at once in an index that holds nothing.
 
-        Arrays of equal length: places below `num_places`, keys [n, 32], generations, stamps above
-        0. Raises `SlotError` where a place or a key comes twice or a number is out of range.
+        Arrays of equal length: places below `num_places`, keys [n, 32] that all differ, generations,
+        stamps above 0. Raises `SlotError` where a place comes twice or a number is out of range.
         """
         if self._num_free != self._num_places:
             raise SlotError(f"{len(self)} places are published already; load into an empty index")
@@ -326,8 +325,8 @@ class PlaceIndex:
             raise SlotError(f"places must be below {self._num_places} and stamps above 0")
         taken = np.zeros(self._num_places, np.bool_)
         taken[places] = True
-        if np.count_nonzero(taken) != len(places) or len(later_duplicates(words)):
-            raise SlotError("a place or a key comes twice")
+        if np.count_nonzero(taken) != len(places):
+            raise SlotError("a place comes twice")
         self._words[places] = words
         self._generations[places] = generations
         self._stamps[places] = stamps
