@@ -14,7 +14,6 @@ from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
-from quire.core.pins import Pin
 from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import NO_SCOPE, Scope, check_scope
@@ -22,7 +21,7 @@ from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import ORDINARY, RequestTerms, check_seconds, check_session_id, terms_of
+from quire.core.terms import ORDINARY, RequestTerms, check_session_id, terms_of
 from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
@@ -35,7 +34,7 @@ class CacheManager(Interruptible):
     `block_size`  tokens per block, from 1
     `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
-    `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
+    `pin_budget`  share of the smallest group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
@@ -111,26 +110,6 @@ class CacheManager(Interruptible):
         return self.kernel.lookup.hit(root, key)
 
     @mutating
-    def pin(
-        self,
-        tokens: TokenIds,
-        scope: Scope | None = None,
-        *,
-        media: Items[MediaItem] = (),
-        ttl_s: float | None = None,
-    ) -> Pin:
-        """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
-
-        The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
-        many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
-        """
-        seconds, kernel = check_seconds("ttl_s", ttl_s, self.settings.clock), self.kernel
-        root, key = self.read(key_of(tokens), scope, media)
-        found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
-        deadline = kernel.tree.order.now() + seconds if seconds else 0.0
-        return kernel.pins.add(kernel.lookup.lowered(found), deadline)
-
-    @mutating
     def evict(
         self,
         tokens: TokenIds | None = None,
@@ -158,7 +137,7 @@ class CacheManager(Interruptible):
         if group is not None:
             check_group(group, len(self.pools))
             sparse = sparse_at(self.kernel.tree.sparse, group)
-        self.kernel.pins.release_expired()
+        self.kernel.holds.let_go_expired()
         if sparse is not None:
             return evict_in(self.kernel, sparse, num_blocks)
         return evict(self.kernel, num_blocks)
@@ -352,7 +331,7 @@ class CacheManager(Interruptible):
         """
         unbar(self)
         kernel = self.kernel
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
         bar(kernel.rows, "the manager was reset")
         self._begin(self.settings, kernel.watchers.all)
 
@@ -360,7 +339,7 @@ class CacheManager(Interruptible):
         kernel = self.kernel
         bar(self, why)
         bar(kernel.rows, why)  # sequences read their tokens and tables from it
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
 
     # -- arguments -------------------------------------------------------------------------
 
