@@ -166,7 +166,6 @@ class CacheManager(Interruptible):
             self.cut_off("open", error)
             raise
 
-    @mutating
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Make room for the KV of `num_tokens` more tokens than computed, in every group.
 
@@ -174,9 +173,12 @@ class CacheManager(Interruptible):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self.check_open(seq)
-        take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        try:
+            take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        except BaseException as error:
+            self.cut_off("reserve", error)
+            raise
 
-    @mutating
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
 
@@ -187,8 +189,12 @@ class CacheManager(Interruptible):
         """
         self.check_open(seq)
         kernel = self.kernel
-        publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
-        kernel.rows.version += 1
+        try:
+            publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
+            kernel.rows.version += 1
+        except BaseException as error:
+            self.cut_off("commit", error)
+            raise
 
     @mutating
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
@@ -214,13 +220,16 @@ class CacheManager(Interruptible):
             snapshots.check_settled(self.kernel, seq, "fork")
         return take.fork(self.kernel, seq)
 
-    @mutating
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
-        for tell in self.kernel.watchers.closed:
-            tell(seq)
-        give.close(self.kernel, seq)
+        try:
+            for tell in self.kernel.watchers.closed:
+                tell(seq)
+            give.close(self.kernel, seq)
+        except BaseException as error:
+            self.cut_off("close", error)
+            raise
 
     @mutating
     def suspend(self, seq: Sequence) -> None:
