@@ -2,7 +2,7 @@
 
     python benchmarks/crash_disk.py --kills 2000 [--seed 0] [--mode all]
 
-Each round forks a writer that puts, deletes, evicts, compacts its log, closes and reopens, with small
+Each round forks a writer that puts, deletes, evicts, writes its index anew, closes and reopens, with small
 capacities so that all of it happens often. The writer dies by SIGKILL
 
     before, within, after   its n-th file operation, n drawn at random; `within` a write: after some of the bytes
@@ -58,26 +58,20 @@ class KillingFiles(DiskFiles):
         self.kill_at = kill_at
         self.mode = mode
         self.rng = rng
-        self.drafts = set()
 
     def open(self, path, flags):
         self.count += 1
         if self.count == self.kill_at and self.mode != "after":
             die()
         descriptor = super().open(path, flags)
-        if path.suffix == ".draft":
-            self.drafts.add(descriptor)
-        else:
-            self.drafts.discard(descriptor)
         if self.count == self.kill_at:
             die()
         return descriptor
 
     def write_at(self, descriptor, data, offset):
         self.count += 1
-        # A draft is synced before it counts, so its writes are not lost.
-        may_lose = self.mode == "power" and descriptor not in self.drafts
-        if may_lose and self.count > self.kill_at - LOSSY_OPERATIONS and self.rng.random() < 0.5:
+        may_lose = self.mode == "power" and self.count > self.kill_at - LOSSY_OPERATIONS
+        if may_lose and self.rng.random() < 0.5:
             self.write_some(descriptor, data, offset)
         elif self.count != self.kill_at or self.mode == "after":
             super().write_at(descriptor, data, offset)
@@ -85,6 +79,11 @@ class KillingFiles(DiskFiles):
             self.write_some(descriptor, data, offset)
         if self.count >= self.kill_at:
             die()
+
+    def write_run(self, descriptor, parts, offset):
+        for part in parts:
+            self.write_at(descriptor, part, offset)
+            offset += len(part)
 
     def write_some(self, descriptor, data, offset):
         unit = 4096 if len(data) % 4096 == 0 else 1
@@ -97,9 +96,6 @@ class KillingFiles(DiskFiles):
 
     def truncate(self, *args):
         self.at_a_point(super().truncate, args)
-
-    def rename(self, *args):
-        self.at_a_point(super().rename, args)
 
     def unlink(self, *args):
         self.at_a_point(super().unlink, args)
@@ -119,7 +115,7 @@ def die():
 
 
 def open_disk(directory, **options):
-    return Disk(directory, CAPACITY, ahead=30_000, compact_lines=40, **options)
+    return Disk(directory, CAPACITY, ahead=30_000, **options)
 
 
 def write(directory, seed, files, tell):
@@ -154,8 +150,9 @@ def write(directory, seed, files, tell):
         elif rng.random() < 0.3:
             disk.close()
             disk = None
-        if rng.random() < 0.05:
-            disk = disk and (disk.settle(10), disk)[1]
+        if disk and rng.random() < 0.05:
+            disk.settle(10)
+            disk._records.write_all()
     if disk:
         disk.close()
 

@@ -5,7 +5,7 @@
     python benchmarks/fuzz_records.py --atheris 60          coverage-guided, where atheris is installed
 
 `format` calls `verify` on bytes. The others put records into a tier, change them where the tier keeps
-them, behind its back, and read all of them through `Tier.get`; `logs` damages every file of a disk
+them, behind its back, and read all of them through `Tier.get`; `slabs` damages every file of a disk
 tier's directory, or puts older ones back, and opens it again. What a mutation is: `tests/tiers/mutations.py`.
 The exit status is 1 where a single byte was wrong or anything but a `QuireError` was raised.
 """
@@ -33,7 +33,7 @@ from quire.tiers.format import new_buffer, verify  # noqa: E402 - behind the pat
 
 BATCH = 128
 CAPACITY = "64MiB"
-SHARES = {"format": 0.5, "host": 0.1, "disk": 0.1, "files": 0.1, "objects": 0.05, "redis": 0.1, "logs": 0.05}  # fmt: skip
+SHARES = {"format": 0.5, "host": 0.1, "disk": 0.1, "files": 0.1, "objects": 0.05, "redis": 0.1, "slabs": 0.05}  # fmt: skip
 
 
 class Found:
@@ -146,7 +146,7 @@ def in_redis(client: Any) -> Change:
     return change
 
 
-def fuzz_logs(found: Found, count: int, chance: random.Random) -> None:
+def fuzz_slabs(found: Found, count: int, chance: random.Random) -> None:
     """Damage the files of a closed disk tier, open it and read; an opening may be refused."""
     from quire.tiers.disk import Disk
 
@@ -206,9 +206,11 @@ def tier_for(name: str) -> Iterator[tuple[Tier, Change]]:
             with Files(Path(folder)) as tier:
                 yield tier, in_files(Path(folder))
         elif name == "objects":
+            from obstore.store import LocalStore
+
             from quire.tiers.objects import Objects
 
-            with Objects(f"file://{folder}") as tier:
+            with Objects(LocalStore(folder)) as tier:
                 yield tier, in_files(Path(folder))
         elif name == "redis":
             from servers import running
@@ -228,8 +230,8 @@ def fuzz(name: str, count: int, seed: int) -> Found:
     found, chance = Found(), random.Random(f"{seed} {name}")
     if name == "format":
         fuzz_format(found, count, chance)
-    elif name == "logs":
-        fuzz_logs(found, count, chance)
+    elif name == "slabs":
+        fuzz_slabs(found, count, chance)
     else:
         with tier_for(name) as (tier, change):
             fuzz_tier(found, count, chance, change, tier)

@@ -2,8 +2,8 @@
 
     python benchmarks/tier_index.py [--records 1000000 10000000]
 
-A directory with that many records is made without their bytes (a sparse slab, and a log as `close` leaves it), and
-opened in a process of its own. Times are wall and CPU seconds of that process.
+A directory with that many records is made without their bytes (a sparse slab and its index), and opened in a process
+of its own. Times are wall and CPU seconds of that process.
 """
 
 import argparse
@@ -26,26 +26,18 @@ LOOKUPS = 200_000
 def make(directory, count):
     """Leave a directory with `count` records of 4 KiB."""
     from quire.tiers.disk.files import DiskFiles
-    from quire.tiers.disk.lines import FRAME_LINES, LINE, SIZE_UNIT
-    from quire.tiers.disk.log import DiskLog
-    from quire.tiers.disk.opening import slab_path
+    from quire.tiers.disk.slab import Slab
+    from quire.tiers.places.recency import Recency
 
-    log = DiskLog(DiskFiles(), directory, 1)
-
-    def chunks():
-        rng = np.random.default_rng(0)
-        for start in range(0, count, FRAME_LINES):
-            lines = np.zeros(min(FRAME_LINES, count - start), LINE)
-            lines["slot"] = np.arange(start, start + len(lines))
-            lines["stamp"] = lines["slot"] + 1
-            lines["size"] = RECORD_BYTES // SIZE_UNIT
-            lines["key"] = rng.integers(0, 256, (len(lines), 32), np.uint8)
-            yield lines
-
-    log.write_whole(log.begin_whole(), chunks())
-    log.close()
-    with slab_path(directory, RECORD_BYTES).open("wb") as file:
-        file.truncate(count * RECORD_BYTES)
+    slab = Slab(DiskFiles(), directory, RECORD_BYTES, Recency(), os.O_RDWR | os.O_CREAT)
+    slab.index_file.reserve(count)
+    rng = np.random.default_rng(0)
+    for start in range(0, count, 1 << 16):
+        places = np.arange(start, min(start + (1 << 16), count))
+        keys = rng.integers(0, 256, (len(places), 32), np.uint8)
+        slab.index_file.write(places, keys, places, places + 1)
+    slab.close()
+    os.truncate(slab.path, count * RECORD_BYTES)
 
 
 def resident():
@@ -69,7 +61,6 @@ def measure(directory, count):
     assert len(index) == count
     figures = {"records": count, "open_s": wall, "open_cpu_s": cpu}
     figures["bytes_per_record"] = (resident() - before) / count
-    figures["array_bytes_per_record"] = index.num_bytes / count
     figures["peak_bytes_per_record"] = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     ) / count
@@ -94,10 +85,10 @@ def measure(directory, count):
     figures["choose_victims_s"] = wall
     figures["chosen_of_asked"] = len(chosen) / evicted
     room._chosen, room._chosen_from = chosen, room._slabs
-    _, figures["evict_1024_s"], _ = timed(lambda: room._evicts(before, None, room._slabs))
-    _, wall, _ = timed(lambda: [room._evicts(before, None, room._slabs) for _ in range(20)])
+    _, figures["evict_1024_s"], _ = timed(lambda: room._evicts(before, room._slabs))
+    _, wall, _ = timed(lambda: [room._evicts(before, room._slabs) for _ in range(20)])
     figures["evict_us"] = wall / 20 / 1024 * 1e6
-    _, figures["compact_s"], _ = timed(disk._records.write_whole)
+    _, figures["write_all_s"], _ = timed(disk._records.write_all)
     _, figures["close_s"], _ = timed(disk.close)
     return figures
 

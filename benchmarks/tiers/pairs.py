@@ -70,9 +70,8 @@ def _objects(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
     from obstore.store import LocalStore
 
     del payload_bytes, count
-    for part in ("objects", "raw"):
-        (folder / part).mkdir()
-    with tiers.Objects(f"file://{folder / 'objects'}") as tier:
+    (folder / "raw").mkdir()
+    with tiers.Objects(LocalStore(folder / "objects", mkdir=True)) as tier:
         yield Pair(tier, RawObjects(LocalStore(folder / "raw")), mode="local directory")
 
 

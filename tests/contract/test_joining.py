@@ -90,7 +90,7 @@ def test_a_join_stops_where_somebody_stands():
     prompt = run(0, 40)
     branched(manager, prompt, 4, [])
     stays = manager.open([*prompt[:12], OTHER])
-    pin = manager.pin(prompt[:20])
+    pin = ops.pin(manager, prompt[:20])
     hold_on = prefill(manager, prompt[:28])
     let_go = hold(manager, hold_on)
     manager.close(hold_on)

@@ -6,6 +6,7 @@ import pytest
 from core_help import found, prefill, run, serve
 from hybrid_help import conserved
 
+from quire import ops
 from quire.core import CacheManager, MediaItem
 from quire.errors import OutOfBlocks
 from quire.exchange import restore
@@ -54,7 +55,7 @@ def test_whatever_has_a_content_in_its_key_keeps_it(held_by):
         manager.suspend(seq)
         manager.evict()
     if held_by in ("pin", "cached"):
-        pin = manager.pin(tokens, media=media)
+        pin = ops.pin(manager, tokens, media=media)
         manager.close(seq)
         many_others(manager)
         pin.close()

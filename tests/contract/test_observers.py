@@ -113,7 +113,7 @@ def test_nothing_else_is_told(manager, watcher):
     watcher.take()
     manager.probe(run(0, 9))
     ops.explain(manager, run(0, 9))
-    manager.pin(run(0, 9)).close()
+    ops.pin(manager, run(0, 9)).close()
     manager.reclaim(1)
     manager.evict(run(0, 9))
     manager.truncate(seq, 2)

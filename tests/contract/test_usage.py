@@ -52,7 +52,7 @@ def test_a_prefix_is_registered_under_a_name_and_found_while_everything_else_goe
     texts = {"system": run(0, 8), "tools": run(1000, 4)}
     for text in texts.values():
         serve(manager, text)
-    names = {name: manager.pin(text) for name, text in texts.items()}
+    names = {name: ops.pin(manager, text) for name, text in texts.items()}
     for start in range(2000, 9000, 1000):
         serve(manager, run(start, 80))
     assert names["tools"].tokens.tolist() == texts["tools"].tolist()

@@ -217,7 +217,7 @@ class HintsMachine(RuleBasedStateMachine):
         scope = self.scope(path)
         length = self.manager.probe(self.prompt(path), scope).num_blocks
         try:
-            pin = self.manager.pin(self.prompt(path[:length]), scope)
+            pin = ops.pin(self.manager, self.prompt(path[:length]), scope)
         except PinBudgetExceeded:
             return
         self.pins.append((pin, path[:length]))

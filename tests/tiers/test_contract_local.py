@@ -17,7 +17,7 @@ class TestFiles(TierContract):
 
     def tamper(self, tier, key, record):
         name = key.hex()
-        (tier.path / name[:2] / name[2:4] / f"{name}.quire").write_bytes(record)
+        (tier.path / name[:2] / f"{name}.quire").write_bytes(record)
 
     @contextmanager
     def broken(self, tier):

@@ -16,7 +16,7 @@ HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outc
 STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT
 
 
-@pytest.mark.parametrize("prefix", ["slab", "log"])
+@pytest.mark.parametrize("prefix", ["slab", "index"])
 @pytest.mark.parametrize(
     ("error", "outcome"), [(errno.ENOSPC, FULL), (errno.EDQUOT, FULL), (errno.EIO, ERROR)]
 )
@@ -50,28 +50,22 @@ def test_where_the_disk_is_full_below_the_capacity_records_make_room(tmp_path):
         disk.check()
 
 
-def test_records_are_forgotten_though_the_log_cannot_be_written(disk, files, tmp_path):
+def test_records_are_forgotten_though_the_index_cannot_be_written(disk, files, tmp_path):
     put(disk, range(5))
-    files.prefix, files.error = "log", errno.ENOSPC
+    files.prefix, files.error = "index", errno.ENOSPC
     disk.delete(names_of(range(2)))
     assert get(disk, range(5)) == [ABSENT] * 2 + [HIT] * 3
-    assert disk._records.failed_appends == 1
 
 
-def test_a_log_goes_on_behind_a_write_that_failed_in_part(tmp_path):
+def test_entries_whose_writing_failed_in_part_name_nothing_and_are_written_over(tmp_path):
     class Torn(FaultyFiles):
         def write_at(self, descriptor, data, offset):
-            if self.error and self.names[descriptor].startswith("log"):
+            if self.error and self.names[descriptor].startswith("index"):
                 super(FaultyFiles, self).write_at(descriptor, data[:30], offset)
             super().write_at(descriptor, data, offset)
 
-        def truncate(self, descriptor, num_bytes):
-            if self.error == errno.EIO:
-                raise OSError(errno.EIO, "not even that")
-            super().truncate(descriptor, num_bytes)
-
     files = Torn()
-    files.prefix = "log"
+    files.prefix = "index"
     disk = Disk(tmp_path, "1MiB", ahead=1, files=files)
     put(disk, range(3))
     for start, error in ((10, errno.ENOSPC), (20, errno.EIO)):
@@ -82,29 +76,39 @@ def test_a_log_goes_on_behind_a_write_that_failed_in_part(tmp_path):
     files.error = errno.EIO  # closing writes nothing that helps
     disk.close()
     with Disk(tmp_path, "1MiB") as disk:
+        disk.check()
         assert get(disk, [*range(3), *range(10, 13), *range(20, 23)]) == [HIT] * 9
 
 
-def test_a_log_that_cannot_be_written_anew_goes_on_as_it_is(tmp_path):
-    files = FaultyFiles()
-    with Disk(tmp_path, "1MiB", ahead=1, compact_lines=10, files=files) as disk:
+def test_uses_that_cannot_be_written_down_cost_no_record_and_are_tried_again_rarely(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("quire.tiers.disk.tier._USES_KEPT", 100)
+
+    class Counting(FaultyFiles):
+        num_failed = 0
+
+        def fail(self, descriptor):
+            try:
+                super().fail(descriptor)
+            except OSError:
+                self.num_failed += 1
+                raise
+
+    files = Counting()
+    with Disk(tmp_path, "1MiB", ahead=1, files=files) as disk:
         put(disk, range(5))
-        good, failed = files.rename, []
-
-        def fails(*paths):
-            failed.append(paths)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        files.rename = fails
-        for _ in range(20):
-            put(disk, range(10, 15))
-            disk.delete(names_of(range(10, 15)))
+        files.prefix, files.error = "index", errno.ENOSPC
+        for _ in range(100):
+            disk.touch(names_of(range(4, -1, -1)))
+            disk.delete(names_of([100]))
             disk.settle(10)
-        assert 1 <= len(failed) <= 6, "not again with every call"
+        assert 1 <= files.num_failed <= 6, "not again with every call"
         shutil.copytree(tmp_path, tmp_path.with_name("left"))
-        files.rename = good
-    for path in (tmp_path, tmp_path.with_name("left")):
+        files.error = None
+    for path, newest in ((tmp_path, 4), (tmp_path.with_name("left"), 0)):
         with Disk(path, "1MiB") as disk:
+            assert {entry.key: entry.age for entry in disk.scan()}[name_of(newest)] == 0
             assert get(disk, range(5)) == [HIT] * 5
             assert disk.stats().num_records == 5
 
@@ -138,7 +142,7 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
 
     class Slow(DiskFiles):
         def write_at(self, descriptor, data, offset):
-            now[0] += 1.0
+            now[0] += len(data) >= 1 << 20
             super().write_at(descriptor, data, offset)
 
         def read_at(self, descriptor, buffer, offset):

@@ -47,7 +47,6 @@ class DiskMachine(RuleBasedStateMachine):
             CAPACITY,
             direct=self.direct,
             ahead=20_000,
-            compact_lines=10,
             clock=lambda: self.now,
         )
         self.disk.evicting = self.evicted

@@ -6,15 +6,15 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-import xxhash
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk.files import DiskFiles
-from quire.tiers.disk.lines import LINE_BYTES, LogHead, encode_head
+from quire.tiers.disk.index_file import ENTRY, ROW_BYTES, checksums
 from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import new_buffer, record_bytes
 
@@ -52,8 +52,8 @@ def found(path, count=20):
     return outcomes
 
 
-def log_of(path):
-    return max(path.glob("log-*.quire"))
+def index_of(path):
+    return path / "index-1152.quire"
 
 
 def test_a_directory_that_another_process_has_open_is_refused_with_its_number(tmp_path):
@@ -68,26 +68,26 @@ def test_a_directory_that_another_process_has_open_is_refused_with_its_number(tm
 
 def test_a_directory_is_free_again_after_close_and_after_a_failed_opening(tmp_path):
     filled(tmp_path).close()
-    later = log_of(tmp_path)
+    later = index_of(tmp_path)
     good = later.read_bytes()
     later.write_bytes(later_version(good))
     for _ in range(2):
-        with pytest.raises(TierError, match="version 2 of the log format"):
+        with pytest.raises(TierError, match="version 2 of the index format"):
             Disk(tmp_path, "1MiB")
     later.write_bytes(good)
     assert found(tmp_path) == [HIT] * 20
 
 
-def later_version(log):
-    head = bytearray(encode_head(LogHead(7, is_whole=True)))
-    head[8] = 2
-    head[56:64] = xxhash.xxh3_64_intdigest(bytes(head[:56])).to_bytes(8, "little")
-    return bytes(head) + log[LINE_BYTES:]
+def later_version(index):
+    rows = np.frombuffer(bytearray(index), ENTRY)
+    rows.view("<u2")[8] = 2
+    rows["checksum"] = checksums(rows)
+    return rows.tobytes()
 
 
 def test_a_later_version_is_refused_and_nothing_of_it_is_changed(tmp_path):
     path = left(tmp_path)
-    log_of(path).write_bytes(later_version(log_of(path).read_bytes()))
+    index_of(path).write_bytes(later_version(index_of(path).read_bytes()))
     before = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "lock"}
     for opens in (lambda: Disk(path, "1MiB"), lambda: DiskReader(path)):
         with pytest.raises(TierError, match="use another directory"):
@@ -122,57 +122,99 @@ def test_all_records_of_a_killed_process_are_there(tmp_path):
     assert found(left(tmp_path)) == [HIT] * 20
 
 
-def test_a_log_that_was_cut_anywhere_loses_what_was_behind_the_cut(tmp_path):
+def test_an_index_that_was_cut_anywhere_or_is_gone_is_made_anew_from_the_records(tmp_path):
     path = left(tmp_path)
-    data = log_of(path).read_bytes()
-    assert len(data) == LINE_BYTES * 21
-    for length in range(0, len(data), 24):
+    data = index_of(path).read_bytes()
+    assert len(data) % ROW_BYTES == 0
+    for length in (*range(0, ROW_BYTES * 21, 24), None):
         copy = tmp_path / "copy"
         shutil.copytree(path, copy)
-        log_of(copy).write_bytes(data[:length])
-        whole = max(0, length // LINE_BYTES - 1)
-        assert found(copy) == [HIT] * whole + [ABSENT] * (20 - whole)
+        if length is None:
+            index_of(copy).unlink()
+        else:
+            index_of(copy).write_bytes(data[:length])
+        whole = max(0, (length or 0) // ROW_BYTES - 1)
+        for opens in (lambda: DiskReader(copy), lambda: Disk(copy, "1MiB", ahead=1)):  # noqa: B023
+            with opens() as disk:
+                disk.check()
+                assert (disk.recovered.num_records, disk.recovered.num_rebuilt) == (20, 20 - whole)
+                assert disk.recovered.num_lost == 0
+        assert found(copy) == [HIT] * 20
+        with Disk(copy, "1MiB") as disk:
+            assert disk.recovered.is_clean
         shutil.rmtree(copy)
 
 
-def test_a_bit_flipped_anywhere_in_a_log_costs_one_record_at_most(tmp_path):
-    path = left(tmp_path)
-    data = log_of(path).read_bytes()
-    for offset in range(LINE_BYTES, len(data), 41):
-        copy = tmp_path / "copy"
-        shutil.copytree(path, copy)
+def test_a_bit_flipped_anywhere_in_an_index_costs_no_record(tmp_path):
+    path = left(tmp_path, 4)
+    data = index_of(path).read_bytes()
+    for offset in range(ROW_BYTES * 6):
         flipped = bytearray(data)
         flipped[offset] ^= 1 << offset % 8
-        log_of(copy).write_bytes(flipped)
-        with Disk(copy, "1MiB") as disk:
-            assert (disk.recovered.num_records, disk.recovered.lost_lines) == (19, 1)
-        assert found(copy).count(HIT) == 19
-        shutil.rmtree(copy)
+        index_of(path).write_bytes(flipped)
+        with DiskReader(path) as reader:
+            keys = names_of(range(4))
+            assert reader.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 4
+            is_of_record = ROW_BYTES <= offset < ROW_BYTES * 5
+            assert reader.recovered.num_rebuilt == is_of_record
+            assert reader.recovered.num_lost == (offset >= ROW_BYTES * 5)
 
 
-def test_a_bit_flipped_in_a_compacted_log_costs_the_lines_of_its_frame(tmp_path):
-    filled(tmp_path).close()
-    data = bytearray(log_of(tmp_path).read_bytes())
-    data[-1] ^= 1
-    log_of(tmp_path).write_bytes(data)
-    with Disk(tmp_path, "1MiB") as disk:
-        assert (disk.recovered.num_records, disk.recovered.lost_lines) == (0, 20)
-    assert found(tmp_path) == [ABSENT] * 20
+def test_a_bit_flipped_anywhere_in_a_slab_costs_its_record_and_is_noticed(tmp_path):
+    path = left(tmp_path, 4)
+    slab = path / "slab-1152.quire"
+    data = slab.read_bytes()
+    keys = names_of(range(4))
+    for offset in range(0, 4 * 1152, 11):
+        flipped = bytearray(data)
+        flipped[offset] ^= 1 << offset % 8
+        slab.write_bytes(flipped)
+        with Disk(path, "1MiB", ahead=1) as disk:
+            outcomes = disk.get(keys, buffers_like(records_of(keys)), 10)
+            assert outcomes == [CORRUPT if at == offset // 1152 else HIT for at in range(4)]
+            disk.put(keys, records_of(keys), 10)
 
 
-def test_a_garbled_head_costs_its_log(tmp_path):
+def test_a_damaged_entry_whose_record_is_damaged_too_is_said_to_be_lost(tmp_path, caplog):
     path = left(tmp_path)
-    data = bytearray(log_of(path).read_bytes())
-    data[3] ^= 1
-    log_of(path).write_bytes(data)
+    for file, offset in (
+        (index_of(path), ROW_BYTES * 5 + 40),
+        (path / "slab-1152.quire", 1152 * 4),
+    ):
+        data = bytearray(file.read_bytes())
+        data[offset] ^= 1
+        file.write_bytes(data)
     with Disk(path, "1MiB") as disk:
-        assert disk.recovered.lost_logs == 1
-    assert found(path) == [ABSENT] * 20
+        assert (disk.recovered.num_records, disk.recovered.num_lost) == (19, 1)
+        assert not disk.recovered.is_clean
+    assert "1 were lost" in caplog.text
+    assert found(path) == [HIT] * 4 + [ABSENT] + [HIT] * 15
+
+
+def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
+    path = left(tmp_path)
+    slab = path / "slab-1152.quire"
+    data, rows = bytearray(slab.read_bytes()), np.frombuffer(index_of(path).read_bytes(), ENTRY)
+    data[1152 * 7 : 1152 * 8] = data[1152 * 3 : 1152 * 4]
+    slab.write_bytes(data)
+    rows = rows.copy()
+    for field in ("key", "tag"):
+        rows[8][field] = rows[4][field]
+    rows["stamp"][8] = 1000
+    rows["checksum"] = checksums(rows)
+    index_of(path).write_bytes(rows.tobytes())
+    with Disk(path, "1MiB") as disk:
+        assert (disk.recovered.num_records, disk.recovered.num_repeated) == (19, 1)
+        assert disk._records.find(name_of(3)).place == 7
+    with Disk(path, "1MiB") as disk:
+        assert disk.recovered.is_clean
 
 
 def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
     path = left(tmp_path)
     os.truncate(path / "slab-1152.quire", 1152 * 12 + 100)
+    with DiskReader(path) as reader:
+        assert reader.recovered.num_lost == 8
     assert found(path) == [HIT] * 12 + [ABSENT] * 8
     with Disk(path, "1MiB") as disk:
         assert disk.recovered.is_clean, "what was named in vain is forgotten for good"
@@ -215,19 +257,6 @@ def test_a_smaller_capacity_keeps_the_newest_and_gives_the_rest_back(tmp_path):
     assert (tmp_path / "slab-1152.quire").stat().st_size <= 1152 * 10
 
 
-def test_a_log_that_grows_is_written_anew(tmp_path):
-    with Disk(tmp_path, "1MiB", compact_lines=50) as disk:
-        keys = names_of(range(10))
-        for _ in range(40):
-            disk.put(keys, records_of(keys), 10)
-            disk.delete(keys)
-            disk.settle(10)
-            size = sum(path.stat().st_size for path in tmp_path.glob("log-*"))
-            assert size <= LINE_BYTES * 100
-        disk.put(keys[:3], records_of(keys[:3]), 10)
-    assert [path.stat().st_size for path in tmp_path.glob("log-*")] == [LINE_BYTES * 5]
-
-
 def test_an_opening_without_changes_leaves_the_directory_as_it_was(tmp_path):
     filled(tmp_path).close()
     before = sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir())
@@ -255,8 +284,8 @@ def test_a_reader_sees_what_was_there_while_another_process_writes(tmp_path):
     assert reader.get(keys[:1], [new_buffer(1152)]) == [Outcome.ERROR]
 
 
-def test_a_reader_opens_while_logs_are_replaced(tmp_path):
-    with filled(tmp_path, compact_lines=1) as disk:
+def test_a_reader_opens_while_entries_are_written(tmp_path):
+    with filled(tmp_path) as disk:
         more = names_of(range(50, 60))
         for _ in range(30):
             disk.put(more, records_of(more), 10)

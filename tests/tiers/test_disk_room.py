@@ -169,7 +169,7 @@ def test_two_threads_that_put_one_key_keep_one_record(tmp_path):
 
 def test_threads_that_put_get_and_delete_while_room_is_made_never_get_wrong_bytes(tmp_path):
     errors = []
-    with Disk(tmp_path, 400_000, ahead=20_000, compact_lines=30) as disk:
+    with Disk(tmp_path, 400_000, ahead=20_000) as disk:
 
         def work(seed):
             try:

@@ -61,7 +61,7 @@ def in_a_process(work):
 
 
 def file_of(tier, key):
-    return tier.path / key.hex()[:2] / key.hex()[2:4] / f"{key.hex()}.quire"
+    return tier.path / key.hex()[:2] / f"{key.hex()}.quire"
 
 
 def verified(tier):

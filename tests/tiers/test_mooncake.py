@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
@@ -263,18 +263,22 @@ def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     callers.close(lambda _: None, time.monotonic() + 5)
 
 
-def test_who_left_a_caller_behind_gives_it_back_to_nobody_who_has_it_since():
+def test_a_caller_is_nobody_elses_until_it_was_given_back_and_its_call_has_ended():
     release = threading.Event()
     callers = Callers(1, lambda address, size: 0)
-    with ExitStack() as next_user:
-        with callers.taken(0.02) as caller:
-            with pytest.raises(TimeoutError):
-                caller.call(lambda: release.wait(10))
-            release.set()
-            until_none_hangs(callers)
-            next_user.enter_context(callers.taken(5))
+    with callers.taken(0.02) as caller:
+        with pytest.raises(TimeoutError):
+            caller.call(lambda: release.wait(10))
         with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
             pass
+    with pytest.raises(TimeoutError, match="1 calls hang"), callers.taken(5):
+        pass
+    release.set()
+    until_none_hangs(callers)
+    with callers.taken(5) as caller:
+        with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
+            pass
+        assert caller.call(lambda: "fresh") == "fresh"
     callers.close(lambda _: None, time.monotonic() + 5)
 
 

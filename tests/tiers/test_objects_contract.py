@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 from objects_help import rewrite, s3_front, s3_tier
+from obstore.store import LocalStore
 from s3_server import hanging, overloaded
 
 from quire.tiers.contract import TierContract
@@ -36,7 +37,7 @@ class TestDirectory(ObjectsContract):
     @pytest.fixture
     def make_tier(self, tmp_path):
         self.path = tmp_path / "store"
-        return lambda: Objects(f"file://{self.path}")
+        return lambda: Objects(LocalStore(self.path, mkdir=True))
 
     @contextmanager
     def broken(self, tier):

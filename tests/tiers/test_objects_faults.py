@@ -224,6 +224,7 @@ def test_closing_while_calls_wait_ends_in_time(front):
         ("s3://", {}, "s3://"),
         ("az://container", {}, "Account"),
         ("https://example.com/x", {}, "web server"),
+        ("file:///mnt/kv", {}, "for a directory of files: files:/mnt/kv"),
         ("s3://b", {"config": {"nonsense": "1"}}, "nonsense"),
         ("s3://b", {"client_options": {"nonsense": 1}}, "nonsense"),
         ("memory://", {"config": {"region": "x"}}, "not remote"),
@@ -236,12 +237,6 @@ def test_closing_while_calls_wait_ends_in_time(front):
 def test_settings_that_cannot_be_are_refused_with_the_reason(url, settings, reason):
     with pytest.raises(ConfigError, match=reason):
         Objects(url, **settings)
-
-
-@pytest.mark.parametrize("path", ["/proc/quire-cannot-be-here", "/dev/null/store"])
-def test_a_directory_that_cannot_be_made_is_refused_with_the_reason(path):
-    with pytest.raises(TierError, match="cannot open"):
-        Objects(f"file://{path}")
 
 
 def test_no_record_of_a_call_with_many_bundles_is_lost_where_requests_are_few(front):

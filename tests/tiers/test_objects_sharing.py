@@ -9,7 +9,7 @@ import time
 import obstore
 import pytest
 from objects_help import objects_of, rewrite, s3_front, s3_tier
-from obstore.store import MemoryStore
+from obstore.store import LocalStore, MemoryStore
 from s3_server import denied
 
 from quire.errors import TierError
@@ -50,18 +50,19 @@ def outcome_of(tier, key, payload_bytes=1000):
 
 def test_another_process_finds_each_key_on_its_own(tmp_path):
     keys = names_of(range(45))
-    with Objects(f"file://{tmp_path}") as tier:
+    with Objects(LocalStore(tmp_path)) as tier:
         assert tier.put(keys, records_of(keys), timeout_s=10) == [STORED] * 45
     code = (
         "import sys\n"
+        "from obstore.store import LocalStore\n"
         "from quire.tiers.objects.tier import Objects\n"
         "from quire.tiers.format import new_buffer\n"
         "for key in map(bytes.fromhex, sys.argv[2:]):\n"
         "    buffer = new_buffer(1152)\n"
-        "    print(*Objects(sys.argv[1]).get([key], [buffer], 10), bytes(buffer).hex())\n"
+        "    print(*Objects(LocalStore(sys.argv[1])).get([key], [buffer], 10), bytes(buffer).hex())\n"
     )
     some = keys[::-7]
-    command = [sys.executable, "-c", code, f"file://{tmp_path}", *map(bytes.hex, some)]
+    command = [sys.executable, "-c", code, str(tmp_path), *map(bytes.hex, some)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert output.split() == [word for key in some for word in ("hit", bytes(record_of(key)).hex())]
 
@@ -240,7 +241,7 @@ def test_keys_that_share_their_first_60_bits_are_never_taken_for_each_other(stor
 
 
 def test_scan_raises_where_the_store_cannot_list(tmp_path):
-    tier = Objects(f"file://{tmp_path}/store")
+    tier = Objects(LocalStore(tmp_path / "store", mkdir=True))
     shutil.rmtree(tmp_path / "store")
     (tmp_path / "store").write_text("no directory")
     with pytest.raises(TierError):

@@ -30,7 +30,6 @@ def test_a_line_names_a_kind_and_where_it_is(tmp_path):
         f"files:{tmp_path}/files": (Files, -1),
         f"files:{tmp_path}/bounded?capacity=1GB": (Files, 10**9),
         "memory://": (Objects, -1),
-        f"file://{tmp_path}/objects?concurrency=2": (Objects, -1),
     }
     for line, (kind, capacity) in lines.items():
         tier = open_tier(line)
@@ -85,7 +84,7 @@ def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
         ("disk:/x?capacitee=1GiB", "no option 'capacitee', did you mean 'capacity'"),
         ("disk:/x?capacity=1GiB&direct=perhaps", "disk: direct cannot be 'perhaps'"),
         ("files:/proc/x?capacity=-3", "-3"),
-        ("file:/x", "write file://...; for a directory of files: files:/x"),
+        ("file:///x", "no tier is called 'file', did you mean 'files'"),
         ("s3:bucket", "write s3://..."),
         ("redis://localhost?connections=0", "connections are from 1 to 1024, not 0"),
         ("redis://localhost?conections=1", "no option 'conections', did you mean 'connections'"),

@@ -34,7 +34,6 @@ def test_files_are_read_and_listed_as_the_tier_lists_them(keys, tmp_path):
         assert reader.scan().__next__().key == keys[0]
         assert read(reader, keys) == [Outcome.HIT] * 6
         assert reader.contains([keys[0], bytes(32)]) == [True, False]
-        assert (reader.stats().num_records, reader.stats().num_bytes) == (6, 6 * 384)
 
 
 def test_what_is_damaged_is_found_and_stays(keys, tmp_path):
@@ -65,12 +64,6 @@ def test_what_went_meanwhile_is_absent_and_another_size_is_foreign(keys, tmp_pat
             tier.delete(keys[:1])
         assert read(reader, keys[:1]) == [Outcome.ABSENT]
         assert read(reader, keys[1:2], 64) == [Outcome.FOREIGN]
-
-
-def test_times_are_those_of_the_files(keys, tmp_path):
-    with FilesReader(tmp_path) as reader:
-        assert reader.modified_s.keys() == set(keys)
-        assert reader.modified_s[keys[0]] > reader.modified_s[keys[1]]
 
 
 def test_a_directory_that_is_not_there_is_said(tmp_path):

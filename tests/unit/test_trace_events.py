@@ -177,20 +177,20 @@ def test_batches_that_come_late_count_as_of_the_one_before(path):
 BAD = {
     "no JSON": ("[1, [", r"batch 2: not JSON"),
     "no batch": ("3", r"batch 2: a batch is \[time, events, rank\], this is 3"),
-    "no time": ('["x", []]', r"batch 2: its time is a number of seconds, got 'x'"),
-    "no events": ("[1, 2]", r"batch 2: its events are a list, got 2"),
+    "no time": ('["x", []]', r"batch 2: ts is 'x': expected float, got str"),
+    "no events": ("[1, 2]", r"batch 2: events is 2: expected array, got int"),
     "no event": ("[1, [2]]", r"batch 2: event 1 is a map with a type"),
     "no hashes": (
         '[1, [{"type": "BlockStored", "block_hashes": 5}]]',
-        r"batch 2: event 1: block_hashes is 5, not a list",
+        r"batch 2: event 1: block_hashes is 5: expected array, got int",
     ),
     "a hash of another kind": (
         '[1, [{"type": "BlockStored", "block_hashes": [1.5]}]]',
-        r"batch 2: event 1: a block hash is a number or text, got 1.5",
+        r"batch 2: event 1: block_hashes\[0\] is 1.5: expected int \| str, got float",
     ),
     "no block size": (
         '[1, [{"type": "BlockStored", "block_hashes": [1], "block_size": 0}]]',
-        r"batch 2: event 1: block_size is 0",
+        r"batch 2: event 1: block_size is 0: expected int >= 1",
     ),
     "another block size": (
         '[1, [{"type": "BlockStored", "block_hashes": [1], "block_size": 32}]]',

@@ -1,7 +1,6 @@
 """A picture of a tier: namespaces, prefixes by scope, and their recency."""
 
 import io
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from quire.cli.output import HEIGHTS, in_units, is_utf8, progress
+from quire.cli.output import HEIGHTS, is_utf8, progress
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import check_installed, kind_of, reading, shown
 from quire.config import format_bytes
@@ -34,41 +33,34 @@ SVG_WIDTH = 100
 
 @dataclass(frozen=True)
 class Picture:
-    """A tier's directory, what it holds, and when the first and the last of it was used, if files say so."""
+    """A tier's directory or address, and what it holds."""
 
     place: str
     kind: str
     found: "Survey"
-    used_at: tuple[float, float] | None
 
 
 def surveyed(place: str) -> Picture:
     """Look through a tier: a directory, or an address. Raises `TierError` and `ConfigError`."""
     check_installed()
-    from quire.tiers.contents.readers import FilesReader
     from quire.tiers.contents.survey import survey
 
     with reading(place) as held, progress("listing records") as begin:
         found = survey(
             held.tier, held.names, lambda done, total: begin(f"reading {done:,} of {total:,}")
         )
-        times = held.tier.modified_s.values() if isinstance(held.tier, FilesReader) else ()
         path = Path(place).expanduser() if held.path is None else held.path
         kind = kind_of(path) or place.partition(":")[0]
-        used_at = (min(times), max(times)) if times else None
-        return Picture(shown(place), kind, found, used_at)
+        return Picture(shown(place), kind, found)
 
 
 def as_data(picture: Picture) -> dict[str, Any]:
-    """Return a survey as JSON has it; times in seconds since the epoch."""
+    """Return a survey as JSON has it."""
     import msgspec
 
-    first, last = picture.used_at or (None, None)
     return {
         "place": picture.place,
         "kind": picture.kind,
-        "used_first_at": first,
-        "used_last_at": last,
         **msgspec.to_builtins(picture.found, str_keys=True),
     }
 
@@ -104,9 +96,6 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
         ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
         ("sizes", ", ".join(sizes) or "none"),
     ]
-    if picture.used_at is not None:
-        first, last = (_ago(time.time() - at) for at in picture.used_at)
-        facts.append(("modified", f"{first} to {last}"))
     if found.bad_lines:
         facts.append(("names", f"{found.bad_lines:,} lines could not be read and were left out"))
     console.print()
@@ -191,12 +180,6 @@ def _strip(tally: "RecordTally", total: "RecordTally", *, utf8: bool) -> Text:
         level = -(-mine * (len(levels) - 1) // of) if of else 0
         text.append(levels[level], STYLES[place * len(STYLES) // STRIP])
     return text
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(seconds, 0):.0f} s ago"
-    return in_units(seconds, ((86400, " d ago"), (3600, " h ago"), (60, " min ago")), ".1f")
 
 
 def _short(model: str) -> str:

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
     from quire.tiers.contents.names import NameBook
 
 _SLAB = re.compile(r"slab-\d+\.quire")
-_LOG = re.compile(r"log-\d+\.quire")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
 _SECRET = re.compile(r"//[^/@]*@")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
-
-STORE = "quire-1"
-"""The folder in which an object store has its bundles."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +30,15 @@ class OpenedTier:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return "disk", "files" or "objects" for a directory that such a tier has made, else None."""
+    """Return "disk" or "files" for a directory that such a tier has made, else None."""
     try:
         names = [entry.name for entry in path.iterdir()]
     except OSError:
         return None
-    if names == ["lock"] or any(_SLAB.fullmatch(name) or _LOG.fullmatch(name) for name in names):
+    if "lock" in names or any(map(_SLAB.fullmatch, names)):
         return "disk"
-    if STORE in names:
-        return "objects"
     if "unfinished" in names or any(
-        _FOLDER.fullmatch(name) and next((path / name).glob("??/*.quire"), None) for name in names
+        _FOLDER.fullmatch(name) and next((path / name).glob("*.quire"), None) for name in names
     ):
         return "files"
     return None
@@ -62,7 +56,6 @@ def reading(place: str) -> Generator[OpenedTier]:
     from quire.tiers.disk.reader import DiskReader
     from quire.tiers.opening import open_tier
 
-    place = _addressed(place)
     path = path_of(place)
     if path is None:
         tier = ReadOnlyView(open_tier(place))
@@ -80,7 +73,6 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTi
     from quire.tiers.files import Files
     from quire.tiers.opening import open_tier
 
-    place = _addressed(place)
     path = path_of(place)
     if path is None or _ADDRESS.match(place):
         tier = open_tier(place)
@@ -115,13 +107,6 @@ def path_of(place: str) -> Path | None:
 def is_address(place: str) -> bool:
     """Whether a place is an address, as `--tier` takes it, and not a path."""
     return _ADDRESS.match(place) is not None and not Path(place).exists()
-
-
-def _addressed(place: str) -> str:
-    """Return the address of a directory that an object store has made; other places as they are."""
-    if not is_address(place) and kind_of(path := Path(place).expanduser()) == "objects":
-        return f"file://{path.resolve()}"
-    return place
 
 
 def _placed(tier: "Tier", path: Path | None) -> Generator[OpenedTier]:

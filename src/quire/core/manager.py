@@ -14,7 +14,6 @@ from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
-from quire.core.pins import Pin
 from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits, clear, evict, evict_in, invalidate
 from quire.core.scope import NO_SCOPE, Scope, check_scope
@@ -22,7 +21,7 @@ from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import ORDINARY, RequestTerms, check_seconds, check_session_id, terms_of
+from quire.core.terms import ORDINARY, RequestTerms, check_session_id, terms_of
 from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
@@ -35,7 +34,7 @@ class CacheManager(Interruptible):
     `block_size`  tokens per block, from 1
     `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
-    `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
+    `pin_budget`  share of the smallest group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
@@ -111,26 +110,6 @@ class CacheManager(Interruptible):
         return self.kernel.lookup.hit(root, key)
 
     @mutating
-    def pin(
-        self,
-        tokens: TokenIds,
-        scope: Scope | None = None,
-        *,
-        media: Items[MediaItem] = (),
-        ttl_s: float | None = None,
-    ) -> Pin:
-        """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
-
-        The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
-        many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
-        """
-        seconds, kernel = check_seconds("ttl_s", ttl_s, self.settings.clock), self.kernel
-        root, key = self.read(key_of(tokens), scope, media)
-        found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
-        deadline = kernel.tree.order.now() + seconds if seconds else 0.0
-        return kernel.pins.add(kernel.lookup.lowered(found), deadline)
-
-    @mutating
     def evict(
         self,
         tokens: TokenIds | None = None,
@@ -158,7 +137,7 @@ class CacheManager(Interruptible):
         if group is not None:
             check_group(group, len(self.pools))
             sparse = sparse_at(self.kernel.tree.sparse, group)
-        self.kernel.pins.release_expired()
+        self.kernel.holds.let_go_expired()
         if sparse is not None:
             return evict_in(self.kernel, sparse, num_blocks)
         return evict(self.kernel, num_blocks)
@@ -212,7 +191,6 @@ class CacheManager(Interruptible):
             self.cut_off("open", error)
             raise
 
-    @mutating
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Make room for the KV of `num_tokens` more tokens than computed, in every group.
 
@@ -220,9 +198,12 @@ class CacheManager(Interruptible):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self.check_open(seq)
-        take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        try:
+            take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        except BaseException as error:
+            self.cut_off("reserve", error)
+            raise
 
-    @mutating
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
 
@@ -233,8 +214,12 @@ class CacheManager(Interruptible):
         """
         self.check_open(seq)
         kernel = self.kernel
-        publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
-        kernel.rows.version += 1
+        try:
+            publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
+            kernel.rows.version += 1
+        except BaseException as error:
+            self.cut_off("commit", error)
+            raise
 
     @mutating
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
@@ -260,13 +245,16 @@ class CacheManager(Interruptible):
             snapshots.check_settled(self.kernel, seq, "fork")
         return take.fork(self.kernel, seq)
 
-    @mutating
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
-        for tell in self.kernel.watchers.closed:
-            tell(seq)
-        give.close(self.kernel, seq)
+        try:
+            for tell in self.kernel.watchers.closed:
+                tell(seq)
+            give.close(self.kernel, seq)
+        except BaseException as error:
+            self.cut_off("close", error)
+            raise
 
     @mutating
     def suspend(self, seq: Sequence) -> None:
@@ -352,7 +340,7 @@ class CacheManager(Interruptible):
         """
         unbar(self)
         kernel = self.kernel
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
         bar(kernel.rows, "the manager was reset")
         self._begin(self.settings, kernel.watchers.all)
 
@@ -360,7 +348,7 @@ class CacheManager(Interruptible):
         kernel = self.kernel
         bar(self, why)
         bar(kernel.rows, why)  # sequences read their tokens and tables from it
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
 
     # -- arguments -------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Missed(NamedTuple):
 
 
 class Counters(msgspec.Struct):
-    """The running counts of a manager, read through `Stats`."""
+    """The running counts of a manager, read through `Stats`, which adds the misses of one reason per request and of none."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
@@ -50,16 +50,14 @@ class Counters(msgspec.Struct):
         self.num_requests += 1
         self.prompt_tokens += num_tokens
         self.hit_tokens += num_cached
-        self.missed["last_token"] += 1
         if missed.num_tokens:
             self.missed[missed.reason] += missed.num_tokens
-        if missed.reason != "last_token":
-            self.missed["cold"] += num_tokens - 1 - num_cached - missed.num_tokens
 
     def stats(self) -> Stats:
         """Return the counts as they are now."""
         counts = msgspec.structs.asdict(self)
-        counts["missed"] = dict(self.missed)
+        missed = counts["missed"] = {**self.missed, "last_token": self.num_requests}
+        missed["cold"] = self.prompt_tokens - self.hit_tokens - sum(missed.values())
         return Stats(**counts)
 
 

@@ -43,7 +43,7 @@ def key_of(tokens: TokenIds) -> Key:
     Raises `TokensError` for a wrong type, shape or range. A negative id inside an int32
     array is not seen here (it would cost a pass over the whole prompt); `check_sign` sees it.
     """
-    if type(tokens) is np.ndarray and tokens.dtype is INT32 and tokens.ndim == 1:
+    if type(tokens) is np.ndarray and tokens.dtype == INT32 and tokens.ndim == 1:
         if not tokens.size:
             return EMPTY_KEY
         if not tokens.flags.c_contiguous:

@@ -209,7 +209,7 @@ class PrefixTree:
         for group in self.sparse:
             group.created(node)
         if self.part_kinds:
-            node.parts += tuple(kind() for kind in self.part_kinds)
+            node.parts = (*node.parts, *[kind() for kind in self.part_kinds])
         return node
 
     def extend(self, node: Node, key: Key, blocks: list[memoryview[int]]) -> None:

@@ -5,6 +5,7 @@ drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
+pins      prefixes that stay
 drafts    trees of speculated tokens
 """
 
@@ -14,11 +15,13 @@ from quire.ops.drawing import draw, dump, held_notes, snapshot
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
 from quire.ops.memory import Usage, compact, resize, usage
+from quire.ops.pins import Pin, pin
 
 __all__ = [
     "Draft",
     "Explanation",
     "Fit",
+    "Pin",
     "Segment",
     "TokenMove",
     "Usage",
@@ -30,6 +33,7 @@ __all__ = [
     "explain",
     "fits",
     "held_notes",
+    "pin",
     "resize",
     "snapshot",
     "usage",

@@ -1,4 +1,4 @@
-"""Observers of a replay: hits over time, shared prefixes, times between uses.
+"""Observers of a replay: hits over time, shared prefixes.
 
 Observers are handed to `replay(observers=...)` and told of every counted request. They are
 called with (request, tokens found), and keep what they saw; `found` gives it as plain data.
@@ -163,33 +163,3 @@ class SharedPrefixes:
         self._depth.upto(end)[blocks[at:]] = np.arange(at, len(blocks))
         self._rows.append((self._num_unique, request.row))
         self._num_unique = end
-
-
-class ReuseTimes:
-    """Times between two uses of a block, whatever the cache is.
-
-    `blocks[0]` counts uses again within one second, `blocks[n]` those after 2**(n-1) to 2**n
-    seconds; `num_new` counts first uses. Eight bytes per distinct block.
-    """
-
-    NUM_BINS = 32
-
-    def __init__(self) -> None:
-        self._last_s = Column(-1.0, np.float64)
-        self.blocks = np.zeros(self.NUM_BINS, dtype=np.int64)
-        self.num_new = 0
-
-    def __call__(self, request: TraceRequest, hit_tokens: int) -> None:
-        del hit_tokens
-        now = request.time_s
-        for first, length in request.runs.tolist():
-            last = self._last_s.upto(first + length)[first : first + length]
-            again = now - last[last >= 0]
-            self.num_new += length - len(again)
-            _, exponents = np.frexp(again)
-            self.blocks += np.bincount(exponents.clip(0), minlength=self.NUM_BINS)[: self.NUM_BINS]
-            last[:] = now
-
-    def found(self) -> dict[str, Any]:
-        """Return both counts."""
-        return {"reuse_times": self.blocks.tolist(), "new_blocks": self.num_new}

@@ -260,7 +260,7 @@ class Answers:
     """Outcomes of the keys of one `get`, `SKIPPED` until they are settled.
 
     `outcomes`  by index
-    `damaged`   indices whose record the tier took for good and which is not: nobody has dropped it yet
+    `damaged`   indices of records that are `CORRUPT`: `Tier.get` has them deleted
     `came`      to be called where a part of a record has come: who waits gives up a tier of which nothing comes
     """
 
@@ -281,8 +281,8 @@ class Answers:
         self.damaged.discard(index)
         if outcome is Outcome.HIT:
             outcome = checked(self._keys[index], self._buffers[index])
-            if outcome is Outcome.CORRUPT:
-                self.damaged.add(index)
+        if outcome is Outcome.CORRUPT:
+            self.damaged.add(index)
         self.outcomes[index] = outcome
 
 

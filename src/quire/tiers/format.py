@@ -43,6 +43,8 @@ MAJOR, MINOR = 1, 0
 HEADER_BYTES = 128
 KEY_BYTES = 32
 KEY_OFFSET = 80
+TAG_AT = 120
+"""Where the header's checksum begins: it covers key, generation and payload checksum."""
 PAGE_BYTES = 4096
 PAGED_FROM = 1 << 16
 

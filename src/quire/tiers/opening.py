@@ -4,7 +4,7 @@
     disk:/var/kv?capacity=200GiB
     files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB
     redis://user:password@host:6379/0          rediss:// redis+cluster:// rediss+cluster:// unix://
-    s3://bucket/prefix?region=eu-central-1     gs:// az:// file:// memory://
+    s3://bucket/prefix?region=eu-central-1     gs:// az:// memory://
 
 What follows `?` are options by name. The same as a table, where values may be of any type:
 
@@ -42,7 +42,7 @@ GROUP = "quire.tiers"
 
 _SCHEMES = {
     **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "unix"), "redis"),
-    **dict.fromkeys(("s3", "gs", "az", "file", "memory"), "objects"),
+    **dict.fromkeys(("s3", "gs", "az", "memory"), "objects"),
 }
 _IN_REDIS_URL = (
     "ssl_ca_certs",
@@ -84,7 +84,7 @@ _KINDS = {
     "disk": _TierKind(
         "disk.tier:Disk",
         "disk:/var/kv?capacity=200GiB",
-        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE, "compact_lines": int},
+        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE},
         needed=2,
     ),
     "files": _TierKind(
@@ -163,8 +163,7 @@ def _parse_line(line: str) -> tuple[str, dict[str, Any]]:
     if len(options) < len(pairs):
         raise ConfigError(f"{_shown(line)!r}: an option is given twice")
     if head in _SCHEMES and not before.startswith("//"):
-        instead = f"; for a directory of files: files:{before}" if head == "file" else ""
-        raise ConfigError(f"{_shown(line)!r} is no URL: write {head}://...{instead}")
+        raise ConfigError(f"{_shown(line)!r} is no URL: write {head}://...")
     kind = _SCHEMES.get(head, head)
     where = f"{head}:{before}" if head in _SCHEMES else before.removeprefix("//")
     known = _KINDS.get(kind)

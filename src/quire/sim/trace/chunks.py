@@ -48,6 +48,17 @@ def line_chunks(path: Path) -> Iterator[bytes]:
         yield b"".join(open_line)
 
 
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that are not blank. Raises `TraceError`."""
+    for chunk in line_chunks(path):
+        yield from lines_in(chunk)
+
+
+def lines_in(text: bytes) -> Iterator[bytes]:
+    """Yield the lines of a text that are not blank."""
+    return (line for line in text.split(b"\n") if line.strip())
+
+
 @contextmanager
 def open_text(path: Path) -> Generator[IO[bytes]]:
     """Open a plain, gzip or zstd file by what it begins with. Raises `TraceError`."""

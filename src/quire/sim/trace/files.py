@@ -6,31 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from quire.errors import TraceError
-from quire.sim.trace.chunks import line_chunks
+from quire.sim.trace.chunks import lines_of
 from quire.sim.trace.formats import Layout
 from quire.sim.trace.numbering import Addresses, Numbering
-from quire.sim.trace.rows import Findings, TraceRequest
-from quire.sim.trace.schemas import ChatRow, QuireRow, decode_lines, no_row, why_impossible
+from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
+from quire.sim.trace.schemas import ChatRow, decode_lines, no_row, why_impossible
 
 
-class FileTrace:
+class FileTrace(ReportingTrace):
     """A trace in a file. Every iteration reads it anew; memory grows with its different blocks."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
+        super().__init__(str(path), layout.format, layout.block_size)
         self._path = path
         self._layout = layout
-        self.source = str(path)
-        self.format = layout.format
-        self.block_size = layout.block_size
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Findings())
 
     def read(self, report: Findings) -> Iterator[TraceRequest]:
-        """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
         return _FilePass(self._path, self._layout, report).requests()
 
 
@@ -48,17 +40,13 @@ class _FilePass:
         self._last_s = 0.0
 
     def requests(self) -> Iterator[TraceRequest]:
-        decoder = msgspec.json.Decoder(self._layout.row_type)
-        report = self._report
-        chunks = line_chunks(self._path)
-        for chunk in _without_first_line(chunks) if self._layout.has_header else chunks:
-            rows, reason = decode_lines(decoder, chunk)
-            for row in rows:
-                request = self._request(row)
-                if request is not None:
-                    yield request
-            if reason is not None:
-                raise no_row(str(self._path), report.rows + 1, reason)
+        report, lines = self._report, lines_of(self._path)
+        if self._layout.has_header:
+            next(lines)
+        for row in decode_lines(self._path, lines, self._layout.row_type):
+            request = self._request(row)
+            if request is not None:
+                yield request
         if report.rows == report.without_prompt:
             raise TraceError(f"{self._path}: none of its {report.rows:,} rows has a prompt")
 
@@ -72,7 +60,7 @@ class _FilePass:
         if reason is None and layout.local_ids and row.session_id is None:
             reason = 'session is missing, and the header says that ids are those of a "session"'
         if reason is not None:
-            raise no_row(str(self._path), report.rows + 1, reason)
+            raise no_row(self._path, report.rows + 1, reason)
         self._last_s = time_s
         report.rows += 1
         session = self._session(row)
@@ -88,8 +76,8 @@ class _FilePass:
             row.output_length,
             runs,
             session,
-            hint=row.hint if isinstance(row, QuireRow) else None,
-            duration_s=row.duration_s if isinstance(row, QuireRow) else None,
+            row.hint,
+            row.duration_s,
         )
 
     def _session(self, row: Any) -> str | None:
@@ -98,11 +86,3 @@ class _FilePass:
         root = self._chats.get(row.parent_chat_id, row.chat_id)
         self._chats[row.chat_id] = root
         return str(root)
-
-
-def _without_first_line(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        if chunk.strip():
-            yield chunk.lstrip().partition(b"\n")[2]
-            break
-    yield from chunks

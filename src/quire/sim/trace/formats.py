@@ -9,7 +9,7 @@ import msgspec
 
 from quire.errors import ConfigError, TraceError
 from quire.sim.trace import schemas
-from quire.sim.trace.chunks import line_chunks
+from quire.sim.trace.chunks import line_chunks, lines_in
 from quire.sim.trace.schemas import decode_lines, excerpt, no_row, why
 
 Format: TypeAlias = Literal[
@@ -63,7 +63,7 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
     try:
         first: Any = msgspec.json.decode(line)
     except schemas.NO_ROW as error:
-        raise no_row(str(path), 1, why(error, line)) from None
+        raise no_row(path, 1, why(error, line)) from None
     keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
     found: Format | None = wanted or next((SIGNS[key] for key in SIGNS if key in keys), None)
     if found is None:
@@ -105,9 +105,12 @@ def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) 
 
 
 def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:
-    rows, reason = decode_lines(msgspec.json.Decoder(row_type), head)
-    if not rows:
-        raise no_row(str(path), 1, reason or "no row")
+    rows: list[Any] = []
+    try:
+        rows.extend(decode_lines(path, lines_in(head), row_type))
+    except TraceError:  # a later row is refused when it is reached
+        if not rows:
+            raise
     sizes = _possible_block_sizes(rows)
     if row_type not in schemas.RUN_ROWS and MOONCAKE_BLOCK in sizes:
         return MOONCAKE_BLOCK

@@ -32,9 +32,9 @@ import numpy as np
 
 from quire.errors import TraceError
 from quire.sim.columns import Column
-from quire.sim.trace.formats import Format, check_block_size
+from quire.sim.trace.formats import check_block_size
 from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
-from quire.sim.trace.rows import Findings, Runs, TraceRequest, compress
+from quire.sim.trace.rows import Findings, ReportingTrace, Runs, TraceRequest, compress
 
 SAME_REQUEST_S = 5.0
 """What continues a run so much later, in seconds, is another request: slower than a block of an
@@ -48,22 +48,15 @@ MADE_OF_BLOCKS = (
 )
 
 
-class EventTrace:
+class EventTrace(ReportingTrace):
     """The trace in a log of KV events; memory grows with its different blocks."""
 
-    format: Format = "kv-events"
-
     def __init__(self, path: Path, first: Stored) -> None:
+        super().__init__(str(path), "kv-events", first.block_size)
         self._path = path
         self._first = first
-        self.source = str(path)
-        self.block_size = first.block_size
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Findings())
 
     def read(self, report: Findings) -> Iterator[TraceRequest]:
-        """Yield the requests, and keep the report. Raises `TraceError` at the first bad batch."""
         return _LogPass(self._path, self._first, report).requests()
 
 
@@ -164,9 +157,9 @@ class _LogPass:
         time_s = batch.time_s - self._begin
         self._late += time_s < self._now
         self._now = max(self._now, time_s)
-        self._ranks[batch.rank] = None
+        self._ranks[batch.rank or 0] = None
         if batch.clears:
-            for rank, node in [key for key in self._open if key[0] == batch.rank]:
+            for rank, node in [key for key in self._open if key[0] == (batch.rank or 0)]:
                 self._open.pop((rank, node)).last_s = -math.inf
 
     def _store(self, batch: Batch, stored: Stored) -> None:
@@ -185,14 +178,21 @@ class _LogPass:
                 self._orphans += 1
                 chains.add(stored.parent, ROOT)
             before = chains.nodes[stored.parent]
-        key = batch.rank, before
+        rank, session = batch.rank or 0, stored.session
+        key = rank, before
         for name in stored.hashes:
             self._moved += not chains.add(name, before)
             before = chains.nodes[name]
         run = self._open.pop(key, None)
         if run is None or not self._continues(run, len(stored.hashes)):
             run = _StoredRun(
-                batch.number, batch.rank, self._now, 0.0, before, before, stored.session
+                batch.number,
+                rank,
+                self._now,
+                0.0,
+                before,
+                before,
+                None if session is None else str(session),
             )
             self._runs.append(run)
         elif len(stored.hashes) == 1:
@@ -200,7 +200,7 @@ class _LogPass:
         else:
             run.prompt_end = before
         run.last_s, run.end = self._now, before
-        self._open[batch.rank, before] = run
+        self._open[rank, before] = run
 
     def _continues(self, run: _StoredRun, num_blocks: int) -> bool:
         soon = self._now - run.last_s <= SAME_REQUEST_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
@@ -89,12 +90,20 @@ class Findings(msgspec.Struct):
     notes: list[str] = msgspec.field(default_factory=list[str])
 
 
-class ReportingTrace(Trace, Protocol):
-    """A trace with findings beside its requests: whatever `open_trace` opens."""
+class ReportingTrace(ABC):
+    """A trace with findings beside its requests: whatever `open_trace` opens, and a workload."""
 
+    def __init__(self, source: str, format_name: str, block_size: int) -> None:
+        self.source = source
+        self.format = format_name
+        self.block_size = block_size
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return self.read(Findings())
+
+    @abstractmethod
     def read(self, report: Findings) -> Iterator[TraceRequest]:
         """Yield the requests, and keep the report. Raises `TraceError` at the first bad row."""
-        ...
 
 
 def end_id(request: TraceRequest) -> int:

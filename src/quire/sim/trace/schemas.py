@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -26,6 +27,9 @@ Session: TypeAlias = str | int | None
 
 class Row(msgspec.Struct, gc=False):
     """The fields of most formats: arrival, and lengths in tokens."""
+
+    hint: ClassVar[Hint | None] = None
+    duration_s: ClassVar[float | None] = None
 
     timestamp: float
     input_length: Tokens
@@ -96,20 +100,15 @@ RUN_ROWS = (RunsRow, QuireRow)
 """The types of rows whose ids come in runs."""
 
 
-def decode_lines(decoder: msgspec.json.Decoder[Any], chunk: bytes) -> tuple[list[Any], str | None]:
-    """Return the rows of whole lines, and why the line after them is none."""
-    try:
-        return decoder.decode_lines(chunk), None
-    except NO_ROW:
-        rows: list[Any] = []
-        for line in chunk.split(b"\n"):
-            if not line.strip():
-                continue
-            try:
-                rows.append(decoder.decode(line))
-            except NO_ROW as error:
-                return rows, why(error, line)
-        return rows, None
+def decode_lines(path: Path, lines: Iterable[bytes], kind: type[Any]) -> Iterator[Any]:
+    """Yield each line as a row of a kind. Raises `TraceError` for one that is none."""
+    decode = msgspec.json.Decoder(kind).decode
+    for number, line in enumerate(lines, 1):
+        try:
+            row = decode(line)
+        except NO_ROW as error:
+            raise no_row(path, number, why(error, line)) from None
+        yield row
 
 
 def num_ids_of(row: Any) -> int:
@@ -148,12 +147,24 @@ def why(error: Exception, line: bytes) -> str:
     """Return the fault of a line, with the value where it is one."""
     if not isinstance(error, msgspec.ValidationError):
         return f"not JSON ({str(error).removeprefix('JSON is malformed: ')}): {excerpt(line)}"
-    reason, _, path = str(error).partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
-    reason = reason.replace("`", "")
+    try:
+        return why_not(error, msgspec.json.decode(line))
+    except NO_ROW:
+        return why_not(error, None)
+
+
+def why_not(error: msgspec.ValidationError, value: Any) -> str:
+    """Return the fault of a decoded value, with the part of it that is meant."""
+    reason, _, path = str(error).replace("`", "").partition(" - at $")
+    path = path.lstrip(".")
     if not path:
-        return f"{reason}: {excerpt(line)}"
-    return f"{path} is {_value_at(line, path)}: {reason[:1].lower()}{reason[1:]}"
+        return f"{reason}: {shortened(repr(value), 60)}"
+    try:
+        for part in path.replace("[", ".[").lstrip(".").split("."):
+            value = value[int(part[1:-1])] if part.startswith("[") else value[part]
+    except (LookupError, ValueError, TypeError):
+        return f"{path} is not a number that fits: {reason[:1].lower()}{reason[1:]}"
+    return f"{path} is {shortened(repr(value))}: {reason[:1].lower()}{reason[1:]}"
 
 
 def excerpt(line: bytes) -> str:
@@ -166,16 +177,6 @@ def shortened(text: str, limit: int = 40) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _value_at(line: bytes, path: str) -> str:
-    try:
-        value: Any = msgspec.json.decode(line)
-        for part in path.replace("[", ".[").split("."):
-            value = value[int(part[1:-1])] if part.startswith("[") else value[part]
-    except (*NO_ROW, LookupError, ValueError, TypeError):
-        return "not a number that fits"
-    return shortened(repr(value))
-
-
-def no_row(source: str, row: int, reason: str) -> TraceError:
+def no_row(path: Path, row: int, reason: str) -> TraceError:
     """Return the error for a row that cannot be."""
-    return TraceError(f"{source}, row {row:,}: {reason}")
+    return TraceError(f"{path}, row {row:,}: {reason}")

@@ -25,8 +25,7 @@ from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import TraceError
 from quire.exchange.hashing import chain, root_digest
 from quire.sim.distributions import Lognormal, draw_gap, generator
-from quire.sim.trace.formats import Format
-from quire.sim.trace.rows import Findings, TraceRequest, compress
+from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest, compress
 from quire.sim.trace.talks import Message, read_talks
 from quire.sim.trace.tokenizers import Encoder
 
@@ -52,24 +51,17 @@ class Pace(msgspec.Struct, frozen=True):
 PACE = Pace()
 
 
-class ConversationTrace:
+class ConversationTrace(ReportingTrace):
     """The trace in a file of conversations; memory grows with its different blocks."""
 
-    format: Format = "conversations"
-
     def __init__(self, path: Path, block_size: int, encoder: Encoder, seed: int) -> None:
+        super().__init__(str(path), "conversations", block_size)
         self._path = path
         self._encoder = encoder
         self._seed = seed
-        self.source = str(path)
-        self.block_size = block_size
         generator(seed)
 
-    def __iter__(self) -> Iterator[TraceRequest]:
-        return self.read(Findings())
-
     def read(self, report: Findings) -> Iterator[TraceRequest]:
-        """Yield the requests, and keep the report. Raises `TraceError` at the first bad one."""
         numbers: dict[bytes, int] = {}
         num_requests = 0
         for asked in self._in_order(report):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from quire.errors import TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
-from quire.tiers.files.room import walk
 from quire.tiers.files.tier import Files
 
 
@@ -22,34 +21,18 @@ class ReadOnlyTier(Tier):
 
 
 class FilesReader(ReadOnlyTier, Files):
-    """The directory of a `Files` tier, which others may be writing to.
-
-    `modified_s`  when each file was used last, as it was when this was opened
-
-    Raises `TierError` where the directory cannot be listed.
-    """
-
-    modified_s: dict[bytes, float]
+    """The directory of a `Files` tier, which others may be writing to. Raises `TierError` where it cannot be listed."""
 
     def _open(self) -> None:
         """List the directory instead of making it."""
         try:
-            os.listdir(self._root)  # noqa: PTH208 - `walk` finds nothing in what is not there
-            listed = list(walk(self._root))
+            os.listdir(self._root)  # noqa: PTH208 - as the tier does
         except OSError as error:
             raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
-        self.modified_s = {key: modified_ns / 1e9 for modified_ns, _, key in listed}
-        self._num_bytes = sum(num_bytes for _, num_bytes, _ in listed)
-
-    def _remove(self, key: bytes) -> None:
-        """Leave it, as `_delete` does."""
-
-    def _size(self) -> tuple[int, int, int]:
-        return len(self.modified_s), self._num_bytes, -1
 
 
 class ReadOnlyView(ReadOnlyTier):
-    """Any other tier, which it owns. What is damaged stays as far as that tier's own reading lets it."""
+    """Any other tier, which it owns."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from quire.errors import TierBusy, TierError
 from quire.tiers.format import PAGE_BYTES
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def is_full(error: OSError) -> bool:
@@ -22,12 +24,17 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
+def is_forbidden(error: OSError) -> bool:
+    """Return whether an error says that nothing may be written here."""
+    return error.errno in _READ_ONLY
+
+
 class DiskFiles:
     """Reads and writes, whole or with an error. Without a state of its own, so threads share one."""
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file; new ones are readable by their owner only: KV holds prompts."""
-        return os.open(path, flags, 0o600)
+        """Open a file, never what a link leads to; new ones are readable by their owner only: KV holds prompts."""
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
     def close(self, descriptor: int) -> None:
         """Close a file."""
@@ -73,9 +80,41 @@ class DiskFiles:
         """Return when the file's content would survive a loss of power."""
         os.fdatasync(descriptor)
 
-    def rename(self, path: Path, to: Path) -> None:
-        """Rename a file, over one that is there."""
-        path.replace(to)
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names of its files would survive a loss of power."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def length(self, descriptor: int) -> int:
+        """Return the bytes of a file."""
+        return os.fstat(descriptor).st_size
+
+    def data_ranges(self, descriptor: int, end: int) -> Iterator[tuple[int, int]]:
+        """Return where a file has anything but holes before `end`: first byte and the one behind the last."""
+        start = 0
+        while start < end:
+            try:
+                start = os.lseek(descriptor, start, os.SEEK_DATA)
+                stop = min(end, os.lseek(descriptor, start, os.SEEK_HOLE))
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    return
+                stop = end
+            if start < stop:
+                yield start, stop
+            start = stop
+
+    def is_removed(self, descriptor: int) -> bool:
+        """Return whether a file is in no directory any more."""
+        return not os.fstat(descriptor).st_nlink
+
+    def free_bytes(self, descriptor: int) -> int:
+        """Return the bytes that the file system has left."""
+        system = os.fstatvfs(descriptor)
+        return system.f_bavail * system.f_frsize
 
     def unlink(self, path: Path) -> None:
         """Remove a file, if it is there."""
@@ -96,10 +135,13 @@ class AlignedBuffers(threading.local):
 
 
 class DirectoryLock:
-    """A directory that one process writes to: held until `release`, or until the process is gone."""
+    """A directory that one process writes to: held until `release`, or until the process is gone.
 
-    def __init__(self, directory: Path) -> None:
-        self._descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    Raises `TierBusy` where another process holds it, `OSError` where it cannot be had.
+    """
+
+    def __init__(self, directory: Path, files: DiskFiles) -> None:
+        self._descriptor = files.open(directory / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -111,48 +153,45 @@ class DirectoryLock:
                 f"{directory} is open for writing in process {owner or 'unknown'}; give each "
                 "process its own directory, share a Files tier, or open this one with DiskReader"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # on a full disk nobody is told the number
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Let another process have the directory."""
+        """Let another process have the directory; in a forked process, the parent still has it."""
         os.close(self._descriptor)
 
 
 def takes_direct(directory: Path) -> bool:
-    """Return whether files here can be opened past the page cache, by trying it."""
+    """Return whether files here can be read and written past the page cache, by trying it.
+
+    On a full disk, whether they can be opened so.
+    """
     flag = getattr(os, "O_DIRECT", 0)
-    if not flag:
-        return False
-    path = directory / f"probe-{os.getpid()}"
     page = memoryview(mmap.mmap(-1, PAGE_BYTES))
     page[:] = os.urandom(PAGE_BYTES)
     back = memoryview(mmap.mmap(-1, PAGE_BYTES))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
-    except OSError:
-        return False
-    try:
-        return (
-            os.pwrite(descriptor, page, 0) == PAGE_BYTES
-            and os.preadv(descriptor, [back], 0) == PAGE_BYTES
-            and back == page
-        )
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            fcntl.fcntl(file, fcntl.F_SETFL, flags | flag)
+            return (
+                bool(flag)
+                and os.pwrite(file.fileno(), page, 0) == PAGE_BYTES
+                and os.preadv(file.fileno(), [back], 0) == PAGE_BYTES
+                and back == page
+            )
+    except OSError as error:
+        return bool(flag) and is_full(error)
 
 
 def opened_directory(path: str | Path) -> Path:
-    """Make a directory if need be. Raises `TierError` where it cannot be one to write in."""
+    """Make a directory if need be. Raises `TierError` where there can be none, or none to read."""
     directory = Path(path)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise TierError(f"{directory} cannot be a tier's directory: {error}") from error
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise TierError(f"{directory} is not readable and writable for this user")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise TierError(f"{directory} is not readable for this user")
     return directory

@@ -1,81 +1,155 @@
-"""Opening of a directory: its slabs, and the records that the logs still name."""
+"""Opening of a directory: its slabs, and the records that lie in them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from quire.errors import RecordError
 from quire.tiers.disk.files import DiskFiles
-from quire.tiers.disk.lines import SIZE_UNIT
-from quire.tiers.disk.log import LogContents, records_in
+from quire.tiers.disk.index_file import ENTRY, KEY_AT, ROW_BYTES, SIZE_UNIT, IndexContents, key_rows
 from quire.tiers.disk.slab import Slab
+from quire.tiers.format import TAG_AT, read_header, record_bytes
+from quire.tiers.places.key_table import KEY_WORDS, later_duplicates
 from quire.tiers.places.recency import Recency
 
 _NAME = re.compile(r"slab-(\d+)\.quire")
+
+_NO_WORDS = np.zeros((0, KEY_WORDS), np.uint64)
+
+_log = logging.getLogger(__name__)
 
 
 class Recovered(msgspec.Struct, frozen=True):
     """Counts of what was found in a directory.
 
-    `num_records`  records that the logs name; each is verified when it is read
-    `lost_lines`   lines of logs that did not hold; each is at most a record
-    `lost_logs`    logs whose head did not hold
-    `in_vain`      records named where none can be: beyond a slab's end, or twice
+    `num_records`  records that are there; each is verified when it is read
+    `num_rebuilt`  of these, which an index did not tell and the records' own headers did
+    `num_lost`     places that should hold a record and do not: of a damaged entry there is no
+                   telling, so it may have been none
+    `num_repeated` records that lay there twice
     """
 
     num_records: int
-    lost_lines: int
-    lost_logs: int
-    in_vain: int
+    num_rebuilt: int
+    num_lost: int
+    num_repeated: int
 
     @property
     def is_clean(self) -> bool:
-        """Whether the logs say what the indexes say, and nothing else."""
-        return not (self.lost_lines or self.lost_logs or self.in_vain)
+        """Whether the files of the indexes say what is there, and nothing else."""
+        return not (self.num_rebuilt or self.num_lost or self.num_repeated)
 
 
-def slab_path(directory: Path, record_bytes: int) -> Path:
-    """Return the path of the slab of a record size."""
-    return directory / f"slab-{record_bytes}.quire"
+def open_slabs(
+    directory: Path, files: DiskFiles, recency: Recency, flags: int, room: int
+) -> tuple[dict[int, Slab], Recovered]:
+    """Open the slabs of a directory, by record size, with indexes of what is there.
 
-
-def open_slabs(directory: Path, files: DiskFiles, recency: Recency, flags: int) -> dict[int, Slab]:
-    """Open the slabs of a directory, by record size, with indexes that hold nothing yet."""
-    slabs: dict[int, Slab] = {}
-    for path in sorted(directory.iterdir()):
-        match = _NAME.fullmatch(path.name)
-        size = int(match[1]) if match else 0
-        if size and not size % SIZE_UNIT and path.is_file():
-            slabs[size] = Slab(files, path, size, recency, flags)
-    return slabs
-
-
-def fill_indexes(slabs: dict[int, Slab], contents: LogContents) -> Recovered:
-    """Publish the records that logs name in the slabs that were opened."""
-    num_places = {size: slab.index.num_places for size, slab in slabs.items()}
-    found, in_vain = records_in(contents.lines, num_places)
-    lines = contents.lines
-    for size, rows in found.items():
-        slabs[size].index.load(
-            lines["place"][rows].astype(np.int64),
-            lines["key"][rows],
-            lines["tag"][rows],
-            lines["stamp"][rows],
+    A slab has the places that its records need, and of the others as many as fit into `room`
+    bytes: the file may be of any length, with nothing in it. Raises `OSError`, and `TierError` where a later version wrote an index.
+    """
+    with ExitStack() as opened:
+        slabs: dict[int, Slab] = {}
+        for path in sorted(directory.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            size = int(match[1]) if match else 0
+            if size and not size % SIZE_UNIT and path.is_file() and not path.is_symlink():
+                slabs[size] = Slab(files, directory, size, recency, flags)
+                opened.callback(slabs[size].close)
+        recovered = _fill(slabs, room)
+        opened.pop_all()
+    if not recovered.is_clean:
+        _log.warning(
+            "%s: %d records were found by their own headers, as the index of their slab was damaged or gone; %d were lost",
+            directory,
+            recovered.num_rebuilt,
+            recovered.num_lost,
         )
-    num_records = sum(map(len, found.values()))
-    return Recovered(num_records, contents.lost_lines, contents.lost_logs, in_vain)
+    return slabs, recovered
 
 
-def remove_empty(slabs: dict[int, Slab], files: DiskFiles) -> None:
+def _fill(slabs: dict[int, Slab], room: int) -> Recovered:
+    """Publish what the files of indexes tell, and what records' own headers tell where these do not."""
+    entries: list[NDArray[Any]] = []
+    num_rebuilt = num_lost = num_repeated = 0
+    for slab in slabs.values():
+        contents = slab.index_file.read()
+        told, by_header = contents.entries, _by_headers(slab, contents)
+        is_inside = told["place"] < slab.places_in_file
+        num_lost += np.count_nonzero(~is_inside)
+        num_lost += np.count_nonzero(~np.isin(contents.damaged, by_header["place"]))
+        num_rebuilt += len(by_header)
+        if len(by_header) or not is_inside.all():
+            told = np.concatenate([told[is_inside], by_header])
+        entries.append(told)
+    later = later_duplicates(np.concatenate([_key_words(own) for own in entries] or [_NO_WORDS]))
+    if len(later):
+        num_repeated = len(later)
+        entries = _without_repeated(entries)
+    newest = max((int(own["stamp"].max(initial=0)) for own in entries), default=0)
+    for own in entries:
+        unknown = np.flatnonzero(own["stamp"] == 0)[::-1]  # low places are near heads of prompts
+        own["stamp"][unknown] = np.arange(newest + 1, newest + 1 + len(unknown))
+        newest += len(unknown)
+    for slab, own in zip(slabs.values(), entries, strict=True):
+        places = own["place"].astype(np.int64)
+        usable = min(room // slab.record_bytes, slab.places_in_file)
+        slab.index.grow(max(usable, int(places.max(initial=-1)) + 1))
+        slab.index.load(places, own["key"], own["tag"], own["stamp"])
+    num_records = sum(map(len, entries))
+    return Recovered(num_records, num_rebuilt, int(num_lost), num_repeated)
+
+
+def _without_repeated(entries: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return entries of slabs, of those with one key the one that was used last."""
+    order = np.argsort(-np.concatenate([own["stamp"] for own in entries]))
+    words = np.concatenate([_key_words(own) for own in entries])
+    is_kept = np.ones(len(order), np.bool_)
+    is_kept[order[later_duplicates(words[order])]] = False
+    ends = np.cumsum([len(own) for own in entries])
+    return [own[kept] for own, kept in zip(entries, np.split(is_kept, ends[:-1]), strict=True)]
+
+
+def _by_headers(slab: Slab, contents: IndexContents) -> NDArray[Any]:
+    """Return entries, without stamps, for the records in places of which the index's file does not tell."""
+    end = slab.places_in_file
+    places = [place for place in contents.damaged if place < end]
+    if contents.num_entries < end:
+        for written in slab.written_places():
+            places += range(max(written.start, contents.num_entries), written.stop)
+    found: list[tuple[int, bytes, bytes]] = []
+    for place in places:
+        header = bytes(slab.read_header(place))
+        with suppress(RecordError):
+            fields = read_header(header)
+            if record_bytes(fields.payload_bytes) == slab.record_bytes:
+                found.append((place, fields.key, header[TAG_AT:]))
+    entries = np.zeros(len(found), ENTRY)
+    entries["size"] = slab.record_bytes // SIZE_UNIT
+    if found:
+        entries["place"], keys, tags = zip(*found, strict=True)
+        entries["key"] = key_rows(keys)
+        entries["tag"] = np.frombuffer(b"".join(tags), "<u8")
+    return entries
+
+
+def _key_words(entries: NDArray[Any]) -> NDArray[np.uint64]:
+    return entries.view(np.uint64).reshape(-1, ROW_BYTES // 8)[:, KEY_AT // 8 :]
+
+
+def remove_empty(slabs: dict[int, Slab]) -> None:
     """Remove the slabs without places, from the directory too."""
     for size in [size for size, slab in slabs.items() if not slab.index.num_places]:
-        slab = slabs.pop(size)
-        slab.close()
-        files.unlink(slab.path)
+        slabs.pop(size).remove()
 
 
 def open_flags(*, direct: bool) -> int:

@@ -10,8 +10,7 @@ from quire.errors import TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, in_time
 from quire.tiers.contents.readers import ReadOnlyTier
 from quire.tiers.disk.files import DiskFiles
-from quire.tiers.disk.log import read_logs
-from quire.tiers.disk.opening import Recovered, fill_indexes, open_slabs
+from quire.tiers.disk.opening import Recovered, open_slabs
 from quire.tiers.disk.records import Spot, entries_of, spot_in, tag_of
 from quire.tiers.places.recency import Recency
 
@@ -31,13 +30,14 @@ class DiskReader(ReadOnlyTier):
         super().__init__()
         self.name = name
         self.path: Path | None = Path(path)
+        self.recovered: Recovered
         recency = Recency()
         try:
-            contents = read_logs(self.path)
-            self._slabs = open_slabs(self.path, DiskFiles(), recency, os.O_RDONLY)
+            self._slabs, self.recovered = open_slabs(
+                self.path, DiskFiles(), recency, os.O_RDONLY, room=0
+            )
         except OSError as error:
             raise TierError(f"{path} cannot be read as a disk tier: {error}") from error
-        self.recovered: Recovered = fill_indexes(self._slabs, contents)
         self._is_closed = False
 
     def scan(self) -> Iterator[ListedRecord]:

@@ -1,12 +1,14 @@
-"""Records by key over slabs: the indexes and the log, changed together."""
+"""Records by key over slabs: the indexes in memory and in files, changed together."""
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import compress
 from struct import Struct
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,18 +16,20 @@ from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
-from quire.tiers.disk.lines import FRAME_LINES, LINE, SIZE_UNIT, Line
-from quire.tiers.disk.log import DiskLog
+from quire.tiers.disk.index_file import key_rows
 from quire.tiers.disk.slab import Slab
-from quire.tiers.places.index import NOWHERE
+from quire.tiers.format import TAG_AT
+from quire.tiers.places.index import NOWHERE, PlaceIndex
+from quire.tiers.places.key_table import Places
 from quire.tiers.places.recency import Recency
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
 
-
 _TAG = Struct("<Q")
-_TAG_AT = 120
+
+_ENTRIES_AT_ONCE = 4096
+"""Entries of an index's file that are written while nothing is published: about 1 ms."""
 
 _FEW = 128
 """Keys from which on a look at all of them at once is faster than one by one, after a model has had the caches."""
@@ -57,23 +61,19 @@ class DiskRecords:
     """Records by key over slabs of several sizes.
 
     A key is in at most one slab. Two locks: `_changes` orders what is published and retired,
-    so that the log's order is that of the indexes; `lock` guards the indexes and is held for
+    so that files say what the indexes do; `lock` guards the indexes and is held for
     microseconds, never while a file is written. Whoever takes both takes `_changes` first.
 
-    A line is written before a record is found and before its place is free again. So at any
-    moment the log names no place that holds, or may soon hold, another record.
+    A file is written before a record is found and before its place is free again. So at any
+    moment no file names a place that holds, or may soon hold, another record.
     """
 
-    def __init__(self, slabs: dict[int, Slab], log: DiskLog, recency: Recency) -> None:
+    def __init__(self, slabs: dict[int, Slab], recency: Recency) -> None:
         self.slabs = slabs
         self.recency = recency
         self.lock = threading.Lock()
-        self.log = log
-        self.num_lines = 0
-        """Lines since the last whole log."""
         self.num_touches = 0
-        """Uses since the last whole log, which no line tells."""
-        self.failed_appends = 0
+        """Uses that no file tells."""
         self._changes = threading.Lock()
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class DiskRecords:
     def commit(self, batch: Sequence[Written]) -> list[bool]:
         """Let filled places be found; return for which of them another thread was faster.
 
-        Raises `OSError` where the log cannot be written; then none of them is found.
+        Raises `OSError` where a file cannot be written or is gone; then none of them is found.
         """
         with self._changes:
             with self.lock:
@@ -167,16 +167,23 @@ class DiskRecords:
                 for each in compress(batch, late):
                     each.slab.index.release(each.place)
             fresh = [each for each, is_late in zip(batch, late, strict=True) if not is_late]
+            by_slab = [
+                (slab, [each for each in fresh if each.slab is slab])
+                for slab in {each.slab.record_bytes: each.slab for each in fresh}.values()
+            ]
             try:
-                self._append([_line_of(each) for each in fresh])
+                for slab, own in by_slab:
+                    _write_entries(slab, own)
             except OSError:
+                for slab, own in by_slab:
+                    with suppress(OSError):
+                        slab.index_file.clear([each.place for each in own])
                 with self.lock:
                     for each in fresh:
                         each.slab.index.release(each.place)
                 raise
             with self.lock:
-                for slab in {each.slab.record_bytes: each.slab for each in fresh}.values():
-                    own = [each for each in fresh if each.slab is slab]
+                for slab, own in by_slab:
                     slab.index.publish_all(
                         [each.place for each in own],
                         [each.key for each in own],
@@ -188,7 +195,7 @@ class DiskRecords:
     def drop(self, spots: Sequence[Spot]) -> int:
         """Forget records, as far as they still lie there; return how many did.
 
-        Where the log cannot be written they are forgotten all the same: a record that
+        Where files cannot be written they are forgotten all the same: a record that
         reappears after a restart is either what it says or carries another tag.
         """
         # The lowest place is given out first again, so that a prompt's records lie in their order.
@@ -198,10 +205,9 @@ class DiskRecords:
             with self._changes:
                 with self.lock:
                     some = [spot for spot in spots[start : start + _AT_ONCE] if is_there(spot)]
-                try:
-                    self._append([Line(each.slab.record_bytes, each.place) for each in some])
-                except OSError:
-                    self.failed_appends += 1
+                for slab in {each.slab.record_bytes: each.slab for each in some}.values():
+                    with suppress(OSError):
+                        slab.index_file.clear([each.place for each in some if each.slab is slab])
                 with self.lock:
                     for spot in some:
                         spot.slab.retire(spot.place)
@@ -217,7 +223,7 @@ class DiskRecords:
     def move(self, spot: Spot, to: int) -> bool:
         """Let a copy in a reserved place of the slab be the record; return whether it still was one.
 
-        The place that it leaves stays reserved. Raises `OSError` where the log cannot be
+        The place that it leaves stays reserved. Raises `OSError` where a file cannot be
         written; then the record stays where it is.
         """
         with self._changes:
@@ -226,27 +232,25 @@ class DiskRecords:
                     return False
                 index = spot.slab.index
                 key, stamp = index.key_of(spot.place), index.stamp_of(spot.place)
-            # In this order: a crash between the lines leaves the record twice, and the later counts.
-            copied = _line_of(Written(spot.slab, to, key, spot.tag, stamp))
-            self._append([copied, Line(spot.slab.record_bytes, spot.place)])
+            # In this order: a crash between the two leaves the record twice.
+            _write_entries(spot.slab, [Written(spot.slab, to, key, spot.tag, stamp)])
+            spot.slab.index_file.clear([spot.place])
             with self.lock:
                 index.move(spot.place, to)
         return True
 
-    def write_whole(self) -> None:
-        """Write all records as one log and drop the older ones. Raises `OSError`.
-
-        Meanwhile records come and go: a place's lines in the log that goes on come after what
-        the whole one says of it, and the last line counts.
-        """
-        with self._changes:
-            number = self.log.begin_whole()
-            before = self.num_lines
-            self.num_lines = self.num_touches = 0
+    def write_all(self) -> None:
+        """Write all entries anew: the uses that no file tells, and what was damaged. Raises `OSError`."""
+        self.num_touches = 0
         try:
-            self.log.write_whole(number, self._chunks())
+            for slab in self._all():
+                for start in range(0, slab.index.num_places, _ENTRIES_AT_ONCE):
+                    with self._changes:
+                        with self.lock:
+                            entries = _entries_from(slab.index, start)
+                        slab.index_file.write(*entries)
         except OSError:
-            self.num_lines += before
+            self.num_touches = 1  # there is something left to do, and no hurry: it costs much
             raise
 
     def entries(self) -> Iterator[ListedRecord]:
@@ -255,11 +259,9 @@ class DiskRecords:
             return entries_of(self._all())
 
     def sync(self) -> None:
-        """Return when all records and their lines would survive a loss of power."""
+        """Return when all records and their entries would survive a loss of power."""
         for slab in self._all():
             slab.sync()
-        with self._changes:
-            self.log.sync()
 
     def check(self) -> None:
         """Verify the indexes and that no key is in two; raises `InvariantError`."""
@@ -275,7 +277,6 @@ class DiskRecords:
         """Close all files."""
         for slab in self._all():
             slab.close()
-        self.log.close()
 
     def _all(self) -> list[Slab]:
         return list(self.slabs.values())
@@ -287,28 +288,6 @@ class DiskRecords:
             find = slab.index.find
             there = [was or find(key) != NOWHERE for was, key in zip(there, keys, strict=True)]
         return there
-
-    def _append(self, lines: list[Line]) -> None:
-        if lines:
-            self.log.append(lines)
-            self.num_lines += len(lines)
-
-    def _chunks(self) -> Iterator[NDArray[Any]]:
-        for slab in self._all():
-            start = 0
-            while start < slab.index.num_places:
-                with self.lock:
-                    stamps = slab.index.stamps[start : start + FRAME_LINES]
-                    places = start + np.flatnonzero(stamps)
-                    lines = np.zeros(len(places), LINE)
-                    lines["stamp"] = slab.index.stamps[places]
-                    lines["tag"] = slab.index.generations_of(places)
-                    lines["key"] = slab.index.keys_of(places)
-                lines["place"] = places
-                lines["size"] = slab.record_bytes // SIZE_UNIT
-                start += FRAME_LINES
-                if len(lines):
-                    yield lines
 
 
 def spot_in(slabs: Iterable[Slab], key: bytes) -> Spot | None:
@@ -336,11 +315,27 @@ def entries_of(slabs: Sequence[Slab]) -> Iterator[ListedRecord]:
 
 def tag_of(record: memoryview) -> int:
     """Return a record's header checksum: it covers key, generation and payload checksum."""
-    return _TAG.unpack_from(record, _TAG_AT)[0]
+    return _TAG.unpack_from(record, TAG_AT)[0]
 
 
-def _line_of(each: Written) -> Line:
-    return Line(each.slab.record_bytes, each.place, each.stamp, each.tag, each.key)
+def _entries_from(
+    index: PlaceIndex, start: int
+) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return copies of some entries from a place on: places, keys, tags, stamps."""
+    places = np.arange(start, min(start + _ENTRIES_AT_ONCE, index.num_places))
+    return places, index.keys_of(places), index.generations_of(places), index.stamps[places]
+
+
+def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:
+    """Write what lies in places of a slab from here on into its index's file."""
+    slab.index_file.write(
+        [each.place for each in batch],
+        key_rows([each.key for each in batch]),
+        [each.tag for each in batch],
+        [each.stamp for each in batch],
+    )
+    if slab.is_removed():
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(slab.path))
 
 
 def is_there(spot: Spot) -> bool:

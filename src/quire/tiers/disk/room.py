@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -142,7 +143,12 @@ class DiskRoom:
         count = min(most, max(1, STEP_BYTES // slab.record_bytes))
         if count < 1:
             return False
-        prepare(count)
+        try:
+            prepare(count)
+        except OSError:
+            with suppress(OSError):  # what there was of it is others'
+                slab.cut()
+            raise
         with self._records.lock:
             slab.index.grow(slab.index.num_places + count)
         return True
@@ -255,6 +261,8 @@ class DiskRoom:
                     break
                 spare.pop()
                 held.append(spot.place)
+            if spots:
+                slab.sync()  # what a `flush` has promised may lie in its new place only
         finally:
             with self._records.lock:
                 for place in (*held, *spare):

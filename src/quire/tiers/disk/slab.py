@@ -1,16 +1,17 @@
-"""A slab: one file of recycled places of one size, and the index of what lies in them."""
+"""A slab: recycled places of one size in a file, and the index of what lies in them, in memory and in a file."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import InvariantError
 from quire.tiers.disk.files import AlignedBuffers, DiskFiles
-from quire.tiers.format import PAGE_BYTES
+from quire.tiers.disk.index_file import IndexFile
+from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
 from quire.tiers.places.index import PlaceIndex
 from quire.tiers.places.recency import Recency
 
@@ -20,26 +21,34 @@ _ZEROS = memoryview(mmap.mmap(-1, 1 << 20)).toreadonly()
 class Slab:
     """Places of `record_bytes` each; place i lies at byte i * record_bytes. The file has no head.
 
+    `index`       what lies where, of the places that may be used: none before it is filled
+    `index_file`  the same for the next process
+
     Reading and writing need no lock, the rest needs the owner's. A place that is being read
     (`pins`) and loses its record stays reserved (`leaving`) until the last reader is done, so
     nobody reads what is being written.
     """
 
     def __init__(
-        self, files: DiskFiles, path: Path, record_bytes: int, recency: Recency, flags: int
+        self, files: DiskFiles, directory: Path, record_bytes: int, recency: Recency, flags: int
     ) -> None:
         self.record_bytes = record_bytes
-        self.path = path
+        self.path = slab_path(directory, record_bytes)
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
         self._files = files
         self._aligned = AlignedBuffers()
         direct = getattr(os, "O_DIRECT", 0)
-        if record_bytes % PAGE_BYTES:
-            flags &= ~direct
-        self.is_direct = bool(flags & direct)
-        self._descriptor = files.open(path, flags)
-        self.index = PlaceIndex(os.fstat(self._descriptor).st_size // record_bytes, recency)
+        own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~direct
+        self.is_direct = bool(own & direct)
+        self.index = PlaceIndex(0, recency)
+        self._descriptor = files.open(self.path, own)
+        try:
+            index_path = directory / f"index-{record_bytes}.quire"
+            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~direct)
+        except BaseException:
+            files.close(self._descriptor)
+            raise
 
     @property
     def num_bytes(self) -> int:
@@ -50,6 +59,23 @@ class Slab:
     def free_bytes(self) -> int:
         """Bytes of places that can be given out."""
         return self.index.num_free * self.record_bytes
+
+    @property
+    def places_in_file(self) -> int:
+        """Places that the file has, whether they may be used or not."""
+        return self._files.length(self._descriptor) // self.record_bytes
+
+    def written_places(self) -> Iterator[range]:
+        """Return the places whose start lies in no hole of the file."""
+        size = self.record_bytes
+        for start, end in self._files.data_ranges(self._descriptor, self.places_in_file * size):
+            yield range(-(-start // size), -(-end // size))
+
+    def read_header(self, place: int) -> memoryview:
+        """Return the header that a place begins with, valid until the next. Raises `OSError`."""
+        page = self._aligned.take(min(PAGE_BYTES, self.record_bytes))
+        self._files.read_at(self._descriptor, page, place * self.record_bytes)
+        return page[:HEADER_BYTES]
 
     def read(self, place: int, buffer: memoryview) -> bool:
         """Fill a buffer from a place; return whether the file had all of it. Raises `OSError`."""
@@ -83,11 +109,19 @@ class Slab:
         self._files.write_run(self._descriptor, records, place * self.record_bytes)
 
     def allocate(self, count: int) -> None:
-        """Get disk space for more places; `index.grow` comes after. Raises `OSError`."""
+        """Get disk space for more places and their entries; `index.grow` comes after. Raises `OSError`."""
+        self.index_file.reserve(self.index.num_places + count)
         self._files.allocate(self._descriptor, self.num_bytes, count * self.record_bytes)
 
     def prewrite(self, count: int) -> None:
-        """Write zeros behind the last place: writing over them later is several times faster."""
+        """Do as `allocate` does, and write zeros there: writing over them later is several times faster.
+
+        Raises `OSError` where that would leave the file system with less than as much again.
+        """
+        num_bytes = count * self.record_bytes
+        if self._files.free_bytes(self._descriptor) < 2 * num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self.index_file.reserve(self.index.num_places + count)
         at, end = self.num_bytes, self.num_bytes + count * self.record_bytes
         while at < end:
             some = _ZEROS[: end - at]
@@ -95,8 +129,9 @@ class Slab:
             at += len(some)
 
     def cut(self) -> None:
-        """Drop what the file has behind the last place; `index.shrink` comes before. Raises `OSError`."""
+        """Drop what the files have behind the last place; `index.shrink` comes before. Raises `OSError`."""
         self._files.truncate(self._descriptor, self.num_bytes)
+        self.index_file.cut(self.index.num_places)
 
     def pin(self, place: int) -> None:
         """Keep a place's bytes as they are until `unpin`."""
@@ -124,8 +159,19 @@ class Slab:
             self.index.release(place)
 
     def sync(self) -> None:
-        """Return when what was written would survive a loss of power."""
+        """Return when what was written would survive a loss of power: records before their entries."""
         self._files.sync(self._descriptor)
+        self.index_file.sync()
+
+    def is_removed(self) -> bool:
+        """Return whether somebody removed one of the files, so that nobody will find what it holds."""
+        return self._files.is_removed(self._descriptor) or self.index_file.is_removed()
+
+    def remove(self) -> None:
+        """Close the files and remove them."""
+        self.close()
+        self._files.unlink(self.path)
+        self._files.unlink(self.index_file.path)
 
     def check(self) -> None:
         """Verify the index; raises `InvariantError`."""
@@ -134,5 +180,11 @@ class Slab:
             raise InvariantError(f"{self.path}: places {self.leaving} wait for no reader")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._files.close(self._descriptor)
+        self.index_file.close()
+
+
+def slab_path(directory: Path, record_bytes: int) -> Path:
+    """Return the path of the slab of a record size."""
+    return directory / f"slab-{record_bytes}.quire"

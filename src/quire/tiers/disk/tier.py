@@ -4,7 +4,7 @@ A directory belongs to one process at a time, which holds the lock; `DiskReader`
 
     lock                  locked by the process that writes, which leaves its number there
     slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
-    log-<number>.quire    which record lies in which place (`lines.py`)
+    index-<bytes>.quire   which record lies in which of these places (`index_file.py`)
 
 Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
 `STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
@@ -32,15 +32,7 @@ from quire.tiers.disk.files import (
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.log import DiskLog, read_logs, remove_logs
-from quire.tiers.disk.opening import (
-    Recovered,
-    fill_indexes,
-    open_flags,
-    open_slabs,
-    remove_empty,
-    slab_path,
-)
+from quire.tiers.disk.opening import open_flags, open_slabs, remove_empty
 from quire.tiers.disk.records import DiskRecords, Written, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
@@ -53,19 +45,20 @@ _HELPERS = 3
 _HELPED_FROM = 1 << 16
 """Bytes of a record from which on several are read or written at once, past the page cache."""
 
+_USES_KEPT = 1 << 16
+"""Uses that are in memory only, at least, before entries are written anew for their stamps."""
+
 _CLOSE_S = 60.0
 
 
 class Disk(Tier):
     """Records in a directory of a local file system.
 
-    `capacity`      bytes of all slabs together ("200GiB"); the logs add about 130 bytes per record
+    `capacity`      bytes of all slabs together ("200GiB"); their indexes add 64 bytes per place
     `direct`        past the page cache: True, False, or None: where a probe says that it works;
                     only slabs of records that are multiples of 4,096 bytes
     `ahead`         how much of each slab is written before it is needed, in the background, again
                     when half of it is used; at most a quarter of the capacity
-    `compact_lines` lines of the log that are kept, at least, before it is written anew; from
-                    then on as many as there are records
 
     `evicting` is called while room is made: it must not put into this tier.
 
@@ -82,7 +75,6 @@ class Disk(Tier):
         *,
         direct: bool | None = None,
         ahead: int | str = "128MiB",
-        compact_lines: int = 1 << 16,
         clock: Clock = time.monotonic,
         files: DiskFiles | None = None,
         name: str = "disk",
@@ -93,12 +85,11 @@ class Disk(Tier):
         self._directory = opened_directory(path)
         self._clock = clock
         self._files = files if files is not None else DiskFiles()
-        self._compact_at = self._compact_lines = compact_lines
         self._calls = 0
         self._is_closed = False
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
         try:
-            self._lock = DirectoryLock(self._directory)
+            self._lock = DirectoryLock(self._directory, self._files)
             try:
                 self._open(num_bytes, ahead_bytes, direct)
             except BaseException:
@@ -115,20 +106,18 @@ class Disk(Tier):
             raise TierError(f"{self._directory} takes no O_DIRECT; leave `direct` out, or False")
         self._flags = open_flags(direct=works)
         recency = Recency()
-        contents = read_logs(self._directory)
-        slabs = open_slabs(self._directory, self._files, recency, self._flags)
-        self.recovered: Recovered = fill_indexes(slabs, contents)
-        remove_empty(slabs, self._files)
-        first = min(contents.numbers, default=contents.next_number)
-        remove_logs(self._files, self._directory, first)
-        log = DiskLog(self._files, self._directory, contents.next_number)
-        self._records = DiskRecords(slabs, log, recency)
-        self._records.num_lines = contents.num_lines - self.recovered.num_records
+        slabs, self.recovered = open_slabs(
+            self._directory, self._files, recency, self._flags, capacity
+        )
+        self._records = DiskRecords(slabs, recency)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
-        if not self.recovered.is_clean:
-            # A record named in vain would come back when the one that hides it goes.
-            with suppress(OSError):
-                self._records.write_whole()
+        remove_empty(slabs)
+        with suppress(OSError):  # on a full disk as it is
+            for slab in slabs.values():
+                slab.cut()
+                slab.index_file.reserve(slab.index.num_places)
+            if not self.recovered.is_clean:
+                self._records.write_all()
         self._room.fit()
 
     @property
@@ -158,7 +147,7 @@ class Disk(Tier):
             return self._records.entries()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until slabs are written ahead and logs compacted; return whether they are."""
+        """Wait until slabs are written ahead and uses written down; return whether they are."""
         self._background.wake()
         return self._background.settle(timeout_s)
 
@@ -167,6 +156,7 @@ class Disk(Tier):
         try:
             with self._call():
                 self._records.sync()
+                self._files.sync_directory(self._directory)
         except OSError as error:
             raise TierError(f"{self._directory} cannot be synced: {error}") from error
 
@@ -188,9 +178,9 @@ class Disk(Tier):
         while self._calls and time.monotonic() < give_up:
             time.sleep(0.001)
         self._crew.close()
-        if self._records.num_lines or self._records.num_touches:
-            with suppress(OSError):  # then the logs stay that are there
-                self._records.write_whole()
+        if self._records.num_touches:
+            with suppress(OSError):  # then the files say what they said
+                self._records.write_all()
         self._records.close()
         self._lock.release()
 
@@ -352,9 +342,9 @@ class Disk(Tier):
         if record_bytes not in slabs:
             with self._room.lock:
                 if record_bytes not in slabs:
-                    path = slab_path(self._directory, record_bytes)
                     recency = self._records.recency
-                    slab = Slab(self._files, path, record_bytes, recency, self._flags)
+                    slab = Slab(self._files, self._directory, record_bytes, recency, self._flags)
+                    slab.cut()  # its index may be left of one that somebody removed
                     with self._records.lock:
                         slabs[record_bytes] = slab
         return slabs[record_bytes]
@@ -373,23 +363,19 @@ class Disk(Tier):
                 self._calls -= 1
 
     def _wake(self, sizes: Iterable[int]) -> None:
-        """See to it that slabs of these record sizes are ahead, and the log short."""
+        """See to it that slabs of these record sizes are ahead, and the files not behind."""
         slabs = self._records.slabs
         wanted = {size for size in sizes if size in slabs and self._room.is_behind(slabs[size])}
         self._room.wanted |= wanted
-        if wanted or self._is_log_long():
+        if wanted or self._has_many_uses():
             self._background.wake()
 
-    def _is_log_long(self) -> bool:
-        limit = max(self._compact_at, len(self._records))
-        return max(self._records.num_lines, self._records.num_touches) > limit
+    def _has_many_uses(self) -> bool:
+        """Whether so many uses are untold that writing all entries costs next to nothing for each."""
+        return self._records.num_touches > max(_USES_KEPT, len(self._records))
 
     def _chore(self) -> bool:
-        if self._is_log_long():
-            try:
-                self._records.write_whole()
-            except OSError:  # not soon again, as it costs as much as there are records
-                self._compact_at = 2 * self._records.num_lines
-            else:
-                self._compact_at = self._compact_lines
+        if self._has_many_uses():
+            with suppress(OSError):
+                self._records.write_all()
         return self._room.prewrite()

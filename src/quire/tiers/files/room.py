@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
+from quire.tiers.background import Background
 from quire.tiers.format import KEY_BYTES
 
 SUFFIX = ".quire"
@@ -20,23 +22,33 @@ WATERMARK = 0.05
 _ENOUGH_SWEEPS = 3
 """A sweep may have listed too early, or all it chose may have been used before it came to delete."""
 
+_NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})\{SUFFIX}")
+
 
 def file_of(root: str, key: bytes) -> str:
-    """Return the path of a record: two levels of folders, by the first bytes of its key."""
+    """Return the path of a record: one of 256 folders, by the first byte of its key."""
     name = key.hex()
-    return f"{root}/{name[:2]}/{name[2:4]}/{name}{SUFFIX}"
+    return f"{root}/{name[:2]}/{name}{SUFFIX}"
 
 
 def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
     """List modification time in ns, size and key of each record file. Raises `OSError`."""
-    for outer in _folders(root):
-        for inner in _folders(outer.path):
-            for entry in entries(inner.path):
-                key = _key_of(entry.name)
-                if key is not None:
+    for folder in entries(root):
+        if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
+            for entry in entries(folder.path):
+                if match := _NAME.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        yield status.st_mtime_ns, status.st_size, key
+                        yield status.st_mtime_ns, status.st_size, bytes.fromhex(match[1])
+
+
+def entries(folder: str) -> list[os.DirEntry[str]]:
+    """List a folder; one that is gone has nothing in it."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
 
 
 class FilesRoom:
@@ -54,45 +66,45 @@ class FilesRoom:
         self.capacity = capacity
         self._root = root
         self._clock = clock
-        self._changed = threading.Condition()
-        self._sweeper: threading.Thread | None = None
-        self._sweeps = 0
+        self._lock = threading.Lock()
+        self._sweeper = Background(self._sweep, "quire-files")
         self._meanwhile: dict[bytes, int] = {}
+        """What was written since the last sweep began, by size, or deleted: -1."""
         self._leases: dict[bytes, float] = {}
         self._floors: list[int] = []
-        self._since_listed = self._in_flight = 0
+        self._wanted = self._since_listed = self._in_flight = 0
         listed = list(walk(root))
         self.records, self.held = len(listed), sum(num_bytes for _, num_bytes, _ in listed)
 
     def reserve(self, num_bytes: int, deadline: float) -> bool:
         """Take room for a file; return whether there is any. Raises `TimeoutError`."""
-        if num_bytes > self.capacity:
-            return False
-        with self._changed:
-            enough = self._sweeps + _ENOUGH_SWEEPS
-            slack = self.capacity * WATERMARK
-            while self.held + num_bytes > self.capacity or self._since_listed > 2 * slack:
-                if self._sweeps >= enough:
-                    return False
-                self._start_sweep(num_bytes)
-                if not self._changed.wait(max(deadline - time.monotonic(), 0.0)):
-                    raise TimeoutError
-            self.held += num_bytes
-            self._in_flight += num_bytes
-            self._since_listed += num_bytes
-            if self._since_listed > slack:
-                self._start_sweep(0)
-        return True
+        slack = self.capacity * WATERMARK
+        for _ in range(_ENOUGH_SWEEPS + 1):
+            if num_bytes > self.capacity:
+                break
+            with self._lock:
+                if self.held + num_bytes <= self.capacity and self._since_listed <= 2 * slack:
+                    self.held += num_bytes
+                    self._in_flight += num_bytes
+                    self._since_listed += num_bytes
+                    if self._since_listed > slack:
+                        self._sweeper.wake()
+                    return True
+                self._wanted = max(self._wanted, num_bytes)
+            self._sweeper.wake()
+            if not self._sweeper.settle(max(deadline - time.monotonic(), 0.0)):
+                raise TimeoutError
+        return False
 
     def give_back(self, num_bytes: int) -> None:
         """Return room whose file was not written."""
-        with self._changed:
+        with self._lock:
             self.held -= num_bytes
             self._in_flight -= num_bytes
 
     def written(self, key: bytes, num_bytes: int, before: int | None) -> None:
         """Count a file whose room was reserved; `before` is the size of the one it replaced."""
-        with self._changed:
+        with self._lock:
             self._in_flight -= num_bytes
             self.held -= before or 0
             self.records += before is None
@@ -100,15 +112,15 @@ class FilesRoom:
 
     def removed(self, key: bytes, num_bytes: int) -> None:
         """Count a file that was deleted."""
-        with self._changed:
+        with self._lock:
             self.held -= num_bytes
             self.records -= 1
             self._meanwhile[key] = -1
 
-    def lease(self, keys: list[bytes], seconds: float) -> None:
+    def lease(self, keys: Iterable[bytes], seconds: float) -> None:
         """Keep files from being deleted by this process for so long."""
         until = self._clock() + seconds
-        with self._changed:
+        with self._lock:
             for key in keys:
                 self._leases[key] = max(until, self._leases.get(key, until))
 
@@ -121,45 +133,32 @@ class FilesRoom:
         finally:
             self._floors.remove(floor_ns)
 
-    def wait(self) -> None:
-        """Return when no sweep is running."""
-        sweeper = self._sweeper
-        if sweeper is not None:
-            sweeper.join()
+    def close(self) -> None:
+        """Sweep no more; return when no sweep is running."""
+        self._sweeper.stop()
 
-    def _start_sweep(self, num_bytes: int) -> None:
-        if self._sweeper is None:
-            self._since_listed = 0
-            self._meanwhile = {}
-            self._sweeper = threading.Thread(
-                target=self._sweep, args=(num_bytes,), name="quire-files", daemon=True
-            )
-            self._sweeper.start()
-
-    def _sweep(self, num_bytes: int) -> None:
+    def _sweep(self) -> bool:
+        with self._lock:
+            self._since_listed, self._meanwhile = 0, {}
         # What cannot be listed or deleted now is a put that finds no room.
         with contextlib.suppress(OSError):
             listed = sorted(walk(self._root))
-            with self._changed:
-                victims = self._settle(listed, num_bytes)
+            with self._lock:
+                victims = self._settle(listed)
             for stamp_ns, key in victims:
                 self._delete(key, stamp_ns)
-        with self._changed:
-            self._sweeper = None
-            self._sweeps += 1
-            self._changed.notify_all()
+        return False
 
-    def _settle(
-        self, listed: list[tuple[int, int, bytes]], num_bytes: int
-    ) -> list[tuple[int, bytes]]:
+    def _settle(self, listed: list[tuple[int, int, bytes]]) -> list[tuple[int, bytes]]:
         """Count what was listed; return time and key of the files to delete, the oldest."""
         settled = [each for each in listed if each[2] not in self._meanwhile]
         written = [size for size in self._meanwhile.values() if size >= 0]
         self.records = len(settled) + len(written)
         self.held = sum(size for _, size, _ in settled) + sum(written) + self._in_flight
-        if self.held + num_bytes <= self.capacity:
+        wanted, self._wanted = self._wanted, 0
+        if self.held + wanted <= self.capacity:
             return []
-        excess = self.held + max(num_bytes, int(self.capacity * WATERMARK)) - self.capacity
+        excess = self.held + max(wanted, int(self.capacity * WATERMARK)) - self.capacity
         now = self._clock()
         self._leases = {key: until for key, until in self._leases.items() if until > now}
         floor_ns = min(self._floors, default=None)
@@ -180,29 +179,3 @@ class FilesRoom:
             if status.st_mtime_ns <= used_until_ns:
                 os.unlink(file)
                 self.removed(key, status.st_size)
-
-
-def entries(folder: str) -> list[os.DirEntry[str]]:
-    """List a folder; one that is gone has nothing in it."""
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
-
-
-def _folders(folder: str) -> list[os.DirEntry[str]]:
-    return [
-        entry
-        for entry in entries(folder)
-        if len(entry.name) == 2 and entry.is_dir(follow_symlinks=False)
-    ]
-
-
-def _key_of(name: str) -> bytes | None:
-    if len(name) != 2 * KEY_BYTES + len(SUFFIX) or not name.endswith(SUFFIX):
-        return None
-    try:
-        return bytes.fromhex(name[: 2 * KEY_BYTES])
-    except ValueError:
-        return None

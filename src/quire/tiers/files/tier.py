@@ -28,7 +28,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Files(Tier):
-    """Files `path/ab/cd/<key>.quire`, each holding one record, written elsewhere and renamed.
+    """Files `path/ab/<key>.quire`, each holding one record, written elsewhere and renamed.
 
     Any number of processes and machines may share the directory: a file is there whole or not
     at all, and two that write the same key write the same content. A machine that loses power may leave a
@@ -80,7 +80,7 @@ class Files(Tier):
 
     def lease(self, keys: Keys, seconds: float) -> None:
         if self._room is not None:
-            self._room.lease([bytes(key) for key in keys], seconds)
+            self._room.lease(map(bytes, keys), seconds)
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the files, those used last first. Raises `TierError` where that fails."""
@@ -94,7 +94,7 @@ class Files(Tier):
     def close(self) -> None:
         self._closed = True
         if self._room is not None:
-            self._room.wait()
+            self._room.close()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
@@ -122,7 +122,12 @@ class Files(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         for index in self._each(keys, timeout_s):
-            self._remove(keys[index])
+            key = keys[index]
+            with contextlib.suppress(FileNotFoundError):
+                size = os.stat(file_of(self._root, key)).st_size
+                os.unlink(file_of(self._root, key))
+                if self._room is not None:
+                    self._room.removed(key, size)
 
     def _size(self) -> tuple[int, int, int]:
         room = self._room
@@ -142,12 +147,11 @@ class Files(Tier):
             return Outcome.ERROR
         try:
             if os.fstat(file).st_size != len(buffer):
-                return self._of_another_size(key, file)
+                return _of_another_size(file)
             position = 0
             while position < len(buffer):
                 count = os.preadv(file, [buffer[position:]], position)
                 if not count:
-                    self._remove(key)
                     return Outcome.CORRUPT
                 position += count
         except OSError:
@@ -155,16 +159,6 @@ class Files(Tier):
         finally:
             os.close(file)
         return Outcome.HIT
-
-    def _of_another_size(self, key: bytes, file: int) -> Outcome:
-        """Tell a good record of another size from one that was cut off, which goes."""
-        try:
-            read_header(os.pread(file, HEADER_BYTES, 0))
-        except RecordError as error:
-            if not error.is_foreign:
-                self._remove(key)
-                return Outcome.CORRUPT
-        return Outcome.FOREIGN
 
     def _write(self, key: bytes, record: memoryview, stamp_ns: int, deadline: float) -> Outcome:
         file, size, room = file_of(self._root, key), len(record), self._room
@@ -192,16 +186,6 @@ class Files(Tier):
             room.written(key, size, before)
         return Outcome.STORED
 
-    def _remove(self, key: bytes) -> None:
-        file = file_of(self._root, key)
-        try:
-            size = os.stat(file).st_size
-            os.unlink(file)
-        except FileNotFoundError:
-            return
-        if self._room is not None:
-            self._room.removed(key, size)
-
     def _stamps(self, count: int) -> int:
         """Return the newest of so many time stamps, all above any before, whatever the clock says."""
         with self._lock:
@@ -226,6 +210,15 @@ class Files(Tier):
                 f"cannot keep files in {self._root}: {error.strerror or error}; give a directory "
                 "that this user may read and write"
             ) from error
+
+
+def _of_another_size(file: int) -> Outcome:
+    """Tell a good record of another size from one that was cut off."""
+    try:
+        read_header(os.pread(file, HEADER_BYTES, 0))
+    except RecordError as error:
+        return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
+    return Outcome.FOREIGN
 
 
 def _write_whole(path: str, record: memoryview, stamp_ns: int) -> None:

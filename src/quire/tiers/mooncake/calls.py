@@ -7,8 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,29 +19,32 @@ Result = TypeVar("Result")
 Register = Callable[[int, int], int]
 """(address, bytes) -> 0 where the memory may be read and written by the native library."""
 
-LEFT = object()
-"""Holds a caller whose call was left behind."""
-
 
 class Caller:
     """A thread for native calls, and memory of its own that they read from and write to.
 
     What a call that was left behind still reads or writes is this memory, never its caller's.
-    `holder`, under the lock of `Callers`: who has taken it, `LEFT` while a call hangs, None where it is free.
+    `running` is the last call, done or not; whoever waits for it waits until `deadline`, of `time.monotonic`.
     """
 
-    def __init__(self, changed: threading.Condition, register: Register) -> None:
-        self._changed = changed
+    def __init__(self, register: Register) -> None:
         self._register = register
-        self.holder: object = None
         self.deadline = 0.0
+        self.is_taken = False
+        self.running: Future[Any] = Future()
+        self.running.set_result(None)
         self.registered: dict[int, memoryview] = {}
         """By address. What was outgrown stays registered, so it must stay mapped; it is smaller."""
-        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], object]] | None]
+        self._jobs = queue.SimpleQueue()
         self.memory = memoryview(b"")
         self.address = 0
         threading.Thread(target=self._work, name="quire-mooncake", daemon=True).start()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits for its call any more, which still runs."""
+        return not self.is_taken and not self.running.done()
 
     def reserve(self, num_bytes: int) -> None:
         """Make the memory at least so large. Raises `TierError` where the library refuses it."""
@@ -53,53 +57,41 @@ class Caller:
             self.memory, self.address = memory, address
 
     def call(self, job: Callable[[], Result]) -> Result:
-        """Run a native call. Raises what it raises; at the deadline leaves it behind: `TimeoutError`."""
-        self._jobs.put(job)
-        try:
-            answer = self._answers.get(timeout=max(0.0, self.deadline - time.monotonic()))
-        except queue.Empty:
-            with self._changed:
-                if self._answers.empty():
-                    self.holder = LEFT
-                    self._changed.notify_all()
-                    raise TimeoutError("Mooncake did not answer in time") from None
-            answer = self._answers.get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer  # pyright: ignore[reportReturnType] - what `job` returned
+        """Run a native call. Raises what it raises, and `TimeoutError` at the deadline: then it is left behind."""
+        answer: Future[Result] = Future()
+        self.running = answer
+        self._jobs.put((answer, job))
+        return answer.result(max(0.0, self.deadline - time.monotonic()))
 
     def end(self) -> None:
         """End the thread."""
         self._jobs.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (given := self._jobs.get()) is not None:
+            answer, job = given
             try:
-                answer = job()
+                answer.set_result(job())
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-                answer = error
-            with self._changed:
-                if self.holder is LEFT:
-                    self.holder = None
-                    self._changed.notify_all()
-                else:
-                    self._answers.put(answer)
+                answer.set_exception(error)
             # What is over keeps nothing alive.
-            del job, answer
+            del given, answer, job
 
 
 class Callers:
     """`count` callers: at most so many calls run or hang, and where all hang, further ones fail at once."""
 
     def __init__(self, count: int, register: Register) -> None:
-        self._changed = threading.Condition()
         self._is_closed = False
-        self._all = [Caller(self._changed, register) for _ in range(count)]
+        self._all = [Caller(register) for _ in range(count)]
+        self._free: queue.LifoQueue[Caller] = queue.LifoQueue()
+        for caller in self._all:
+            self._free.put(caller)
 
     @property
     def num_hanging(self) -> int:
         """Calls that were left behind and have not ended."""
-        return sum(caller.holder is LEFT for caller in self._all)
+        return sum(caller.is_left for caller in self._all)
 
     @contextmanager
     def taken(self, timeout_s: float) -> Generator[Caller]:
@@ -108,46 +100,38 @@ class Callers:
         One that was left behind is free again when its call ends.
         """
         deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while not (free := [caller for caller in self._all if caller.holder is None]):
-                self._check_open()
-                if self.num_hanging == len(self._all):
-                    raise TimeoutError(f"{self.num_hanging} calls hang: no further one is tried")
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError("all callers are busy")
-            self._check_open()
-            caller = free[0]
-            holder = object()
-            caller.holder, caller.deadline = holder, deadline
+        self._check_open()
+        if self.num_hanging == len(self._all):
+            raise TimeoutError(f"{self.num_hanging} calls hang: no further one is tried")
         try:
+            caller = self._free.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            raise TimeoutError("all callers are busy") from None
+        caller.is_taken, caller.deadline = True, deadline
+        try:
+            self._check_open()
             yield caller
         finally:
-            with self._changed:
-                if caller.holder is holder:
-                    caller.holder = None
-                    self._changed.notify_all()
+            caller.is_taken = False
+            caller.running.add_done_callback(lambda _: self._free.put(caller))
 
     def close(self, job: Callable[[list[Caller]], object], deadline: float) -> None:
         """Take no further calls; when none runs any more, run a last job and end the threads.
 
         Returns at the deadline at the latest. Where calls hang then, the job runs when they end: until then their memory stays.
         """
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        ended = threading.Event()
+        self._is_closed = True
 
         def last() -> None:
-            with self._changed:
-                while any(caller.holder is not None for caller in self._all):
-                    self._changed.wait()
+            for _ in self._all:
+                self._free.get()
             job(self._all)
             for caller in self._all:
                 caller.end()
-            ended.set()
 
-        threading.Thread(target=last, name="quire-mooncake-close", daemon=True).start()
-        ended.wait(max(0.0, deadline - time.monotonic()))
+        closing = threading.Thread(target=last, name="quire-mooncake-close", daemon=True)
+        closing.start()
+        closing.join(max(0.0, deadline - time.monotonic()))
 
     def _check_open(self) -> None:
         if self._is_closed:

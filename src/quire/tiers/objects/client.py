@@ -16,7 +16,7 @@ from quire.extras import lacking
 
 try:
     import obstore
-    from obstore.store import LocalStore, MemoryStore, from_url
+    from obstore.store import MemoryStore, from_url
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ConfigError(lacking("an object store", "obstore", "objects")) from error
 
@@ -42,29 +42,31 @@ _PAGE_TIMEOUT_S = 10.0
 def open_store(
     url: str, config: Mapping[str, str] | None, client_options: Mapping[str, Any] | None
 ) -> ObjectStore:
-    """Open what a URL names. Raises `ConfigError` for settings that cannot be, `TierError` for the rest."""
-    scheme = url.partition("://")[0]
-    remote: dict[str, Any] = {}
-    if scheme not in ("file", "memory"):
-        options = dict(client_options or {})
-        endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
-        if any(value.startswith("http://") for value in endpoints):
-            options.setdefault("allow_http", True)
-        remote = {"config": config, "client_options": options or None, "retry_config": _RETRIES}
-    elif config or client_options:
-        raise ConfigError(f"{url!r} takes no config or client options: it is not remote")
+    """Open what a URL names. Raises `ConfigError` for settings that cannot be."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        raise ConfigError(f"{url!r} is no object store; for a directory of files: files:{rest}")
     if scheme in ("http", "https"):
         raise ConfigError(f"{url!r}: a web server takes no records; give s3://, gs:// or az://")
+    if scheme == "memory":
+        if config or client_options:
+            raise ConfigError(f"{url!r} takes no config or client options: it is not remote")
+        return MemoryStore()
+    options = dict(client_options or {})
+    endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
+    if any(value.startswith("http://") for value in endpoints):
+        options.setdefault("allow_http", True)
+    # As one mapping: its stubs have no overload for schemes that are not literals.
+    remote: dict[str, Any] = {
+        "config": config,
+        "client_options": options or None,
+        "retry_config": _RETRIES,
+    }
     try:
-        if scheme == "file":
-            return LocalStore.from_url(url, mkdir=True)
-        return MemoryStore() if scheme == "memory" else from_url(url, **remote)
-    except OSError as error:
-        raise TierError(f"cannot open {url!r}: {reason_of(error)}") from error
+        return from_url(url, **remote)
     except Exception as error:
         # obstore raises its own errors, ValueError and TypeError for what it cannot read.
-        failed = TierError if "LocalFileSystem" in str(error) else ConfigError
-        raise failed(f"cannot open {url!r}: {reason_of(error)}") from error
+        raise ConfigError(f"cannot open {url!r}: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Records in an object store: S3, Google Cloud Storage, Azure, a local directory, memory."""
+"""Records in an object store: S3, Google Cloud Storage, Azure, memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SCAN_BATCH = 64
 class Objects(Tier):
     """Records of an object store that any number of processes and machines share.
 
-    `url`             `s3://bucket/path`, `gs://bucket/path`, `az://account/container/path`, `file:///directory`, `memory://`;
+    `url`             `s3://bucket/path`, `gs://bucket/path`, `az://account/container/path`, `memory://`;
                       or a store that obstore has opened, for instance with a provider of credentials
     `config`          of the store, as obstore names it: `{"endpoint": "https://…", "region": "…", "access_key_id": "…"}`;
                       what is not given comes from the environment
@@ -62,11 +62,10 @@ class Objects(Tier):
 
     There is no capacity: give the bucket a lifecycle rule that expires objects under the prefix. What expired reads as `ABSENT`
     and is forgotten then. An object that took its writer over a minute, or whose writer could not list before and has a clock that is
-    behind, is seen by processes that start later, not by those that run. Stores that cannot list from a name on (memory, local
-    directories and Azure) send all names each time; for directories `Files` is the better tier.
+    behind, is seen by processes that start later, not by those that run. Stores that cannot list from a name on (memory and Azure)
+    send all names each time. For a directory take `Files`.
 
-    Opening asks nothing of the store; why calls fail stands in `last_error`. Raises `ConfigError` for settings that cannot
-    be, `TierError` for a directory that cannot be opened.
+    Opening asks nothing of the store; why calls fail stands in `last_error`. Raises `ConfigError` for settings that cannot be.
     """
 
     is_local = False
@@ -160,7 +159,6 @@ class Objects(Tier):
         if not runs:
             return
         calls = [partial(self._read_run, bundle, run) for bundle, run, _ in runs]
-        bad: list[tuple[Bundle, int]] = []
         for number, answer in self._client.gather(calls, deadline):
             bundle, run, indices = runs[number]
             if isinstance(answer, memoryview):
@@ -173,12 +171,8 @@ class Objects(Tier):
             outcome = self._outcome_of(answer)
             for index in (i for some in indices for i in some):
                 answers.settle(index, outcome)
-            if outcome is Outcome.CORRUPT:
-                bad.append((bundle, _mask(run)))
-            elif outcome is Outcome.ABSENT:
+            if outcome is Outcome.ABSENT:
                 self._index.drop(bundle)
-        for bundle, mask in bad:
-            self._bury(bundle, mask, deadline)
 
     async def _read_run(self, bundle: Bundle, run: range) -> memoryview:
         """Return records side by side. Raises `_WrongSizeError` where the object is not what its name says."""
@@ -330,7 +324,3 @@ def _runs(positions: list[int]) -> Iterator[range]:
         if at == len(positions) or positions[at] != positions[at - 1] + 1:
             yield range(positions[start], positions[at - 1] + 1)
             start = at
-
-
-def _mask(run: range) -> int:
-    return sum(1 << position for position in run)

@@ -29,7 +29,6 @@ from quire.tiers.places.key_table import (
     drop_entry,
     element_view,
     filled_table,
-    later_duplicates,
 )
 from quire.tiers.places.recency import Recency, oldest
 
@@ -265,11 +264,6 @@ class PlaceIndex:
             stamps[list(self._leases)] = 0
         return oldest(stamps, count, before if before is not None else self.recency.now + 1)
 
-    def oldest(self, count: int, now: float) -> Places:
-        """Return places, used longest ago first, leased ones among them and so many others: int64."""
-        self._end_leases_until(now)
-        return oldest(self.stamps, count + len(self._leases), self.recency.now + 1)
-
     def grow(self, num_places: int) -> None:
         """Add places, up to `num_places` in all."""
         if not 0 <= num_places <= _MAX_SLOTS:
@@ -317,8 +311,8 @@ class PlaceIndex:
     ) -> None:
         """Publish many places at once in an index that holds nothing.
 
-        Arrays of equal length: places below `num_places`, keys [n, 32], generations, stamps above
-        0. Raises `SlotError` where a place or a key comes twice or a number is out of range.
+        Arrays of equal length: places below `num_places`, keys [n, 32] that all differ, generations,
+        stamps above 0. Raises `SlotError` where a place comes twice or a number is out of range.
         """
         if self._num_free != self._num_places:
             raise SlotError(f"{len(self)} places are published already; load into an empty index")
@@ -331,8 +325,8 @@ class PlaceIndex:
             raise SlotError(f"places must be below {self._num_places} and stamps above 0")
         taken = np.zeros(self._num_places, np.bool_)
         taken[places] = True
-        if np.count_nonzero(taken) != len(places) or len(later_duplicates(words)):
-            raise SlotError("a place or a key comes twice")
+        if np.count_nonzero(taken) != len(places):
+            raise SlotError("a place comes twice")
         self._words[places] = words
         self._generations[places] = generations
         self._stamps[places] = stamps

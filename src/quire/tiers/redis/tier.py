@@ -142,7 +142,6 @@ class Redis(Tier):
             )
             for index, (name, buffer) in enumerate(zip(names, buffers, strict=True))
         ]
-        dropped: list[bytes] = []
         for index, answer in enumerate(self._servers.ask(names, requests, deadline)):
             if answers.outcomes[index] is not Outcome.SKIPPED:
                 continue
@@ -150,9 +149,6 @@ class Redis(Tier):
                 answers.settle(index, Outcome.HIT)
                 continue
             answers.settle(index, self._why_not(answer, keys[index], buffers[index]))
-            if answers.outcomes[index] is Outcome.CORRUPT:
-                dropped.append(names[index])
-        self._ask((b"UNLINK",), dropped, deadline)
 
     def _why_not(self, answer: Answer, key: bytes, buffer: memoryview) -> Outcome:
         if answer is None:
