@@ -5,7 +5,6 @@ In virtual time, so that whatever a request takes beyond what the tier and the d
 
 from functools import cache
 
-import pytest
 from hypothesis import example, given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
