@@ -385,7 +385,7 @@ def test_a_refused_tier_is_measured_in_the_background():
             choose()
         world.lanes.sleep(1)
         assert choose() == 10
-        assert stack.stats().refused_keys >= 40
+        assert stack.stats().refused_keys >= 20
 
     world.run(scenario)
 
