@@ -121,7 +121,7 @@ class PolicyContract:
             if i % 17 == 0:
                 manager.reclaim(3)
             if i % 31 == 0:
-                manager.evict(trunk[:BLOCK] or None)
+                ops.invalidate(manager, trunk[:BLOCK] or None)
             after_each(manager)
             states.append(state(manager))
         return states

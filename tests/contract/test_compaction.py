@@ -38,7 +38,7 @@ def scattered(ledger):
     for seq in seqs[::3]:
         manager.close(seq)
     for start in (0, 3000):
-        manager.evict(run(start, 4))
+        ops.invalidate(manager, run(start, 4))
     ops.check(manager)
     return [seq for i, seq in enumerate(seqs) if i % 3]
 

@@ -113,7 +113,7 @@ def test_tokens_must_be_a_row_of_ids(stage, method, tokens, mention):
 @pytest.mark.parametrize("scope", ["tenant", 7, b"x", ("a",), {"salt": "a"}, object()])
 @pytest.mark.parametrize(
     "method",
-    [CacheManager.open, CacheManager.probe, ops.explain, ops.pin, CacheManager.evict],
+    [CacheManager.open, CacheManager.probe, ops.explain, ops.pin, ops.invalidate],
 )
 def test_a_scope_must_be_a_scope(stage, method, scope):
     with rejected(stage.manager, ScopeError, type(scope).__name__):
@@ -415,7 +415,7 @@ def test_media_that_are_no_list_are_refused_and_bar_nothing(media):
         lambda: manager.probe(prompt, media=media),
         lambda: manager.open(prompt, media=media),
         lambda: ops.pin(manager, prompt, media=media),
-        lambda: manager.evict(prompt, media=media),
+        lambda: ops.invalidate(manager, prompt, media=media),
         lambda: restore(manager, prompt, 2, {0: [0, 1]}, media=media),
     )
     for call in calls:

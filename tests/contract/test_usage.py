@@ -20,7 +20,7 @@ def test_blocks_held_free_allocated_and_freed_so_far_are_counted(manager):
     assert (usage.num_blocks, usage.active, usage.cached, usage.free) == (32, 5, 2, 25)
     assert (usage.allocations, usage.frees) == (8, 1)
     manager.close(seq)
-    manager.clear()
+    ops.clear(manager)
     usage = ops.usage(manager)
     assert (usage.active, usage.cached, usage.free) == (0, 0, 32)
     assert (usage.allocations, usage.frees) == (8, 8)
@@ -33,7 +33,7 @@ def test_utilisation_span_and_room_follow_from_the_blocks(manager):
     assert (usage.used_tokens, usage.room_tokens) == (29, 32)
     manager.close(first)
     assert ops.usage(manager).utilisation == 8 / 32
-    manager.clear()
+    ops.clear(manager)
     usage = ops.usage(manager)
     assert (usage.utilisation, usage.span) == (4 / 32, 8)
     assert (usage.used_tokens, usage.room_tokens) == (13, 16)

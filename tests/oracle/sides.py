@@ -506,6 +506,12 @@ class New(Old):
         self.pins[name] = ops.pin(self.manager, tokens, scope, media=media, ttl_s=ttl_s)
         return self.pins[name].num_tokens
 
+    def evict(self, tokens, scope, media):
+        return ops.invalidate(self.manager, tokens, self.scope(scope), media=self.media(media))
+
+    def clear(self):
+        return ops.clear(self.manager)
+
     def compact(self, group):
         return ops.compact(self.manager, group)
 

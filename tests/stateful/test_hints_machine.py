@@ -255,7 +255,7 @@ class HintsMachine(RuleBasedStateMachine):
                 self.manager.close(seq)
             for pin, _ in self.pins:
                 pin.close()
-            self.manager.clear()
+            ops.clear(self.manager)
             ops.check(self.manager)
             assert self.manager.num_free == self.manager.pools[0].num_blocks
 

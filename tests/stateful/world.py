@@ -314,7 +314,7 @@ class World(Handles):
                     self.take_copies()
                     self.after()
                 self.close(live)
-        self.manager.clear()
+        ops.clear(self.manager)
         ops.check(self.manager)
         assert [pool.num_free for pool in self.pools] == [pool.num_blocks for pool in self.pools], (
             "blocks leaked"

@@ -1,16 +1,14 @@
-"""Eviction and invalidation: blocks leave the cache to make room, or because somebody said so."""
+"""Eviction: blocks leave the cache to make room, or there is none to be had."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 from quire.core.kernel import Kernel, Leaving
 from quire.core.node import Match, Node
-from quire.core.scope import NO_SCOPE
 from quire.core.sparse import SparseGroup, Standing
-from quire.core.tokens import Key
 from quire.errors import InvariantError
 
 
@@ -98,44 +96,12 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
         if parent is None or not node.evictable:
             raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
         take = min(node.end - parent.end, num_blocks - done, most)
-        _drop(kernel, node, take, "evicted")
+        drop(kernel, node, take, "evicted")
         done += take
         if sparse:
             _drop_spent(kernel, node if node.parent is not None else parent, "evicted")
     kernel.counters.evicted_blocks += done
     return done
-
-
-def clear(kernel: Kernel) -> int:
-    """Drop all that is cached; see `CacheManager.clear`."""
-    tree = kernel.tree
-    kernel.holds.let_go_expired()
-    dropped = sum(_invalidate(kernel, _from_below(root)) for root in tree.roots.values())
-    for group in tree.sparse:
-        evict_in(kernel, group, group.pool.num_cached, "invalidated")
-    for tell in kernel.watchers.leaving:
-        tell(tree.root(NO_SCOPE), range(0), None, "cleared")
-    return dropped
-
-
-def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
-    """Drop the prefix that a key names, and all that continues it; see `CacheManager.evict`."""
-    tree = kernel.tree
-    kernel.holds.let_go_expired()
-    if not key:
-        return _invalidate(kernel, _from_below(root))
-    whole = len(key) - len(key) % tree.block_bytes
-    found, rest = tree.match(root, key, whole), key[whole:]
-    covered = found.num_blocks * tree.block_bytes == whole
-    if found.into:
-        if not covered or not found.last.key.startswith(rest, found.into * tree.block_bytes):
-            return 0
-        tops = [found.last]
-    else:
-        children = found.node.children.values() if covered else ()
-        tops = [child for child in children if child.key.startswith(rest)]
-    dropped = sum(_invalidate(kernel, _from_below(top)) for top in tops)
-    return dropped + _invalidate(kernel, reversed(found.node.path()))  # what nothing else needs
 
 
 def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
@@ -161,25 +127,8 @@ def check_fits(kernel: Kernel, num_tokens: int) -> None:
             raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
 
 
-def _invalidate(kernel: Kernel, nodes: Iterable[Node]) -> int:
-    """Drop the nodes, children first, that nothing references or hangs below; return their blocks."""
-    dropped = 0
-    for node in nodes:
-        if node.evictable:
-            dropped += node.num_blocks
-            _drop(kernel, node, node.num_blocks, "invalidated")
-    kernel.counters.invalidated_blocks += dropped
-    return dropped
-
-
-def _from_below(top: Node) -> Iterable[Node]:
-    nodes = [top]
-    for each in nodes:
-        nodes.extend(each.children.values())
-    return reversed(nodes)
-
-
-def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
+def drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
+    """Cached to free: the last blocks of a leaf leave the tree."""
     for tell in kernel.watchers.leaving:
         tell(node, range(node.end - num_blocks, node.end), None, why)
     for g, pool in kernel.tree.full:
@@ -193,5 +142,5 @@ def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
         parent = node.parent
         assert parent is not None
         kernel.counters.evicted_blocks += node.num_blocks
-        _drop(kernel, node, node.num_blocks, why)
+        drop(kernel, node, node.num_blocks, why)
         node = parent

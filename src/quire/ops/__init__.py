@@ -3,6 +3,7 @@
 checks    every invariant, recounted
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
+invalidation   a prefix, a scope or all, dropped
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
 pins      prefixes that stay
@@ -14,6 +15,7 @@ from quire.ops.drafts import Draft, TokenMove, draft
 from quire.ops.drawing import draw, dump, held_notes, snapshot
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
+from quire.ops.invalidation import clear, invalidate
 from quire.ops.memory import Usage, compact, resize, usage
 from quire.ops.pins import Pin, pin
 
@@ -26,6 +28,7 @@ __all__ = [
     "TokenMove",
     "Usage",
     "check",
+    "clear",
     "compact",
     "draft",
     "draw",
@@ -33,6 +36,7 @@ __all__ = [
     "explain",
     "fits",
     "held_notes",
+    "invalidate",
     "pin",
     "resize",
     "snapshot",
