@@ -9,9 +9,8 @@ import msgspec
 from quire.cli.inputs import Asked
 from quire.cli.output import progress
 from quire.sim.curves import curves_of
-from quire.sim.observers import HitsOverTime, SharedPrefixes
+from quire.sim.observers import HitsOverTime, Savings, SharedPrefixes
 from quire.sim.reuse import reuses
-from quire.sim.savings import Savings
 from quire.sim.sweep import Experiment, Measure, SweepPoint, points_of, sweep
 
 if TYPE_CHECKING:
