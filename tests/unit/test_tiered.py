@@ -46,7 +46,10 @@ class Engine:
         writes_back = stack.settings.write == "back"
         groups = [LayerGroup(name, num_blocks, KINDS[name]) for name in names]
         self.manager = CacheManager(
-            groups=groups, block_size=SIZE, watchers=watchers(evictions=writes_back), debug=True
+            groups=groups,
+            block_size=SIZE,
+            watchers=watchers(evictions=writes_back),
+            pool=ops.CheckedPool,
         )
         self.names = names
         self.pools = [make_pool(memory, num_blocks, debug_nan=True) for _ in names]
