@@ -237,8 +237,12 @@ class Disk(Tier):
                         batch = WriteBatch()
                     record = records[index]
                     if there[index]:
-                        done[index] = Outcome.PRESENT
-                        continue
+                        spot = self._records.find(key)
+                        if spot is not None and spot.slab.record_bytes != len(record):
+                            self._records.drop([spot])
+                        else:
+                            done[index] = Outcome.PRESENT
+                            continue
                     if refused is None and not spare.has(len(record)):
                         self._reserve(spare, len(record), len(keys) - index, oldest, until)
                     if refused is None and spare.has(len(record)):
