@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -150,8 +149,3 @@ def remove_empty(slabs: dict[int, Slab]) -> None:
     """Remove the slabs without places, from the directory too."""
     for size in [size for size, slab in slabs.items() if not slab.index.num_places]:
         slabs.pop(size).remove()
-
-
-def open_flags(*, direct: bool) -> int:
-    """Return the flags that slabs are opened with for writing."""
-    return os.O_RDWR | os.O_CREAT | (getattr(os, "O_DIRECT", 0) if direct else 0)

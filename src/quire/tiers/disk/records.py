@@ -220,24 +220,33 @@ class DiskRecords:
             spots = list(filter(None, map(self.find, keys)))
         self.drop(spots)
 
-    def move(self, spot: Spot, to: int) -> bool:
-        """Let a copy in a reserved place of the slab be the record; return whether it still was one.
+    def move(self, slab: Slab, copies: Sequence[tuple[Spot, int]]) -> list[tuple[Spot, int]]:
+        """Let copies in reserved places of a slab be the records; return those that still were ones.
 
-        The place that it leaves stays reserved. Raises `OSError` where a file cannot be
-        written; then the record stays where it is.
+        The places that they leave stay reserved. Where the file of the index cannot be written, the
+        records stay where they are.
         """
-        with self._changes:
-            with self.lock:
-                if not is_there(spot):
-                    return False
-                index = spot.slab.index
-                key, stamp = index.key_of(spot.place), index.stamp_of(spot.place)
-            # In this order: a crash between the two leaves the record twice.
-            _write_entries(spot.slab, [Written(spot.slab, to, key, spot.tag, stamp)])
-            spot.slab.index_file.clear([spot.place])
-            with self.lock:
-                index.move(spot.place, to)
-        return True
+        moved: list[tuple[Spot, int]] = []
+        for start in range(0, len(copies), _AT_ONCE):
+            with self._changes:
+                with self.lock:
+                    some = [pair for pair in copies[start : start + _AT_ONCE] if is_there(pair[0])]
+                    places = np.array([spot.place for spot, _ in some], np.int64)
+                    _, *entries = _entries_at(slab.index, places)
+                if not some:
+                    continue
+                # In this order: whenever the power goes, a record is in one of its places, or in both.
+                try:
+                    slab.index_file.write([to for _, to in some], *entries)
+                    slab.index_file.sync()
+                    slab.index_file.clear(places)
+                except OSError:
+                    break
+                with self.lock:
+                    for spot, to in some:
+                        slab.index.move(spot.place, to)
+            moved += some
+        return moved
 
     def write_all(self) -> None:
         """Write all entries anew: the uses that no file tells, and what was damaged. Raises `OSError`."""
@@ -247,7 +256,8 @@ class DiskRecords:
                 for start in range(0, slab.index.num_places, _ENTRIES_AT_ONCE):
                     with self._changes:
                         with self.lock:
-                            entries = _entries_from(slab.index, start)
+                            stop = min(start + _ENTRIES_AT_ONCE, slab.index.num_places)
+                            entries = _entries_at(slab.index, np.arange(start, stop))
                         slab.index_file.write(*entries)
         except OSError:
             self.num_touches = 1  # there is something left to do, and no hurry: it costs much
@@ -318,11 +328,10 @@ def tag_of(record: memoryview) -> int:
     return _TAG.unpack_from(record, TAG_AT)[0]
 
 
-def _entries_from(
-    index: PlaceIndex, start: int
+def _entries_at(
+    index: PlaceIndex, places: Places
 ) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return copies of some entries from a place on: places, keys, tags, stamps."""
-    places = np.arange(start, min(start + _ENTRIES_AT_ONCE, index.num_places))
+    """Return places and copies of their keys, tags and stamps."""
     return places, index.keys_of(places), index.generations_of(places), index.stamps[places]
 
 

@@ -255,20 +255,20 @@ class DiskRoom:
             spots = [
                 Spot(slab, place, index.generation_of(place)) for place in moving[::-1].tolist()
             ]
+        moved: list[tuple[Spot, int]] = []
         try:
-            for spot in spots:
-                if not spare or not self._copies(spot, spare[-1]):
-                    break
-                spare.pop()
-                held.append(spot.place)
-            if spots:
-                slab.sync()  # what a `flush` has promised may lie in its new place only
+            copied = [pair for pair in zip(spots, spare, strict=False) if self._copies(*pair)]
+            if copied:
+                slab.sync()  # what a `flush` has promised may soon lie in its new place only
+                moved = self._records.move(slab, copied)
         finally:
             with self._records.lock:
-                for place in (*held, *spare):
+                taken = {to for _, to in moved}
+                free = [*held, *(spot.place for spot, _ in moved)]
+                for place in (*free, *(place for place in spare if place not in taken)):
                     slab.release(place)
-                taken = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
-                left = max(first, _end(taken))
+                in_use = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
+                left = max(first, _end(in_use))
                 has_shrunk = left < index.num_places
                 index.shrink(left)
         if has_shrunk:
@@ -276,12 +276,12 @@ class DiskRoom:
         return has_shrunk
 
     def _copies(self, spot: Spot, to: int) -> bool:
-        """Copy a record into a reserved place of its slab and let it be found there."""
+        """Copy a record into a reserved place of its slab; return whether there was one."""
         buffer = self._buffer.take(spot.slab.record_bytes)
-        if spot.slab.read(spot.place, buffer):
-            spot.slab.write(to, buffer)
-            return self._records.move(spot, to)
-        return False
+        if not spot.slab.read(spot.place, buffer):
+            return False
+        spot.slab.write(to, buffer)
+        return True
 
 
 def _end(places: Any) -> int:

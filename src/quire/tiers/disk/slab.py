@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import InvariantError
-from quire.tiers.disk.files import AlignedBuffers, DiskFiles
+from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DiskFiles
 from quire.tiers.disk.index_file import IndexFile
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
 from quire.tiers.places.index import PlaceIndex
@@ -38,14 +38,13 @@ class Slab:
         self.leaving: set[int] = set()
         self._files = files
         self._aligned = AlignedBuffers()
-        direct = getattr(os, "O_DIRECT", 0)
-        own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~direct
-        self.is_direct = bool(own & direct)
+        own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~O_DIRECT
+        self.is_direct = bool(own & O_DIRECT)
         self.index = PlaceIndex(0, recency)
         self._descriptor = files.open(self.path, own)
         try:
             index_path = directory / f"index-{record_bytes}.quire"
-            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~direct)
+            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~O_DIRECT)
         except BaseException:
             files.close(self._descriptor)
             raise

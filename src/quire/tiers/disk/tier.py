@@ -1,6 +1,7 @@
 """The disk tier: records in slabs of recycled places, found again after a restart.
 
-A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it.
+A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it. A forked process has
+no part in it.
 
     lock                  locked by the process that writes, which leaves its number there
     slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
@@ -9,11 +10,14 @@ A directory belongs to one process at a time, which holds the lock; `DiskReader`
 Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
 `STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
 at the last `flush`.
-Every record is verified when it is read.
+Every record is verified when it is read. A full disk costs what would be stored, and nothing else: what is written to run on and to
+open again has its space reserved.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,17 +30,21 @@ from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.disk.batch import RUN_BYTES, Spare, WriteBatch
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
+    O_DIRECT,
     DirectoryLock,
     DiskFiles,
+    is_forbidden,
     is_full,
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.opening import open_flags, open_slabs, remove_empty
+from quire.tiers.disk.opening import open_slabs, remove_empty
 from quire.tiers.disk.records import DiskRecords, Written, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
 from quire.tiers.places.recency import Recency
+
+_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
@@ -62,8 +70,11 @@ class Disk(Tier):
 
     `evicting` is called while room is made: it must not put into this tier.
 
+    Where nothing may be written (a read-only file system, no permission), what is there is found, and every put
+    is `SKIPPED`.
+
     Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
-    be used or a later version wrote it.
+    be read or a later version wrote it.
     """
 
     answers_at_once = True
@@ -87,30 +98,48 @@ class Disk(Tier):
         self._files = files if files is not None else DiskFiles()
         self._calls = 0
         self._is_closed = False
+        self._process = os.getpid()
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
         try:
-            self._lock = DirectoryLock(self._directory, self._files)
+            self._lock = self._locked()
             try:
                 self._open(num_bytes, ahead_bytes, direct)
             except BaseException:
-                self._lock.release()
+                if self._lock is not None:
+                    self._lock.release()
                 raise
         except OSError as error:
             raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
         self._background = Background(self._chore, f"quire-{name}")
         self._crew = Crew(_HELPERS, f"quire-{name}")
 
+    def _locked(self) -> DirectoryLock | None:
+        """Take the directory to write in; None where nothing can be written."""
+        try:
+            return DirectoryLock(self._directory, self._files)
+        except OSError as error:
+            if not is_forbidden(error) and not is_full(error):
+                raise
+            _log.warning("%s is opened to read only, nothing is stored: %s", self._directory, error)
+            return None
+
     def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
-        works = direct is not False and takes_direct(self._directory)
-        if direct and not works:
-            raise TierError(f"{self._directory} takes no O_DIRECT; leave `direct` out, or False")
-        self._flags = open_flags(direct=works)
+        self._flags = os.O_RDONLY
+        if not self.is_read_only:
+            works = direct is not False and takes_direct(self._directory)
+            if direct and not works:
+                raise TierError(
+                    f"{self._directory} takes no O_DIRECT; leave `direct` out, or False"
+                )
+            self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
         recency = Recency()
         slabs, self.recovered = open_slabs(
             self._directory, self._files, recency, self._flags, capacity
         )
         self._records = DiskRecords(slabs, recency)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
+        if self.is_read_only:
+            return
         remove_empty(slabs)
         with suppress(OSError):  # on a full disk as it is
             for slab in slabs.values():
@@ -128,7 +157,12 @@ class Disk(Tier):
     @property
     def is_direct(self) -> bool:
         """Whether slabs of whole pages are read and written past the page cache."""
-        return self._flags != open_flags(direct=False)
+        return bool(self._flags & O_DIRECT)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing is stored, as nothing can be written where it is."""
+        return self._lock is None
 
     def touch(self, keys: Keys) -> None:
         with suppress(TierError), self._call():
@@ -163,12 +197,17 @@ class Disk(Tier):
     def check(self) -> None:
         with self._call():
             self._records.check()
-            if self._room.used > self._room.capacity:
+            if self._room.used > self._room.capacity and not self.is_read_only:
                 raise InvariantError(
                     f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
                 )
 
     def close(self) -> None:
+        if os.getpid() != self._process:  # locks and threads are the parent's
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_files()
+            return
         with self._records.lock:
             if self._is_closed:
                 return
@@ -178,11 +217,15 @@ class Disk(Tier):
         while self._calls and time.monotonic() < give_up:
             time.sleep(0.001)
         self._crew.close()
-        if self._records.num_touches:
+        if self._records.num_touches and not self.is_read_only:
             with suppress(OSError):  # then the files say what they said
                 self._records.write_all()
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._records.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
@@ -218,12 +261,16 @@ class Disk(Tier):
             self._records.unpin(spot)
         if is_whole and tag_of(buffer) == spot.tag:
             return Outcome.HIT
+        if self.is_read_only:  # who writes may have given the place to another record
+            return Outcome.ABSENT
         if is_whole and checked(key, buffer) is Outcome.FOREIGN:
             return Outcome.FOREIGN
         self._records.drop([spot])
         return Outcome.CORRUPT
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        if self.is_read_only:
+            return
         until = self._clock() + timeout_s
         with self._call():
             newest, there = self._records.touch(keys)  # what is there stays: it is the newest
@@ -328,13 +375,14 @@ class Disk(Tier):
             return self._records.contains(keys)
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
+        if self.is_read_only:
+            return
         with self._call():
             self._records.drop_keys(keys)
         self._wake(())
 
     def _size(self) -> tuple[int, int, int]:
-        with self._records.lock:
-            return len(self._records), self._records.num_bytes, self._room.capacity
+        return len(self._records), self._records.num_bytes, self._room.capacity
 
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""
@@ -351,7 +399,12 @@ class Disk(Tier):
 
     @contextmanager
     def _call(self) -> Generator[None]:
-        """A call in progress, which `close` waits for. Raises `TierError` where it is too late."""
+        """A call in progress, which `close` waits for. Raises `TierError` where there can be none."""
+        if os.getpid() != self._process:
+            raise TierError(
+                f"{self._directory} is open in process {self._process}, from which this one was "
+                "forked; open a tier after the fork"
+            )
         with self._records.lock:
             if self._is_closed:
                 raise TierError(f"{self._directory} was closed")
