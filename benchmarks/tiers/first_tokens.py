@@ -24,6 +24,7 @@ import torch
 from crossover import crossover
 from redis_here import redis_server
 
+from quire import ops
 from quire.bench.hf_models import quire_tiny
 from quire.bench.hf_rows import Stamp
 from quire.bench.tier_rows import Row
@@ -123,7 +124,7 @@ class Bench:
             outputs: list[list[int]] = []
             for way in ways if number % 2 else reversed(ways):
                 cache = self._caches[way]
-                cache.manager.clear()
+                ops.clear(cache.manager)
                 seconds, tokens = _first_token(cache, prompt)
                 outputs.append(tokens)
                 if cache.tiers is not None:

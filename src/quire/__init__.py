@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Hit,
         LayerGroup,
         MediaItem,
-        Pin,
         Scope,
         Sequence,
         Stats,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from quire.foresight import LiveCurve
     from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
     from quire.observe import Recorder
-    from quire.ops import Explanation, TokenMove
+    from quire.ops import Explanation, Pin, TokenMove
     from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
 
@@ -55,7 +54,7 @@ _HOME = {
     "KVPool": "quire.tensors",
     "LayerGroup": "quire.core",
     "MediaItem": "quire.core",
-    "Pin": "quire.core",
+    "Pin": "quire.ops",
     "PrefixCache": "quire.engines.hf",
     "QuireError": "quire.errors",
     "Recorder": "quire.observe",

@@ -45,7 +45,7 @@ class Interruptible:
 def mutating(
     call: Callable[Concatenate[Subject, Params], Result],
 ) -> Callable[Concatenate[Subject, Params], Result]:
-    """Watch a method that changes its object. `CacheManager.open` does the same in line, after its lookup."""
+    """Watch a method that changes its object. The calls of every turn (`CacheManager.open` and others) do it in line."""
 
     @wraps(call)
     def watched(self: Subject, *args: Params.args, **kwargs: Params.kwargs) -> Result:

@@ -121,7 +121,7 @@ class PolicyContract:
             if i % 17 == 0:
                 manager.reclaim(3)
             if i % 31 == 0:
-                manager.evict(trunk[:BLOCK] or None)
+                ops.invalidate(manager, trunk[:BLOCK] or None)
             after_each(manager)
             states.append(state(manager))
         return states
@@ -223,7 +223,7 @@ class PolicyContract:
     def test_a_pinned_prefix_is_never_a_victim(self):
         manager = self.manager(num_blocks=8)
         serve(manager, run(0, 3 * BLOCK))
-        with manager.pin(run(0, 2 * BLOCK)) as pin:
+        with ops.pin(manager, run(0, 2 * BLOCK)) as pin:
             assert pin.num_tokens == 2 * BLOCK
             for start in range(1000, 9000, 1000):
                 serve(manager, run(start, 4 * BLOCK))
@@ -236,7 +236,7 @@ class PolicyContract:
         clock = Clock()
         manager = self.manager(num_blocks=8, clock=clock)
         serve(manager, run(0, 2 * BLOCK))
-        manager.pin(run(0, 2 * BLOCK), ttl_s=10)
+        ops.pin(manager, run(0, 2 * BLOCK), ttl_s=10)
         clock.now += 9.5
         assert manager.reclaim(INFINITE) == 0
         clock.now += 1
@@ -247,7 +247,7 @@ class PolicyContract:
         clock = Clock()
         manager = self.manager(num_blocks=4, clock=clock, pin_budget=1.0)
         serve(manager, run(0, 4 * BLOCK))
-        manager.pin(run(0, 4 * BLOCK), ttl_s=10)
+        ops.pin(manager, run(0, 4 * BLOCK), ttl_s=10)
         seq = manager.open(run(1000, BLOCK))
         with rejected(manager, errors.OutOfBlocks):
             manager.reserve(seq, BLOCK)
@@ -259,16 +259,16 @@ class PolicyContract:
         manager = self.manager(num_blocks=8, clock=clock, pin_budget=0.25)
         serve(manager, run(0, 2 * BLOCK))
         serve(manager, run(1000, 2 * BLOCK))
-        manager.pin(run(0, 2 * BLOCK), ttl_s=10)
+        ops.pin(manager, run(0, 2 * BLOCK), ttl_s=10)
         with rejected(manager, errors.PinBudgetExceeded):
-            manager.pin(run(1000, 2 * BLOCK))
+            ops.pin(manager, run(1000, 2 * BLOCK))
         clock.now += 11
-        assert manager.pin(run(1000, 2 * BLOCK)).num_tokens == 2 * BLOCK
+        assert ops.pin(manager, run(1000, 2 * BLOCK)).num_tokens == 2 * BLOCK
 
     def test_two_pins_on_one_prefix_both_hold_it(self):
         manager = self.manager()
         serve(manager, run(0, 2 * BLOCK))
-        first, second = manager.pin(run(0, 2 * BLOCK)), manager.pin(run(0, BLOCK))
+        first, second = ops.pin(manager, run(0, 2 * BLOCK)), ops.pin(manager, run(0, BLOCK))
         first.close()
         assert manager.reclaim(INFINITE) == 1
         assert found(manager, run(0, 2 * BLOCK)) == BLOCK

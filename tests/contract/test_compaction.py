@@ -38,7 +38,7 @@ def scattered(ledger):
     for seq in seqs[::3]:
         manager.close(seq)
     for start in (0, 3000):
-        manager.evict(run(start, 4))
+        ops.invalidate(manager, run(start, 4))
     ops.check(manager)
     return [seq for i, seq in enumerate(seqs) if i % 3]
 
@@ -203,7 +203,7 @@ def test_a_pinned_prefix_stays_when_the_pool_shrinks():
     manager = CacheManager(num_blocks=32, block_size=BLOCK, pin_budget=1.0)
     for start in (0, 1000, 2000):
         serve(manager, run(start, 16))
-    with manager.pin(run(0, 16)):
+    with ops.pin(manager, run(0, 16)):
         ops.resize(manager, {"full": 5})
         manager.take_copies()
         assert found(manager, run(0, 16)) == 16
@@ -213,7 +213,7 @@ def test_a_pinned_prefix_stays_when_the_pool_shrinks():
 
 def test_a_shrink_leaves_pins_within_their_budget(manager):
     serve(manager, run(0, 16))
-    with manager.pin(run(0, 16)):
+    with ops.pin(manager, run(0, 16)):
         with rejected(manager, errors.PinBudgetExceeded, 4, 2):
             ops.resize(manager, {"full": 5})
         ops.resize(manager, {"full": 8})

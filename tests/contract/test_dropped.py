@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from core_help import prefill, run, serve
 
+from quire import ops
 from quire.core import CacheManager, Hint, LayerGroup
 from quire.exchange import hold
 from quire.groups import Recurrent, SlidingWindow
@@ -43,7 +44,7 @@ LEFT = {
     "a request with room": lambda m, a: m.reserve(a, 9),
     "a suspended request": lambda m, a: m.suspend(a),
     "a batch": lambda m, a: m.reserve_step(m.batch([a])),
-    "a pin": lambda m, a: m.pin(run(0, 8)),
+    "a pin": lambda m, a: ops.pin(m, run(0, 8)),
     "a hold": hold,
     "a request of a session": lambda m, a: m.open(run(0, 9), hint=Hint("session", session_id="s")),
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from core_help import prefill, run, serve
 
+from quire import ops
 from quire.core import CacheManager, LayerGroup, MediaItem, Scope
 from quire.exchange import AllBlocksCleared, BlockRemoved, BlockStored, block_hashes
 from watching import take_events, watchers
@@ -104,7 +105,7 @@ def test_a_clear_leaves_what_is_active():
     serve(manager, run(1000, 8))
     prefill(manager, run(0, 8))
     consumer = Consumer()
-    manager.clear()
+    ops.clear(manager)
     consumer.replay(take_events(manager))
     assert set(consumer.parents) == set(block_hashes(run(0, 8), BLOCK))
 
@@ -134,10 +135,10 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
             manager.reclaim(choose.randrange(1, 4))
         elif action < 0.9 and prompts:
             tokens, scope, media = choose.choice(prompts)
-            manager.evict(tokens, scope, media=media)
+            ops.invalidate(manager, tokens, scope, media=media)
         elif action < 0.95 and running and running[-1].computed > 5:
             manager.truncate(running[-1], choose.randrange(4, running[-1].computed))
         elif action > 0.98:
-            manager.clear()
+            ops.clear(manager)
         consumer.replay(take_events(manager))
         assert set(consumer.parents) == findable(manager, prompts)

@@ -47,7 +47,7 @@ def test_what_is_cached_need_not_be_had(manager):
 def test_what_can_be_evicted_can_be_had_and_what_is_pinned_can_not(manager):
     serve(manager, run(0, 16))
     assert ops.fits(manager, run(1000, 32))
-    with manager.pin(run(0, 16)):
+    with ops.pin(manager, run(0, 16)):
         assert ops.fits(manager, run(1000, 16))
         assert not ops.fits(manager, run(1000, 17))
         assert ops.fits(manager, run(0, 32))
@@ -58,7 +58,7 @@ def test_a_pin_counts_until_its_time_has_run_out():
     now = [0.0]
     manager = CacheManager(num_blocks=8, block_size=BLOCK, clock=lambda: now[0])
     serve(manager, run(0, 16))
-    manager.pin(run(0, 16), ttl_s=5)
+    ops.pin(manager, run(0, 16), ttl_s=5)
     assert not ops.fits(manager, run(1000, 32))
     now[0] = 6.0
     before = state(manager)

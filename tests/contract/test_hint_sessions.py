@@ -166,7 +166,7 @@ class TestRetention:
         manager = make(clock=clock)
         serve(manager, blocks(0, 4), retain_s=10)
         clock.now += 11
-        manager.pin(blocks(0, 2)).close()
+        ops.pin(manager, blocks(0, 2)).close()
         serve(manager, blocks(1000, 2), priority=100)
         assert manager.reclaim(4) == 4
         assert found(manager, blocks(1000, 2)) == 2 * BLOCK

@@ -75,7 +75,7 @@ class TestWhatGoesFirst:
     def test_what_is_pinned_stays_and_goes_first_after_the_pin(self, make, forecast):
         manager = make()
         forecast.serve(manager, blocks(0, 4))
-        pin = manager.pin(blocks(0, 2))
+        pin = ops.pin(manager, blocks(0, 2))
         assert foreseen(manager) == 2
         assert found(manager, blocks(0, 4)) == 2 * BLOCK
         pin.close()
@@ -94,7 +94,7 @@ class TestWhatGoesFirst:
     def test_the_head_of_a_run_that_was_cut_goes_first_too(self, make):
         manager = make()
         serve(manager, blocks(0, 4), hint=A)
-        manager.pin(blocks(0, 2)).close()
+        ops.pin(manager, blocks(0, 2)).close()
         assert manager.reclaim(2) == 2
         assert manager.end_session("a") == 2
         assert foreseen(manager) == 2
@@ -159,7 +159,7 @@ class TestRunningRequests:
     def test_a_pin_on_what_is_being_stored_changes_nothing(self, make, forecast):
         manager = make()
         seq = prefill(manager, blocks(0, 4), hint=forecast.hint)
-        pin = manager.pin(blocks(0, 2))
+        pin = ops.pin(manager, blocks(0, 2))
         forecast.close(manager, seq)
         pin.close()
         assert foreseen(manager) == 4

@@ -55,7 +55,7 @@ def build(mix):
     e = m.fork(a)
     m.take_copies()
     f = prefill(m, run(6000, 6))
-    pins = [m.pin(PROMPT[:12]), m.pin(run(1000, 5), ttl_s=3)]
+    pins = [ops.pin(m, PROMPT[:12]), ops.pin(m, run(1000, 5), ttl_s=3)]
     now[0] += 5
     m.take_copies()
     return SimpleNamespace(m=m, a=a, b=b, c=c, d=d, e=e, f=f, pins=pins, batch=m.batch([a, b]))
@@ -99,11 +99,11 @@ CALLS = {
     "compact": lambda w: ops.compact(w.m),
     "resize": lambda w: ops.resize(w.m, {"full": 34}),
     "usage": lambda w: ops.usage(w.m),
-    "pin": lambda w: w.m.pin(run(1000, 9), ttl_s=9),
+    "pin": lambda w: ops.pin(w.m, run(1000, 9), ttl_s=9),
     "unpin": lambda w: w.pins[0].close(),
-    "evict": lambda w: w.m.evict(PROMPT[:8]),
+    "evict": lambda w: ops.invalidate(w.m, PROMPT[:8]),
     "reclaim": lambda w: w.m.reclaim(9),
-    "clear": lambda w: w.m.clear(),
+    "clear": lambda w: ops.clear(w.m),
     "end_session": lambda w: w.m.end_session("s"),
     "take_events": lambda w: take_events(w.m),
     "take_evicted": lambda w: take_evicted(w.m),
@@ -164,7 +164,7 @@ def check_new(w):
     ops.check(m)
     assert type(m) is CacheManager
     assert m.num_free == m.pools[0].num_blocks
-    assert (m.sequences, m.kernel.pins.held, m.kernel.anchors) == ({}, {}, {})
+    assert (m.sequences, m.kernel.holds.all) == ({}, {})
     assert m.probe(PROMPT).num_tokens == 0
     for seq in (w.a, w.c, w.d):
         with rejected(m, errors.SequenceError):

@@ -37,7 +37,7 @@ def branched(manager, prompt, size, order=None, *, computed=True):
         else:
             manager.close(manager.open(branch))
     for at in order if order is not None else range(len(branches)) if computed else ():
-        manager.evict(branches[at])
+        ops.invalidate(manager, branches[at])
     return branches
 
 
@@ -64,7 +64,7 @@ def test_a_long_prompt_keeps_a_run_per_so_many_bytes_at_most(order, monkeypatch)
     prompt = run(0, 4 * 150)
     branches = branched(manager, prompt, 4, [])
     for at in order:
-        manager.evict(branches[at])
+        ops.invalidate(manager, branches[at])
         path_of(manager, prompt)
     assert len(path_of(manager, prompt)) <= 1 + 2 * len(prompt) * 4 // 256
     assert conserved(manager)
@@ -78,7 +78,7 @@ def test_a_prompt_that_is_always_in_use_is_joined_as_well():
     for branch in branches:
         users.append(prefill(manager, [*prompt, 7]))
         manager.close(users.pop(0))
-        manager.evict(branch)
+        ops.invalidate(manager, branch)
     assert len(path_of(manager, prompt)) == 1
     for seq in users:
         assert seq.tokens.tolist() == [*prompt.tolist(), 7]
@@ -90,12 +90,12 @@ def test_a_join_stops_where_somebody_stands():
     prompt = run(0, 40)
     branched(manager, prompt, 4, [])
     stays = manager.open([*prompt[:12], OTHER])
-    pin = manager.pin(prompt[:20])
+    pin = ops.pin(manager, prompt[:20])
     hold_on = prefill(manager, prompt[:28])
     let_go = hold(manager, hold_on)
     manager.close(hold_on)
     for end in range(4, 40, 4):
-        manager.evict([*prompt[:end].tolist(), OTHER + end, 1, 1, 1, 1])
+        ops.invalidate(manager, [*prompt[:end].tolist(), OTHER + end, 1, 1, 1, 1])
     assert [node.end for node in path_of(manager, prompt)] == [3, 5, 7, 10]
     assert conserved(manager)
     manager.reserve(stays, 1)
@@ -178,7 +178,7 @@ def test_a_kept_window_keeps_its_end_and_a_lost_one_does_not():
     serve_in_pieces(manager, prompt[:16])
     serve_in_pieces(manager, prompt)
     serve_in_pieces(manager, [*prompt[:16], *run(5000, 8)])
-    manager.evict([*prompt[:16], *run(5000, 8)])
+    ops.invalidate(manager, [*prompt[:16], *run(5000, 8)])
     assert [node.end for node in path_of(manager, prompt)] == [4, 10]
     assert found(manager, prompt[:16]) == 16
     manager.reclaim(400, 1)
@@ -194,7 +194,7 @@ def test_snapshots_inside_a_joined_run_are_found_still():
     serve_in_pieces(manager, prompt)
     for start in (5000, 6000):
         serve_in_pieces(manager, [*prompt[:16], *run(start, 8)])
-        manager.evict([*prompt[:16], *run(start, 8)])
+        ops.invalidate(manager, [*prompt[:16], *run(start, 8)])
     path_of(manager, prompt)
     assert found(manager, prompt[:16]) == 16
     assert conserved(manager)

@@ -5,6 +5,7 @@ import random
 import pytest
 from core_help import serve
 
+from quire import ops
 from quire.core import CacheManager
 from quire.ops import check
 
@@ -31,5 +32,5 @@ def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread):
         if tail not in stored:
             stored.append(tail)
         while len(stored) > 40 or (turn % 200 == 199 and len(stored) > 1):
-            manager.evict(head + stored.pop(draw.randrange(len(stored))))
+            ops.invalidate(manager, head + stored.pop(draw.randrange(len(stored))))
         check(manager)

@@ -6,6 +6,7 @@ import pytest
 from core_help import found, prefill, run, serve
 from hybrid_help import conserved
 
+from quire import ops
 from quire.core import CacheManager, MediaItem
 from quire.errors import OutOfBlocks
 from quire.exchange import restore
@@ -52,9 +53,9 @@ def test_whatever_has_a_content_in_its_key_keeps_it(held_by):
         seq = twin
     if held_by == "suspended":
         manager.suspend(seq)
-        manager.evict()
+        ops.invalidate(manager)
     if held_by in ("pin", "cached"):
-        pin = manager.pin(tokens, media=media)
+        pin = ops.pin(manager, tokens, media=media)
         manager.close(seq)
         many_others(manager)
         pin.close()
@@ -90,7 +91,7 @@ def test_decoding_that_fills_a_block_with_media_in_it_counts_them():
     manager.truncate(seq, 2)
     assert conserved(manager)
     manager.close(seq)
-    manager.clear()
+    ops.clear(manager)
     assert not manager.kernel.tree.media.uses
     assert conserved(manager)
 

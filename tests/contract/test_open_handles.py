@@ -21,7 +21,7 @@ def hybrid():
     serve(manager, run(6000, 12))
     manager.close(first)
     manager.take_copies()
-    manager.evict(run(5000, 16))
+    ops.invalidate(manager, run(5000, 16))
     return manager
 
 

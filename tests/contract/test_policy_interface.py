@@ -117,7 +117,7 @@ class TestEntries:
         serve(manager, run(0, 4 * BLOCK))
         entry = next(c[1] for c in world.take() if c[0] == "released")
         entry.note = (7, 8)
-        with manager.pin(run(0, BLOCK)):
+        with ops.pin(manager, run(0, BLOCK)):
             (split,) = [call for call in world.take() if call[0] == "split"]
         _, lower, _, upper = split
         assert lower is entry

@@ -5,9 +5,10 @@ from array import array
 import numpy as np
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
+from hints_help import Clock
 
 from quire import ops
-from quire.core import CacheManager, Hint, LayerGroup, MediaItem, Scope
+from quire.core import CacheManager, FullAttention, Hint, LayerGroup, MediaItem, Scope
 from quire.errors import (
     CommitError,
     ConfigError,
@@ -23,6 +24,7 @@ from quire.errors import (
     TruncateError,
 )
 from quire.exchange import blocks_of, required_blocks, restore
+from quire.groups import SlidingWindow
 
 NAN = float("nan")
 CACHED = run(1000, 8)
@@ -101,9 +103,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "method", [CacheManager.open, CacheManager.probe, ops.explain, CacheManager.pin]
-)
+@pytest.mark.parametrize("method", [CacheManager.open, CacheManager.probe, ops.explain, ops.pin])
 @pytest.mark.parametrize(("tokens", "mention"), PROMPTS)
 def test_tokens_must_be_a_row_of_ids(stage, method, tokens, mention):
     with rejected(stage.manager, TokensError, mention):
@@ -113,7 +113,7 @@ def test_tokens_must_be_a_row_of_ids(stage, method, tokens, mention):
 @pytest.mark.parametrize("scope", ["tenant", 7, b"x", ("a",), {"salt": "a"}, object()])
 @pytest.mark.parametrize(
     "method",
-    [CacheManager.open, CacheManager.probe, ops.explain, CacheManager.pin, CacheManager.evict],
+    [CacheManager.open, CacheManager.probe, ops.explain, ops.pin, ops.invalidate],
 )
 def test_a_scope_must_be_a_scope(stage, method, scope):
     with rejected(stage.manager, ScopeError, type(scope).__name__):
@@ -234,7 +234,7 @@ CALLS = [
         for n in (7, 100, -1, -4, 1.5, None)
     ],
     (ConfigError, lambda s: s.manager.open(run(0, 4), retain_s=5.0), "clock"),
-    (ConfigError, lambda s: s.manager.pin(CACHED, ttl_s=5.0), "clock"),
+    (ConfigError, lambda s: ops.pin(s.manager, CACHED, ttl_s=5.0), "clock"),
     (ConfigError, lambda s: s.manager.open(CACHED, hint=Hint(ttl_s=10)), "clock"),
     *[
         (ConfigError, lambda s, bad=bad: s.manager.open(run(0, 4), priority=bad), bad)
@@ -274,7 +274,7 @@ def test_a_duration_is_a_positive_number_of_seconds():
         with rejected(stage.manager, ConfigError, seconds):
             stage.manager.open(run(0, 4), retain_s=seconds)
         with rejected(stage.manager, ConfigError, seconds):
-            stage.manager.pin(CACHED, ttl_s=seconds)
+            ops.pin(stage.manager, CACHED, ttl_s=seconds)
 
 
 # -- at the wrong time ---------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_published_block_that_something_else_uses_cannot_be_cut(who):
     elif who == "a branch":
         serve(manager, [*run(5000, 8), 1, 2, 3, 4])
     else:
-        assert manager.pin(run(5000, 8)).num_tokens == 8
+        assert ops.pin(manager, run(5000, 8)).num_tokens == 8
     with rejected(manager, TruncateError, 6):
         manager.truncate(seq, 6)
 
@@ -354,7 +354,7 @@ def test_a_step_beyond_the_pool_reserves_for_nobody():
 def test_more_pinned_than_there_is_room_for_fails_fast():
     manager = CacheManager(num_blocks=4, block_size=4, pin_budget=1.0)
     serve(manager, run(0, 16))
-    pin = manager.pin(run(0, 16))
+    pin = ops.pin(manager, run(0, 16))
     seq = manager.open(run(1000, 4))
     with rejected(manager, OutOfBlocks):
         manager.reserve(seq, 4)
@@ -365,12 +365,35 @@ def test_more_pinned_than_there_is_room_for_fails_fast():
         pin.close()
 
 
+@pytest.mark.parametrize("kind", [FullAttention(), SlidingWindow(8)])
+def test_a_refusal_leaves_pins_as_they_are_whose_time_has_run_out(kind):
+    clock = Clock()
+    groups = [LayerGroup("full", 8), LayerGroup("other", 8, kind)]
+    manager = CacheManager(groups=groups, block_size=4, pin_budget=0.5, clock=clock)
+    serve(manager, run(0, 16))
+    serve(manager, run(1000, 16))
+    ops.pin(manager, run(0, 8), ttl_s=5)
+    lasting = ops.pin(manager, run(1000, 4))
+    seq = manager.open(run(2000, 4))
+    clock.now += 6
+    with rejected(manager, OutOfBlocks):
+        manager.reserve(seq, 32)
+    with rejected(manager, PinBudgetExceeded):
+        ops.resize(manager, {"full": 1})
+    with rejected(manager, OutOfBlocks):
+        restore(manager, run(3000, 32), 8, {0: range(8), 1: range(8)})
+    assert ops.snapshot(manager)["num_pins"] == 2
+    manager.reserve(seq, 24)
+    assert ops.snapshot(manager)["num_pins"] == 1
+    lasting.close()
+
+
 def test_a_pin_above_the_budget_is_refused():
     manager = CacheManager(num_blocks=8, block_size=4, pin_budget=0.5)
     serve(manager, run(0, 20))
     with rejected(manager, PinBudgetExceeded, 5, 4):
-        manager.pin(run(0, 20))
-    assert manager.pin(run(0, 16)).num_tokens == 16
+        ops.pin(manager, run(0, 20))
+    assert ops.pin(manager, run(0, 16)).num_tokens == 16
 
 
 def test_after_every_refusal_the_manager_still_works(stage):
@@ -391,8 +414,8 @@ def test_media_that_are_no_list_are_refused_and_bar_nothing(media):
     calls = (
         lambda: manager.probe(prompt, media=media),
         lambda: manager.open(prompt, media=media),
-        lambda: manager.pin(prompt, media=media),
-        lambda: manager.evict(prompt, media=media),
+        lambda: ops.pin(manager, prompt, media=media),
+        lambda: ops.invalidate(manager, prompt, media=media),
         lambda: restore(manager, prompt, 2, {0: [0, 1]}, media=media),
     )
     for call in calls:

@@ -208,8 +208,8 @@ def test_evicted_blocks_are_told_with_their_names_and_nothing_else_is(kind):
     assert other <= set(names) | set(block_hashes(run(1000, 24), 4))
     assert other, "the other group made room as well, with its leaf"
     assert take_evicted(manager) == []
-    manager.evict()
-    manager.clear()
+    ops.invalidate(manager)
+    ops.clear(manager)
     assert take_evicted(manager) == [], "what callers drop has not made room"
 
 

@@ -204,7 +204,7 @@ def test_a_resumed_sequence_finds_what_is_left(manager):
 def test_a_resume_after_everything_was_evicted_starts_anew(manager):
     seq = prefill(manager, run(0, 10))
     manager.suspend(seq)
-    manager.clear()
+    ops.clear(manager)
     assert manager.resume(seq) == 10
     assert seq.block_ids().tolist() == []
 
@@ -221,7 +221,7 @@ def test_eviction_below_a_prefix_leaves_what_is_active(manager):
     seq = prefill(manager, run(0, 8))
     serve(manager, [*range(8), 1, 1, 1, 1])
     serve(manager, run(1000, 8))
-    assert manager.evict(run(0, 8)) == 1
+    assert ops.invalidate(manager, run(0, 8)) == 1
     assert found(manager, run(0, 8)) == 8
     assert found(manager, run(1000, 8)) == 8
     manager.close(seq)
@@ -230,7 +230,7 @@ def test_eviction_below_a_prefix_leaves_what_is_active(manager):
 def test_eviction_of_a_scope_leaves_other_scopes(manager):
     serve(manager, run(0, 8))
     serve(manager, run(0, 8), Scope(salt="x"))
-    assert manager.evict(scope=Scope(salt="x")) == 2
+    assert ops.invalidate(manager, scope=Scope(salt="x")) == 2
     assert manager.probe(run(0, 9)).num_tokens == 8
     assert manager.probe(run(0, 9), Scope(salt="x")).num_tokens == 0
 
@@ -247,7 +247,7 @@ def test_one_block_is_freed_when_one_is_asked():
 
 def test_no_part_of_a_chain_is_stranded(manager):
     serve(manager, run(0, 8 * BLOCK))
-    manager.evict(run(0, BLOCK))
+    ops.invalidate(manager, run(0, BLOCK))
     assert found(manager, run(0, 8 * BLOCK)) == 0
     assert counts(manager) == (16, 0, 0)
 

@@ -122,7 +122,7 @@ def test_the_source_of_a_copy_stays_until_the_copy_was_taken():
     manager = CacheManager(num_blocks=4, block_size=BLOCK)
     serve(manager, run(0, 8))
     seq = manager.open([0, 1, 2, 3, 4, 5, 99])
-    manager.evict()
+    ops.invalidate(manager)
     blocker = manager.open(run(1000, 4))
     manager.reserve(blocker, 4)
     (copy,) = manager.take_copies()
@@ -253,5 +253,5 @@ def test_pictures_are_shared_by_content_and_place():
 def test_scopes_meet_only_when_every_part_is_equal(manager, left, right):
     serve(manager, run(0, 8), left)
     assert manager.probe(run(0, 9), right).num_tokens == 0
-    assert manager.evict(run(0, 8), right) == 0
+    assert ops.invalidate(manager, run(0, 8), right) == 0
     assert manager.probe(run(0, 9), left).num_tokens == 8

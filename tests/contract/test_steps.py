@@ -202,7 +202,7 @@ def test_a_step_never_computes_what_a_resumed_sequence_had():
     batch = manager.batch([seq])
     decode(manager, batch, 5)
     manager.suspend(seq)
-    manager.clear()
+    ops.clear(manager)
     assert manager.resume(seq) == 9
     with rejected(manager, errors.SequenceError, "before a suspend"):
         manager.reserve_step(batch)
@@ -235,7 +235,7 @@ def test_a_sequence_that_is_truncated_to_what_it_has_computed_again_decodes():
     seq = prefill(manager, run(0, 5))
     generate(manager, seq, [6, 7])
     manager.suspend(seq)
-    manager.evict()
+    ops.invalidate(manager)
     manager.resume(seq)
     manager.reserve(seq, 5)
     manager.commit(seq, run(0, 5))

@@ -99,10 +99,10 @@ def test_evict_drops_what_starts_with_the_tokens_and_nothing_else():
     system = [1, 2, 3, 4] * 4
     for user in range(5):
         serve(manager, [*system, *[50 + user] * 4])
-    assert manager.evict([*system, 50]) == 1
+    assert ops.invalidate(manager, [*system, 50]) == 1
     assert [hit(manager, [*system, *[50 + user] * 4]) for user in range(5)] == [16] + [20] * 4
-    assert manager.evict([9]) == 0
-    assert manager.evict([1, 2]) == 8
+    assert ops.invalidate(manager, [9]) == 0
+    assert ops.invalidate(manager, [1, 2]) == 8
 
 
 def test_media_must_be_a_list_so_that_it_is_read_twice():

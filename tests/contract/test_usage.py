@@ -20,7 +20,7 @@ def test_blocks_held_free_allocated_and_freed_so_far_are_counted(manager):
     assert (usage.num_blocks, usage.active, usage.cached, usage.free) == (32, 5, 2, 25)
     assert (usage.allocations, usage.frees) == (8, 1)
     manager.close(seq)
-    manager.clear()
+    ops.clear(manager)
     usage = ops.usage(manager)
     assert (usage.active, usage.cached, usage.free) == (0, 0, 32)
     assert (usage.allocations, usage.frees) == (8, 8)
@@ -33,7 +33,7 @@ def test_utilisation_span_and_room_follow_from_the_blocks(manager):
     assert (usage.used_tokens, usage.room_tokens) == (29, 32)
     manager.close(first)
     assert ops.usage(manager).utilisation == 8 / 32
-    manager.clear()
+    ops.clear(manager)
     usage = ops.usage(manager)
     assert (usage.utilisation, usage.span) == (4 / 32, 8)
     assert (usage.used_tokens, usage.room_tokens) == (13, 16)
@@ -52,7 +52,7 @@ def test_a_prefix_is_registered_under_a_name_and_found_while_everything_else_goe
     texts = {"system": run(0, 8), "tools": run(1000, 4)}
     for text in texts.values():
         serve(manager, text)
-    names = {name: manager.pin(text) for name, text in texts.items()}
+    names = {name: ops.pin(manager, text) for name, text in texts.items()}
     for start in range(2000, 9000, 1000):
         serve(manager, run(start, 80))
     assert names["tools"].tokens.tolist() == texts["tools"].tolist()

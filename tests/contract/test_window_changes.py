@@ -14,7 +14,7 @@ from hybrid_help import (
     windowed,
 )
 
-from quire import errors
+from quire import errors, ops
 from quire.groups import ChunkedAttention, SlidingWindow
 
 
@@ -101,10 +101,10 @@ def test_a_resume_after_the_window_went_computes_more():
 def test_eviction_of_a_prefix_empties_every_group():
     manager = windowed(64)
     serve(manager, run(0, 32))
-    manager.evict(run(0, 8))
+    ops.invalidate(manager, run(0, 8))
     assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
     serve(manager, run(0, 32))
-    manager.clear()
+    ops.clear(manager)
     assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
 
 

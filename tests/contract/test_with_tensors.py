@@ -75,7 +75,7 @@ def test_after_a_compaction_every_sequence_reads_its_own(manager, engine):
     engine.serve(run(9000, 8))
     for i in (0, 2, 3):
         manager.close(seqs[i])
-        manager.evict(run(1000 * i, 4))
+        ops.invalidate(manager, run(1000 * i, 4))
     seqs = [seqs[i] for i in (1, 4, 5)]
     moved = ops.compact(manager)
     copies = engine.copy()

@@ -17,7 +17,7 @@ from quire import exchange, groups, ops
 from quire.core import FullAttention
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, OutOfBlocks, QuireError
 from quire.foresight import LiveCurve
 from watching import take_evicted, watcher, watchers, what_if
 
@@ -441,7 +441,15 @@ class New(Old):
 
     @classmethod
     def mended(cls):
-        return []
+        """Return the patch that lets go of expired pins though the call is refused, as the old core does."""
+        room = cls.module("room")
+        checked = room.let_go_expired
+
+        def first(kernel, needed):
+            kernel.holds.let_go_expired()
+            checked(kernel, needed)
+
+        return [mock.patch.object(room, "let_go_expired", first)]
 
     @classmethod
     def module(cls, name):
@@ -487,6 +495,22 @@ class New(Old):
 
     def usage(self, group):
         return plain(ops.usage(self.manager, group))
+
+    def let_go_expired(self, error):
+        """Let go of expired pins though a call is refused for want of room, as the old core does."""
+        if isinstance(error, OutOfBlocks):
+            self.manager.kernel.holds.let_go_expired()
+
+    def pin(self, name, tokens, scope, media, ttl_s):
+        media, scope = self.media(media), self.scope(scope)
+        self.pins[name] = ops.pin(self.manager, tokens, scope, media=media, ttl_s=ttl_s)
+        return self.pins[name].num_tokens
+
+    def evict(self, tokens, scope, media):
+        return ops.invalidate(self.manager, tokens, self.scope(scope), media=self.media(media))
+
+    def clear(self):
+        return ops.clear(self.manager)
 
     def compact(self, group):
         return ops.compact(self.manager, group)
@@ -550,6 +574,8 @@ def outcome(side, call, args):
     try:
         return "gave", getattr(side, call)(*args)
     except QuireError as error:
+        if isinstance(side, New) and call in ("pin", "resize", "restore"):
+            side.let_go_expired(error)
         message = str(error).replace("stops(manager, seq)", "stops(seq)")  # a method once
         return "raised", type(error).__name__, message
     except (TypeError, AttributeError, ValueError) as error:

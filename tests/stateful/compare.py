@@ -85,7 +85,7 @@ class Comparison:
 
     def call(self, function, *args, may_raise=(), **kwargs):
         """Call; an allowed error is returned, after a check that it changed nothing."""
-        before, expiring, dropped = self.state, self.expiring, self.dropped_blocks()
+        before, dropped = self.state, self.dropped_blocks()
         self.seen = None
         try:
             result = function(*args, **kwargs)
@@ -96,7 +96,7 @@ class Comparison:
                 self.intact = False
             self.check_evicted(take_evicted(self.manager))
             return result
-        assert expiring or self.state == before, f"{refused!r} changed the state"
+        assert self.state == before, f"{refused!r} changed the state"
         ops.check(self.manager)
         return refused
 

@@ -217,7 +217,7 @@ class HintsMachine(RuleBasedStateMachine):
         scope = self.scope(path)
         length = self.manager.probe(self.prompt(path), scope).num_blocks
         try:
-            pin = self.manager.pin(self.prompt(path[:length]), scope)
+            pin = ops.pin(self.manager, self.prompt(path[:length]), scope)
         except PinBudgetExceeded:
             return
         self.pins.append((pin, path[:length]))
@@ -255,7 +255,7 @@ class HintsMachine(RuleBasedStateMachine):
                 self.manager.close(seq)
             for pin, _ in self.pins:
                 pin.close()
-            self.manager.clear()
+            ops.clear(self.manager)
             ops.check(self.manager)
             assert self.manager.num_free == self.manager.pools[0].num_blocks
 

@@ -33,6 +33,7 @@ from running import run_machine
 from small_rows import patched_rows, row_sizes
 from world import World
 
+from quire import ops
 from quire.core import CacheManager
 from quire.core.decode import NO_BLOCK
 from quire.core.policies import policy_names
@@ -152,7 +153,7 @@ class RequestMachine(RuleBasedStateMachine):
         for prompt in (tokens, *branches, tokens):
             if prompt is tokens:
                 for branch in branches[:: -1 if backwards else 1]:
-                    world.drop(world.manager.evict, branch, scope)
+                    world.drop(ops.invalidate, world.manager, branch, scope)
             live = world.open(prompt, scope)
             if live is not None:
                 if computed or prompt is tokens:
@@ -313,15 +314,15 @@ class RequestMachine(RuleBasedStateMachine):
         world, groups = self.world, len(self.world.memory)
         tokens, scope, media = self.build(recipe)
         if change == "evict" and amount > 20:
-            world.drop(world.manager.evict, None, scope)
+            world.drop(ops.invalidate, world.manager, None, scope)
         elif change == "evict":
-            world.drop(world.manager.evict, tokens, scope, media=media)
+            world.drop(ops.invalidate, world.manager, tokens, scope, media=media)
         elif change == "reclaim":
             world.drop(world.manager.reclaim, amount)
         elif change == "reclaim_group":
             world.drop(world.manager.reclaim, amount, group % groups)
         elif change == "clear" and amount > 12:
-            world.drop(world.manager.clear)
+            world.drop(ops.clear, world.manager)
             assert all(pool.num_cached == 0 for pool in world.pools)
         elif change == "compact":
             world.compact(group % groups)

@@ -172,7 +172,9 @@ class World(Handles):
         path = self.names.path(scope, tokens, media)
         limit = self.published.findable(self.names.root(scope), path, sub_block=False)
         options = {"media": media, "ttl_s": ttl_s}
-        pin = self.call(self.manager.pin, tokens, scope, **options, may_raise=PinBudgetExceeded)
+        pin = self.call(
+            ops.pin, self.manager, tokens, scope, **options, may_raise=PinBudgetExceeded
+        )
         if isinstance(pin, PinBudgetExceeded):
             return
         assert pin.num_tokens <= limit
@@ -312,7 +314,7 @@ class World(Handles):
                     self.take_copies()
                     self.after()
                 self.close(live)
-        self.manager.clear()
+        ops.clear(self.manager)
         ops.check(self.manager)
         assert [pool.num_free for pool in self.pools] == [pool.num_blocks for pool in self.pools], (
             "blocks leaked"

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire import Scope, block_hashes
 from quire.exchange.hashing import root_digest
-from quire.tiers.contents.names import NameBook
+from quire.tiers.contents.names import ChainName, NameBook, NamespaceName, ScopeName
 from quire.tiers.format import DType, Header, Namespace, new_buffer, payload_of, record_bytes, seal
 
 FULL = Namespace(
@@ -60,9 +60,9 @@ def book_of(namespaces, prompts):
     """Names of prompts: pairs of tokens and scope."""
     book = NameBook()
     for namespace in namespaces:
-        book.add_namespace(namespace)
+        book.add(NamespaceName(namespace))
     for tokens, scope in prompts:
         root = root_digest(scope or Scope())
-        book.add_scope(root, f"scope {sha256(root).hexdigest()[:4]}")
-        book.add_blocks(root, hashes_of(tokens, scope))
+        book.add(ScopeName(root, f"scope {sha256(root).hexdigest()[:4]}"))
+        book.add(ChainName(root, hashes_of(tokens, scope)))
     return book

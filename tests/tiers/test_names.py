@@ -9,7 +9,15 @@ from prefixes_help import FULL, STATES, book_of, hashes_of
 from quire import Scope
 from quire.errors import TierError
 from quire.exchange.hashing import root_digest
-from quire.tiers.contents.names import FILE_NAME, NameBook, NamesFile, write_names
+from quire.tiers.contents.names import (
+    FILE_NAME,
+    ChainName,
+    NameBook,
+    NamesFile,
+    NamespaceName,
+    ScopeName,
+    write_names,
+)
 
 ROOT = root_digest(Scope())
 BLOCKS = hashes_of(range(400))
@@ -17,14 +25,17 @@ BLOCKS = hashes_of(range(400))
 
 def test_what_is_written_is_read(tmp_path):
     names = NamesFile(tmp_path)
-    assert names.add([FULL, STATES], (ROOT, "everyone"), (ROOT, BLOCKS[:3]))
-    assert names.add([FULL], (ROOT, "everyone"), (BLOCKS[2], BLOCKS[3:]))
+    everyone = ScopeName(ROOT, "everyone")
+    first, rest = ChainName(ROOT, BLOCKS[:3]), ChainName(BLOCKS[2], BLOCKS[3:])
+    assert names.add(NamespaceName(FULL), NamespaceName(STATES), everyone, first)
+    assert names.add(NamespaceName(FULL), everyone, rest)
     book = NameBook.read(tmp_path)
     assert list(book.namespaces.values()) == [FULL, STATES]
     assert book.scopes == {ROOT: "everyone"}
     assert book.parents == dict(zip(BLOCKS, [ROOT, *BLOCKS], strict=False))
     lines = (tmp_path / FILE_NAME).read_text().splitlines()
     assert sum("namespace" in line or "scope" in line for line in lines) == 3
+    assert len(lines) == 5
 
 
 def test_keys_are_those_of_the_namespaces():
@@ -48,7 +59,7 @@ def test_a_book_says_itself_in_lines(tmp_path):
 
 def test_lines_that_say_nothing_are_counted_and_the_rest_is_read(tmp_path):
     names = NamesFile(tmp_path)
-    names.add([FULL], None, (ROOT, BLOCKS[:1]))
+    names.add(NamespaceName(FULL), ChainName(ROOT, BLOCKS[:1]))
     path = tmp_path / FILE_NAME
     good = path.read_bytes()
     bad = [
@@ -57,11 +68,11 @@ def test_lines_that_say_nothing_are_counted_and_the_rest_is_read(tmp_path):
         b"[]",
         b'"x"',
         b"\xff\xfe",
-        b'{"root": "AA=="}',
-        b'{"root": 3, "scope": "x"}',
-        b'{"parent": "AA==", "blocks": ""}',
-        b'{"parent": "a", "blocks": "b"}',
-        b'{"namespace": {"model": 3}}',
+        b'{"type": "scope", "root": "AA==", "label": "x"}',
+        b'{"type": "scope", "root": 3, "label": "x"}',
+        b'{"type": "blocks", "parent": "AA==", "blocks": []}',
+        b'{"type": "blocks", "parent": "a", "blocks": ["b"]}',
+        b'{"type": "namespace", "namespace": {"model": 3}}',
         json.dumps({"namespace": []}).encode(),
         good.splitlines()[0][:40],
     ]
@@ -73,14 +84,14 @@ def test_lines_that_say_nothing_are_counted_and_the_rest_is_read(tmp_path):
 
 
 def test_any_label_can_be_written_and_read(tmp_path):
-    for label in ("", "ä\n\x1b", "\ud800", '"{'):
-        assert NamesFile(tmp_path).add(scope=(ROOT, label))
+    for label in ("", "ä\n\x1b", '"{'):
+        assert NamesFile(tmp_path).add(ScopeName(ROOT, label))
         assert NameBook.read(tmp_path).scopes == {ROOT: label}
 
 
 def test_no_line_of_rubbish_raises(tmp_path):
     names = NamesFile(tmp_path)
-    names.add([FULL], (ROOT, "x"), (ROOT, BLOCKS[:2]))
+    names.add(NamespaceName(FULL), ScopeName(ROOT, "x"), ChainName(ROOT, BLOCKS[:2]))
     data = (tmp_path / FILE_NAME).read_bytes()
     for seed in range(500):
         random = Random(seed)
@@ -88,7 +99,7 @@ def test_no_line_of_rubbish_raises(tmp_path):
         for _ in range(random.randint(1, 5)):
             changed[random.randrange(len(changed))] = random.randrange(256)
         (tmp_path / FILE_NAME).write_bytes(changed)
-        list(NameBook.read(tmp_path).lines())
+        list(NameBook.read(tmp_path).names())
 
 
 def test_a_directory_without_names_has_an_empty_book(tmp_path):
@@ -103,16 +114,16 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path):
 
 def test_what_cannot_be_written_is_left_out_and_no_error(tmp_path):
     names = NamesFile(tmp_path / "gone")
-    assert not names.add([FULL])
+    assert not names.add(NamespaceName(FULL))
     (tmp_path / "gone").mkdir()
-    assert names.add([FULL])
+    assert names.add(NamespaceName(FULL))
     assert list(NameBook.read(tmp_path / "gone").namespaces.values()) == [FULL]
 
 
 def test_a_file_of_names_stops_growing_at_its_limit(tmp_path):
     names = NamesFile(tmp_path, limit_bytes=600)
-    assert names.add(blocks=(ROOT, BLOCKS[:10]))
-    assert not names.add(blocks=(ROOT, BLOCKS[10:20]))
+    assert names.add(ChainName(ROOT, BLOCKS[:10]))
+    assert not names.add(ChainName(ROOT, BLOCKS[10:20]))
     assert (tmp_path / FILE_NAME).stat().st_size <= 600
     assert len(NameBook.read(tmp_path).parents) == 10
 

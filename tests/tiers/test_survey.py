@@ -5,7 +5,7 @@ from prefixes_help import FULL, STATES, book_of, hashes_of, store
 
 from quire import Scope
 from quire.exchange.hashing import root_digest
-from quire.tiers.contents.names import NameBook
+from quire.tiers.contents.names import ChainName, NameBook, NamespaceName
 from quire.tiers.contents.survey import BUCKETS, survey
 from quire.tiers.format import record_bytes
 
@@ -99,8 +99,8 @@ def test_names_that_lead_in_a_circle_are_no_prefixes():
     tier = DictTier()
     store(tier, FULL, blocks)
     book = NameBook()
-    book.add_namespace(FULL)
-    book.add_blocks(blocks[2], blocks)
+    book.add(NamespaceName(FULL))
+    book.add(ChainName(blocks[2], blocks))
     found = survey(tier, book)
     assert found.scopes == []
     assert found.unnamed.records == 3
@@ -115,11 +115,11 @@ def test_an_empty_tier_is_nothing():
 def test_ten_thousand_blocks_in_a_chain_of_branches_are_no_problem():
     book, parent = NameBook(), bytes(32)
     tier = DictTier()
-    book.add_namespace(FULL)
+    book.add(NamespaceName(FULL))
     for number in range(3000):
         one, two = (bytes([side]) * 28 + number.to_bytes(4) for side in (1, 2))
-        book.add_blocks(parent, [one])
-        book.add_blocks(parent, [two])
+        book.add(ChainName(parent, [one]))
+        book.add(ChainName(parent, [two]))
         parent = one
     store(tier, FULL, [one])
     found = survey(tier, book)

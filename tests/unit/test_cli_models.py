@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -42,13 +41,13 @@ def compared(folder):
     model, tokenizer = load(str(folder))
     size = comparison.DemoSize(2, 1, 300, 4)
     pair = comparison.SideBySide(model, tokenizer, PrefixCache(model, "8MiB"), size)
-    return comparison.compare(pair, size, lambda _what: None, setup_s=0.0)
+    ran = {"model": "a model", "parameters": 1e6, "device": "CPU, 2 threads", "dtype": "float32"}
+    return comparison.compare(pair, size, lambda _what: None) | ran
 
 
 def drawn(found, columns):
     console = Console(width=columns, record=True, file=io.StringIO())
-    ran = {"model": "a model", "parameters": 1e6, "device": "CPU, 2 threads", "dtype": "float32"}
-    demo.show(console, found, ran)
+    demo.show(console, found)
     return console.export_text()
 
 
@@ -82,8 +81,9 @@ def test_the_demo_table_fits_the_terminal(compared, columns):
 
 
 def test_the_demo_table_says_where_an_output_differs(compared):
-    first = replace(compared.turns[0], identical=False)
-    wrong = replace(compared, turns=[first, *compared.turns[1:]])
+    first, *others = compared["turns"]
+    wrong = comparison.figures([first | {"identical": False}, *others], compared["sample"])
+    wrong = compared | wrong
     text = drawn(wrong, 80)
     assert "NO: 1 of 3 calls gave other tokens" in text
     assert "yes: " not in text

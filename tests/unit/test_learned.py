@@ -410,9 +410,9 @@ def test_only_what_was_evicted_is_known_again():
     prompts = [world.names(4) for _ in range(3)]
     for prompt in prompts:
         world.serve(prompt)
-    assert world.manager.evict(np.array(prompts[0], np.int32)) == 4
+    assert ops.invalidate(world.manager, np.array(prompts[0], np.int32)) == 4
     assert (world.manager.reclaim(1), list(world.mind.ghosts)) == (1, [2])
-    world.manager.clear()
+    ops.clear(world.manager)
     assert list(world.mind.ghosts) == [2]
 
 

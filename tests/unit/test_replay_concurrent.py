@@ -5,11 +5,10 @@ import pytest
 from replay_help import BLOCK, random_chains, trace_of
 
 from quire.errors import ConfigError
-from quire.sim.concurrent import replay_concurrent
+from quire.sim.concurrent import AsRecorded, OnRoofline, Rates, replay_concurrent
 from quire.sim.foresight import KINDS
 from quire.sim.hardware import Roofline, accelerator_named, model_named
 from quire.sim.replay import replay
-from quire.sim.service import AsRecorded, OnRoofline, Rates
 
 
 class Fixed(msgspec.Struct, frozen=True):

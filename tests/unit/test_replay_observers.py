@@ -3,8 +3,9 @@
 import pytest
 from replay_help import BLOCK, random_chains, trace_of
 
-from quire.sim.observers import HitsOverTime, ReuseTimes, SharedPrefixes
+from quire.sim.observers import HitsOverTime, SharedPrefixes
 from quire.sim.replay import replay
+from quire.sim.reuse import reuses
 
 
 def observed(observer, trace, capacity=1000):
@@ -70,12 +71,12 @@ def test_nothing_found_means_no_stretch():
 
 def test_the_time_since_the_last_use_is_counted_in_bins_that_double():
     trace = trace_of([[1], [1], [1, 2], [1, 2], [1]], time_s=[0.0, 0.5, 1.5, 4.5, 64.5])
-    seen, _ = observed(ReuseTimes(), trace, capacity=1)
-    assert seen.num_new == 2
-    assert seen.blocks[:8].tolist() == [1, 1, 2, 0, 0, 0, 1, 0]
+    read = reuses(trace, BLOCK)
+    assert read.num_unique == 2
+    assert read.blocks_by_gap()[:8] == [1, 1, 2, 0, 0, 0, 1, 0]
 
 
 def test_every_use_of_a_block_is_a_first_or_a_later_one():
     trace = trace_of(random_chains(2))
-    seen, result = observed(ReuseTimes(), trace, capacity=4)
-    assert seen.num_new + seen.blocks.sum() == result.prompt_blocks
+    read = reuses(trace, BLOCK)
+    assert read.num_unique + sum(read.blocks_by_gap()) == replay(trace, 4).prompt_blocks

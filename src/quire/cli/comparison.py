@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from statistics import median
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from quire.cli.chat import Messages, Timed, message, prompt_ids, reply_text, timed
 from quire.cli.talks import MAX_CONVERSATIONS, MAX_TURNS, QUESTIONS, SAMPLED_QUESTION, system_text
@@ -15,6 +14,9 @@ WARM_TOKENS = 2000
 """A turn with so many cached tokens counts as warm in the medians."""
 
 NUM_SAMPLES = 4
+
+Call: TypeAlias = dict[str, Any]
+"""One prompt, generated from twice: `before` without quire, `after` with it; times in ms."""
 
 
 class DemoSize(NamedTuple):
@@ -35,83 +37,34 @@ class DemoSize(NamedTuple):
                 raise ConfigError(f"{option} is {value}; it must be between 1 and {limit}")
 
 
-@dataclass(frozen=True, slots=True)
-class DemoCall:
-    """One prompt, generated from twice: `before` without quire, `after` with it."""
+def figures(turns: list[Call], sample: Call) -> dict[str, Any]:
+    """Return what calls come to. Medians are over `warm` turns, the same on both sides."""
+    calls = [*turns, sample]
+    long = any(call["cached_tokens"] >= WARM_TOKENS for call in turns)
+    warm_tokens = WARM_TOKENS if long else 1
+    warm = [call for call in turns if call["cached_tokens"] >= warm_tokens]
 
-    conversation: str
-    turn: int
-    prompt_tokens: int
-    cached_tokens: int
-    ttft_before_ms: float
-    ttft_after_ms: float
-    total_before_ms: float
-    total_after_ms: float
-    identical: bool
-    question: str
-    replies: list[str]
+    def middle(name: str) -> float | None:
+        return median(call[name] for call in warm) if warm else None
 
-    @property
-    def speedup(self) -> float:
-        """Time to first token before, over after."""
-        return self.ttft_before_ms / self.ttft_after_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The outcome of the demo. Speed-ups are medians over `warm` turns, the same on both sides."""
-
-    turns: list[DemoCall]
-    sample: DemoCall
-    snapshot: dict[str, Any]
-    pool_bytes: int
-    setup_s: float
-    seconds: float
-
-    @property
-    def calls(self) -> list[DemoCall]:
-        """All turns, and the parallel sample."""
-        return [*self.turns, self.sample]
-
-    @property
-    def identical(self) -> bool:
-        """Whether each reply is the same with quire as without, token by token."""
-        return all(call.identical for call in self.calls)
-
-    @property
-    def warm_tokens(self) -> int:
-        """From so many cached tokens a turn is warm; 1 in a demo too small for `WARM_TOKENS`."""
-        long = any(call.cached_tokens >= WARM_TOKENS for call in self.turns)
-        return WARM_TOKENS if long else 1
-
-    def figures(self) -> dict[str, Any]:
-        """Return all that was found as plain data."""
-        calls = self.calls
-        warm = [call for call in self.turns if call.cached_tokens >= self.warm_tokens]
-        prompt_tokens = sum(call.prompt_tokens for call in calls)
-        reused_tokens = sum(call.cached_tokens for call in calls)
-
-        def middle(name: str) -> float | None:
-            return median(getattr(call, name) for call in warm) if warm else None
-
-        return {
-            "outputs_identical": self.identical,
-            "prompt_tokens": prompt_tokens,
-            "reused_tokens": reused_tokens,
-            "hit_rate": reused_tokens / prompt_tokens,
-            "ttft_ms_cold_median": middle("ttft_before_ms"),
-            "ttft_ms_warm_median": middle("ttft_after_ms"),
-            "ttft_speedup_median": middle("speedup"),
-            "median_over_turns_with_cached_tokens": self.warm_tokens,
-            "calls_ms_before": sum(call.total_before_ms for call in calls),
-            "calls_ms_after": sum(call.total_after_ms for call in calls),
-            "seconds": self.seconds,
-            "setup_seconds": self.setup_s,
-            "turns": [asdict(call) | {"speedup": call.speedup} for call in self.turns],
-            "sample": asdict(self.sample) | {"speedup": self.sample.speedup},
-            "pool": self.snapshot["groups"][0] | {"num_bytes": self.pool_bytes},
-            "stats": self.snapshot["stats"],
-        }
+    sums = {
+        name: sum(call[name] for call in calls)
+        for name in ("prompt_tokens", "cached_tokens", "total_before_ms", "total_after_ms")
+    }
+    return {
+        "outputs_identical": all(call["identical"] for call in calls),
+        "prompt_tokens": sums["prompt_tokens"],
+        "reused_tokens": sums["cached_tokens"],
+        "hit_rate": sums["cached_tokens"] / sums["prompt_tokens"],
+        "ttft_ms_cold_median": middle("ttft_before_ms"),
+        "ttft_ms_warm_median": middle("ttft_after_ms"),
+        "ttft_speedup_median": middle("speedup"),
+        "median_over_turns_with_cached_tokens": warm_tokens,
+        "calls_ms_before": sums["total_before_ms"],
+        "calls_ms_after": sums["total_after_ms"],
+        "turns": turns,
+        "sample": sample,
+    }
 
 
 class SideBySide:
@@ -144,7 +97,7 @@ class SideBySide:
             self._timed(generate, ids, do_sample=False)
         self.cache.clear()
 
-    def turn(self, label: str, turn: int) -> DemoCall:
+    def turn(self, label: str, turn: int) -> Call:
         """Ask the next question of a conversation and keep the replies in it."""
         before, after = self._talks[label]
         question = QUESTIONS[ascii_uppercase.index(label)][turn - 1]
@@ -152,7 +105,7 @@ class SideBySide:
             talk.append(message("user", question))
         return self._call(label, turn, before, after, do_sample=False)
 
-    def sample(self) -> DemoCall:
+    def sample(self) -> Call:
         """Draw four replies to one question, seeded, under the same system prompt."""
         talk = [self._system, message("user", SAMPLED_QUESTION)]
         return self._call(
@@ -161,26 +114,27 @@ class SideBySide:
 
     def _call(
         self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
-    ) -> DemoCall:
+    ) -> Call:
         question = before[-1]["content"]
         plain = self._timed(self.model.generate, self._ids(before), **arguments)
         reused = self._timed(self.cache.generate, self._ids(after), **arguments)
         for talk, made in ((before, plain), (after, reused)):
             talk.append(message("assistant", reply_text(self.tokenizer, made.new_ids[0])))
         report = self.cache.last
-        return DemoCall(
-            conversation=label,
-            turn=turn,
-            prompt_tokens=report.prompt_tokens,
-            cached_tokens=report.cached_tokens,
-            ttft_before_ms=plain.ttft_s * 1e3,
-            ttft_after_ms=reused.ttft_s * 1e3,
-            total_before_ms=plain.total_s * 1e3,
-            total_after_ms=reused.total_s * 1e3,
-            identical=plain.new_ids == reused.new_ids,
-            question=question,
-            replies=[reply_text(self.tokenizer, ids) for ids in reused.new_ids],
-        )
+        return {
+            "conversation": label,
+            "turn": turn,
+            "prompt_tokens": report.prompt_tokens,
+            "cached_tokens": report.cached_tokens,
+            "ttft_before_ms": plain.ttft_s * 1e3,
+            "ttft_after_ms": reused.ttft_s * 1e3,
+            "total_before_ms": plain.total_s * 1e3,
+            "total_after_ms": reused.total_s * 1e3,
+            "identical": plain.new_ids == reused.new_ids,
+            "question": question,
+            "replies": [reply_text(self.tokenizer, ids) for ids in reused.new_ids],
+            "speedup": plain.ttft_s / reused.ttft_s,
+        }
 
     def _timed(self, generate: Callable[..., Any], ids: Any, **arguments: Any) -> Timed:
         import torch
@@ -213,15 +167,16 @@ def settle_threads(model: Any) -> int:
     return fastest
 
 
-def compare(
-    pair: SideBySide, size: DemoSize, say: Callable[[str], None], setup_s: float
-) -> Comparison:
-    """Run the interleaved conversations and the parallel sample; `say` hears what is next."""
+def compare(pair: SideBySide, size: DemoSize, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the interleaved conversations and the parallel sample; `say` hears what is next.
+
+    Returns what was found as plain data: every call, and what they come to.
+    """
     from quire import ops
 
     started = time.perf_counter()
     pair.warm_up()
-    turns: list[DemoCall] = []
+    turns: list[Call] = []
     for turn in range(1, size.num_turns + 1):
         for label in ascii_uppercase[: size.num_conversations]:
             say(f"conversation {label}, turn {turn}: without quire, then with it")
@@ -229,11 +184,9 @@ def compare(
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
     sample = pair.sample()
     ops.check(pair.cache.manager)
-    return Comparison(
-        turns=turns,
-        sample=sample,
-        snapshot=pair.cache.snapshot(),
-        pool_bytes=pair.cache.kept.num_bytes,
-        setup_s=setup_s,
-        seconds=time.perf_counter() - started,
-    )
+    snapshot = pair.cache.snapshot()
+    return figures(turns, sample) | {
+        "seconds": time.perf_counter() - started,
+        "pool": snapshot["groups"][0] | {"num_bytes": pair.cache.kept.num_bytes},
+        "stats": snapshot["stats"],
+    }

@@ -171,8 +171,7 @@ def _show(both: "Curves", listed: list[int], tiers: list[dict[str, Any]], name: 
 def picture(both: "Curves", *, width: int, utf8: bool) -> Text:
     """Draw hit ratio over capacity, the capacity in powers of ten, in `width` columns."""
     columns = max(width - LEFT - 2, 10)
-    lower = _cells(both, both.lru, columns, utf8=utf8, letter="L")
-    upper = _cells(both, both.optimum, columns, utf8=utf8, letter="o")
+    lower, upper = (_cells(both, curve, columns) for curve in (both.lru, both.optimum))
     text = Text(no_wrap=True)
     for line in range(HEIGHT):
         shown = line in {0, HEIGHT // 2}
@@ -181,7 +180,7 @@ def picture(both: "Curves", *, width: int, utf8: bool) -> Text:
         text.append("┤" if utf8 and shown else "│" if utf8 else "|", "bright_black")
         for column in range(columns):
             below, above = lower[line][column], upper[line][column]
-            mark = chr(0x2800 | below | above) if utf8 else chr(below or above or ord(" "))
+            mark = chr(0x2800 | below | above) if utf8 else "L" if below else "o" if above else " "
             text.append(mark, LRU if below else OPTIMUM)
         text.append("\n")
     text.append(" " * LEFT + ("└" if utf8 else "+"), "bright_black")
@@ -195,20 +194,15 @@ def picture(both: "Curves", *, width: int, utf8: bool) -> Text:
     return text
 
 
-def _cells(
-    both: "Curves", curve: "Curve", columns: int, *, utf8: bool, letter: str
-) -> list[list[int]]:
-    """Return code points (or braille bits) of one curve, [lines][columns]; 0 where nothing is."""
-    across, down = (2, 4) if utf8 else (1, 1)
+def _cells(both: "Curves", curve: "Curve", columns: int) -> list[list[int]]:
+    """Return the braille bits of one curve, [lines][columns]; 0 where nothing is."""
     cells = [[0] * columns for _ in range(HEIGHT)]
-    steps = columns * across
-    rows = HEIGHT * down
+    steps, rows = columns * 2, HEIGHT * 4
     for step in range(steps):
-        share = 10 ** (DECADES * (step / max(steps - 1, 1) - 1))
+        share = 10 ** (DECADES * (step / (steps - 1) - 1))
         hit = curve.at(int(both.num_unique * share)) / (both.ceiling or 1)
         row = min(int((1 - hit) * rows), rows - 1)
-        bits = DOTS[step % 2][row % 4] if utf8 else ord(letter)
-        cells[row // down][step // across] |= bits
+        cells[row // 4][step // 2] |= DOTS[step % 2][row % 4]
     return cells
 
 

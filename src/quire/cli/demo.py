@@ -10,15 +10,7 @@ from rich.table import Column
 from rich.text import Text
 
 from quire.cli import options, output
-from quire.cli.comparison import (
-    NUM_SAMPLES,
-    Comparison,
-    DemoCall,
-    DemoSize,
-    SideBySide,
-    compare,
-    settle_threads,
-)
+from quire.cli.comparison import NUM_SAMPLES, Call, DemoSize, SideBySide, compare, settle_threads
 from quire.cli.files import check_new, check_writable
 from quire.cli.models import TINY, load
 from quire.cli.tables import facts_table, plain_table
@@ -94,15 +86,17 @@ def demo(
         )
         pair = SideBySide(loaded, tokenizer, cache, size)
         with recorder or nullcontext():
-            found = compare(pair, size, say, time.perf_counter() - started)
+            setup_s = time.perf_counter() - started
+            found = compare(pair, size, say) | {"setup_seconds": setup_s} | machine(model, loaded)
+        snapshot = cache.snapshot()
         cache.close()
     if save is not None:
-        output.save_snapshot(save, found.snapshot, text_is_bytes=model == TINY)
+        output.save_snapshot(save, snapshot, text_is_bytes=model == TINY)
     if as_json:
-        output.print_json(found.figures() | machine(model, loaded))
+        output.print_json(found)
     else:
-        show(output.stdout(), found, machine(model, loaded))
-    if not found.identical:
+        show(output.stdout(), found)
+    if not found["outputs_identical"]:
         output.stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
         raise typer.Exit(1)
 
@@ -124,86 +118,88 @@ def machine(name: str, model: Any) -> dict[str, Any]:
     }
 
 
-def show(console: Console, found: Comparison, ran: dict[str, Any]) -> None:
+def show(console: Console, found: dict[str, Any]) -> None:
     """Print the table of turns, then what they come to."""
-    people = sorted({call.conversation for call in found.turns})
+    turns = found["turns"]
+    people = {call["conversation"] for call in turns}
     console.print(
         Text.assemble(
             "\n",
             (f"{len(people)} conversations", "bold"),
-            f" on {ran['model']} ({ran['parameters'] / 1e6:.1f} M parameters, {ran['dtype']}), ",
-            f"{ran['device']}\n",
+            f" on {found['model']} ({found['parameters'] / 1e6:.1f} M parameters, {found['dtype']}), ",
+            f"{found['device']}\n",
             "Each prompt is the whole conversation; all share one long system prompt.",
         )
     )
     turn, drawn, same = (Column(name, no_wrap=True) for name in ("turn", "", "same"))
     heads = (turn, "prompt", "reused", drawn, "without", "with", "speed-up", same)
     table = plain_table(*heads, caption=CAPTION, caption_justify="left", collapse_padding=True)
-    for place, call in enumerate(found.calls):
-        if place and call.turn != found.calls[place - 1].turn:
+    last = turns[0]["turn"]
+    for call in (*turns, found["sample"]):
+        if call["turn"] != last:
             table.add_section()
         table.add_row(*_cells(call))
+        last = call["turn"]
     console.print(table)
     console.print(facts_table(_facts(found)))
     console.print()
     console.print(Text("conversation A", "bold"))
-    for call in found.turns:
-        if call.conversation == "A":
-            said = [f"- {call.question}\n", ("  " + " ".join(call.replies[0].split()), "italic")]
-            console.print(Text.assemble(*said))
+    for call in turns:
+        if call["conversation"] == "A":
+            reply = " ".join(call["replies"][0].split())
+            console.print(Text.assemble(f"- {call['question']}\n", (f"  {reply}", "italic")))
     console.print(Text(SAMPLED_QUESTION + " (four samples)", "bold"))
-    for reply in found.sample.replies:
+    for reply in found["sample"]["replies"]:
         console.print(Text.assemble("- ", (" ".join(reply.split()), "italic")))
     console.print()
 
 
-def _cells(call: DemoCall) -> list[Text | str]:
-    share = call.cached_tokens / call.prompt_tokens
+def _cells(call: Call) -> list[Text | str]:
+    share, speedup = call["cached_tokens"] / call["prompt_tokens"], call["speedup"]
     filled = round(8 * share)
     drawn = output.bar((filled, 8 - filled), "█░", ("cyan", "bright_black"))
-    gain = "bold green" if call.speedup >= 10 else "green" if call.speedup >= 1.5 else "dim"
-    label = f"{call.conversation}{call.turn}"
+    gain = "bold green" if speedup >= 10 else "green" if speedup >= 1.5 else "dim"
+    label = f"{call['conversation']}{call['turn']}"
     return [
-        f"{NUM_SAMPLES} samples" if call.conversation == "samples" else label,
-        f"{call.prompt_tokens:,}",
-        f"{call.cached_tokens:,}",
+        f"{NUM_SAMPLES} samples" if call["conversation"] == "samples" else label,
+        f"{call['prompt_tokens']:,}",
+        f"{call['cached_tokens']:,}",
         drawn.append(f" {share:4.0%}"),
-        output.milliseconds(call.ttft_before_ms / 1e3),
-        output.milliseconds(call.ttft_after_ms / 1e3),
-        Text(output.times(call.speedup), gain),
-        Text("yes", "green") if call.identical else Text("NO", "bold red"),
+        output.milliseconds(call["ttft_before_ms"] / 1e3),
+        output.milliseconds(call["ttft_after_ms"] / 1e3),
+        Text(output.times(speedup), gain),
+        Text("yes", "green") if call["identical"] else Text("NO", "bold red"),
     ]
 
 
-def _facts(found: Comparison) -> list[tuple[str, Any]]:
-    figures = found.figures()
-    num_different = sum(not call.identical for call in found.calls)
-    same = f"yes: {len(found.turns)} greedy replies and {NUM_SAMPLES} samples, token by token"
-    different = f"NO: {num_different} of {len(found.calls)} calls gave other tokens"
-    prompt, reused = figures["prompt_tokens"], figures["reused_tokens"]
-    saved = f"{reused:,} of {prompt:,} prompt tokens ({figures['hit_rate']:.1%}); {prompt - reused:,} computed"
-    identical = Text(same, "green") if found.identical else Text(different, "bold red")
+def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    turns, pool, warm = found["turns"], found["pool"], found["median_over_turns_with_cached_tokens"]
+    identical = Text(
+        f"yes: {len(turns)} greedy replies and {NUM_SAMPLES} samples, token by token", "green"
+    )
+    if not found["outputs_identical"]:
+        wrong = sum(not call["identical"] for call in (*turns, found["sample"]))
+        identical = Text(f"NO: {wrong} of {len(turns) + 1} calls gave other tokens", "bold red")
+    prompt, reused = found["prompt_tokens"], found["reused_tokens"]
+    saved = f"{reused:,} of {prompt:,} prompt tokens ({found['hit_rate']:.1%}); {prompt - reused:,} computed"
     facts: list[tuple[str, Any]] = [("outputs identical", identical), ("prefill saved", saved)]
-    num_warm = sum(call.cached_tokens >= found.warm_tokens for call in found.turns)
+    num_warm = sum(call["cached_tokens"] >= warm for call in turns)
     if num_warm:
-        cold, warm = (
-            output.milliseconds(figures[f"ttft_ms_{each}_median"] / 1e3)
-            for each in ("cold", "warm")
+        cold, fast = (
+            output.milliseconds(found[f"ttft_ms_{each}_median"] / 1e3) for each in ("cold", "warm")
         )
-        gain = output.times(figures["ttft_speedup_median"]), "bold green"
-        first = Text.assemble(f"{cold} ms without, {warm} ms with quire: ", gain)
-        at_least = f"{found.warm_tokens:,}+" if found.warm_tokens > 1 else "any"
-        medians = f"medians over {num_warm} turns with {at_least} tokens cached"
-        facts += [("first token", first), ("", medians)]
-    before, after = figures["calls_ms_before"] / 1e3, figures["calls_ms_after"] / 1e3
-    pool = figures["pool"]
-    drawn = Text.assemble(output.pool_bar(pool), f" {format_bytes(found.pool_bytes)}")
-    facts += [
-        (
-            "all calls",
-            f"{before:.1f} s without, {after:.1f} s with quire: {output.times(before / after)}",
-        ),
+        gain = output.times(found["ttft_speedup_median"]), "bold green"
+        at_least = f"{warm:,}+" if warm > 1 else "any"
+        facts += [
+            ("first token", Text.assemble(f"{cold} ms without, {fast} ms with quire: ", gain)),
+            ("", f"medians over {num_warm} turns with {at_least} tokens cached"),
+        ]
+    before, after = found["calls_ms_before"] / 1e3, found["calls_ms_after"] / 1e3
+    took = f"{before:.1f} s without, {after:.1f} s with quire: {output.times(before / after)}"
+    drawn = Text.assemble(output.pool_bar(pool), f" {format_bytes(pool['num_bytes'])}")
+    return [
+        *facts,
+        ("all calls", took),
         ("block pool", drawn),
         ("", output.pool_counts(pool)),
     ]
-    return facts

@@ -11,8 +11,8 @@ from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quire.sim.concurrent import Service
     from quire.sim.hardware import ModelFacts, Roofline
-    from quire.sim.service import Service
     from quire.sim.trace.rows import Trace
 
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,10}(?:[.][0-9]{1,15})?)\s*(?P<percent>%?)")
@@ -134,7 +134,7 @@ def service_of(
     rates: tuple[float | None, float | None], roofline: "Roofline | None", *, concurrent: bool
 ) -> "Service | None":
     """Return the durations of requests: as recorded, else by the rates given, else on the roofline."""
-    from quire.sim.service import AsRecorded, OnRoofline, Rates
+    from quire.sim.concurrent import AsRecorded, OnRoofline, Rates
 
     given = {
         name: rate

@@ -8,9 +8,9 @@ import msgspec
 
 from quire.cli.inputs import Asked
 from quire.cli.output import progress
-from quire.sim.curves import curves
-from quire.sim.observers import HitsOverTime, ReuseTimes, SharedPrefixes
-from quire.sim.savings import Savings
+from quire.sim.curves import curves_of
+from quire.sim.observers import HitsOverTime, Savings, SharedPrefixes
+from quire.sim.reuse import reuses
 from quire.sim.sweep import Experiment, Measure, SweepPoint, points_of, sweep
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Replays:
     def __init__(
         self, experiment: Experiment, roofline: "Roofline | None", executor: "Executor"
     ) -> None:
-        self.curves = curves(experiment.trace)
+        self._read = reuses(experiment.trace, experiment.trace.block_size)
+        self.curves = curves_of(self._read)
         self._experiment = experiment
         self._roofline = roofline
         self._executor = executor
@@ -48,19 +49,21 @@ class Replays:
         capacity = focus_capacity([row["capacity_blocks"] for row in rows], self.curves.num_unique)
         policies = list(dict.fromkeys(row["policy"] for row in rows))
         policy = next((name for name in policies if name != "optimum"), policies[0])
-        timed = self._results(
-            points_of([capacity], policies), [partial(HitsOverTime, MAX_STRETCHES)]
-        )
-        measures = [partial(SharedPrefixes, document["block_size"]), ReuseTimes]
-        (closer,) = self._results([SweepPoint(capacity, policy)], measures)
+        measures = [
+            partial(HitsOverTime, MAX_STRETCHES),
+            partial(SharedPrefixes, document["block_size"]),
+        ]
+        timed = {
+            each.policy: each for each in self._results(points_of([capacity], policies), measures)
+        }
         focus = Focus(
             capacity_blocks=capacity,
             policy=policy,
-            over_time={each.policy: each.measured["over_time"] for each in timed},
-            hit_tokens=closer.hit_tokens,
-            prefixes=closer.measured["prefixes"],
-            reuse_times=closer.measured["reuse_times"],
-            new_blocks=closer.measured["new_blocks"],
+            over_time={name: each.measured["over_time"] for name, each in timed.items()},
+            hit_tokens=timed[policy].hit_tokens,
+            prefixes=timed[policy].measured["prefixes"],
+            reuse_times=self._read.blocks_by_gap(),
+            new_blocks=self._read.num_unique,
         )
         asked = asked.without_folders()
         commands = asked.command(), asked.command(capacity=capacity)

@@ -57,11 +57,9 @@ def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
             above = names.parents[above]
     fresh = NameBook()
     fresh.namespaces = names.namespaces
-    for block, parent in names.parents.items():
-        if block in kept:
-            fresh.add_blocks(parent, [block])
-            if parent in names.scopes:
-                fresh.add_scope(parent, names.scopes[parent])
+    fresh.parents = {block: parent for block, parent in names.parents.items() if block in kept}
+    roots = set(fresh.parents.values())
+    fresh.scopes = {root: label for root, label in names.scopes.items() if root in roots}
     write_names(fresh, path)
 
 

@@ -7,7 +7,6 @@ from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
-from quire.core.pins import Pin
 from quire.core.policy import Entry, Policy
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
@@ -26,7 +25,6 @@ __all__ = [
     "Kind",
     "LayerGroup",
     "MediaItem",
-    "Pin",
     "Policy",
     "Scope",
     "Sequence",

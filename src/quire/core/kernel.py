@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 from quire.core.blocks import BlockPool
 from quire.core.copies import CopyPlan
 from quire.core.groups import FullAttention
+from quire.core.holds import Holds
 from quire.core.lookup import Lookup
 from quire.core.node import Node, NodePart
 from quire.core.order import Order
 from quire.core.owners import Owners
-from quire.core.pins import Pins
 from quire.core.policy import Capacity
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
@@ -132,10 +132,8 @@ class Kernel:
         self.lookup = Lookup(self.tree, size, sub_block=settings.sub_block)
         self.copies = CopyPlan(self.pools)
         self.counters = Counters()
-        self.pins = Pins(self.tree, settings.pin_budget, cut_off)
+        self.holds = Holds(self.tree)
         self.owners = Owners(order)
-        # Ends of the paths that restores and holds have locked, by handle.
-        self.anchors: dict[int, Node] = {}
         self.sequences: dict[int, Sequence] = {}
         # Drafts that wait behind open sequences, by row.
         self.drafts: dict[int, Drafted] = {}

@@ -14,16 +14,15 @@ from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
-from quire.core.pins import Pin
 from quire.core.policy import PolicyFactory
-from quire.core.room import check_fits, clear, evict, evict_in, invalidate
+from quire.core.room import check_fits, evict, evict_in
 from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
-from quire.core.terms import ORDINARY, RequestTerms, check_seconds, check_session_id, terms_of
-from quire.core.tokens import EMPTY_KEY, TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.terms import ORDINARY, RequestTerms, check_session_id, terms_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 
@@ -35,7 +34,7 @@ class CacheManager(Interruptible):
     `block_size`  tokens per block, from 1
     `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
-    `pin_budget`  share of the smallest group's blocks that pins may hold, 0 to 1
+    `pin_budget`  share of the smallest group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
     `debug`       check every allocation and free, block by block
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
@@ -111,45 +110,8 @@ class CacheManager(Interruptible):
         return self.kernel.lookup.hit(root, key)
 
     @mutating
-    def pin(
-        self,
-        tokens: TokenIds,
-        scope: Scope | None = None,
-        *,
-        media: Items[MediaItem] = (),
-        ttl_s: float | None = None,
-    ) -> Pin:
-        """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
-
-        The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
-        many seconds. Raises `PinBudgetExceeded`, `ConfigError` and what `probe` raises.
-        """
-        seconds, kernel = check_seconds("ttl_s", ttl_s, self.settings.clock), self.kernel
-        root, key = self.read(key_of(tokens), scope, media)
-        found = kernel.tree.match(root, key, len(key) - len(key) % kernel.tree.block_bytes)
-        deadline = kernel.tree.order.now() + seconds if seconds else 0.0
-        return kernel.pins.add(kernel.lookup.lowered(found), deadline)
-
-    @mutating
-    def evict(
-        self,
-        tokens: TokenIds | None = None,
-        scope: Scope | None = None,
-        *,
-        media: Items[MediaItem] = (),
-    ) -> int:
-        """Invalidate a cached prefix and all that continues it; return the blocks per group. For room see `reclaim`.
-
-        What other prompts share with it stays, and so does what a sequence or pin references.
-        Without tokens the whole scope is dropped. Raises what `probe` raises.
-        """
-        if tokens is None:
-            return invalidate(self.kernel, self._root(scope), EMPTY_KEY)
-        return invalidate(self.kernel, *self.read(key_of(tokens), scope, media))
-
-    @mutating
     def reclaim(self, num_blocks: int, group: int | None = None) -> int:
-        """Make room: evict up to `num_blocks` cached blocks by policy; return how many. For a prefix see `evict`.
+        """Make room: evict up to `num_blocks` cached blocks by policy; return how many. For a prefix see `quire.ops.invalidate`.
 
         Without a group, leaves lose their last blocks in every group. In one group with a
         window or a state, blocks go where they are missed least, and the prefixes stay.
@@ -158,18 +120,10 @@ class CacheManager(Interruptible):
         if group is not None:
             check_group(group, len(self.pools))
             sparse = sparse_at(self.kernel.tree.sparse, group)
-        self.kernel.pins.release_expired()
+        self.kernel.holds.let_go_expired()
         if sparse is not None:
             return evict_in(self.kernel, sparse, num_blocks)
         return evict(self.kernel, num_blocks)
-
-    @mutating
-    def clear(self) -> int:
-        """Drop all that is cached and not referenced, in every scope; return blocks per group.
-
-        Of a running sequence's path, that is what lies behind its windows.
-        """
-        return clear(self.kernel)
 
     @mutating
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
@@ -212,7 +166,6 @@ class CacheManager(Interruptible):
             self.cut_off("open", error)
             raise
 
-    @mutating
     def reserve(self, seq: Sequence, num_tokens: int) -> None:
         """Make room for the KV of `num_tokens` more tokens than computed, in every group.
 
@@ -220,9 +173,12 @@ class CacheManager(Interruptible):
         All or nothing: raises `OutOfBlocks`, `SequenceError`, `ConfigError`.
         """
         self.check_open(seq)
-        take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        try:
+            take.reserve(self.kernel, seq, check_count("num_tokens", num_tokens))
+        except BaseException as error:
+            self.cut_off("reserve", error)
+            raise
 
-    @mutating
     def commit(self, seq: Sequence, token_ids: TokenIds) -> None:
         """Declare that the KV of these next tokens exists; blocks that are full are published.
 
@@ -233,8 +189,12 @@ class CacheManager(Interruptible):
         """
         self.check_open(seq)
         kernel = self.kernel
-        publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
-        kernel.rows.version += 1
+        try:
+            publish.commit(kernel, seq, publish.checked(kernel, seq, key_of(token_ids)))
+            kernel.rows.version += 1
+        except BaseException as error:
+            self.cut_off("commit", error)
+            raise
 
     @mutating
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
@@ -260,13 +220,16 @@ class CacheManager(Interruptible):
             snapshots.check_settled(self.kernel, seq, "fork")
         return take.fork(self.kernel, seq)
 
-    @mutating
     def close(self, seq: Sequence) -> None:
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
-        for tell in self.kernel.watchers.closed:
-            tell(seq)
-        give.close(self.kernel, seq)
+        try:
+            for tell in self.kernel.watchers.closed:
+                tell(seq)
+            give.close(self.kernel, seq)
+        except BaseException as error:
+            self.cut_off("close", error)
+            raise
 
     @mutating
     def suspend(self, seq: Sequence) -> None:
@@ -352,7 +315,7 @@ class CacheManager(Interruptible):
         """
         unbar(self)
         kernel = self.kernel
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
         bar(kernel.rows, "the manager was reset")
         self._begin(self.settings, kernel.watchers.all)
 
@@ -360,7 +323,7 @@ class CacheManager(Interruptible):
         kernel = self.kernel
         bar(self, why)
         bar(kernel.rows, why)  # sequences read their tokens and tables from it
-        kernel.pins.held.clear()
+        kernel.holds.all.clear()
 
     # -- arguments -------------------------------------------------------------------------
 
@@ -371,7 +334,7 @@ class CacheManager(Interruptible):
         """
         if not key:
             raise TokensError("the prompt is empty; a lookup needs at least one token")
-        root, known = self._root(scope), self.kernel.tree.media
+        root, known = self.root(scope), self.kernel.tree.media
         if media is not NO_MEDIA:
             check_media(media, len(key) // TOKEN_BYTES)
         if media:
@@ -393,7 +356,8 @@ class CacheManager(Interruptible):
             self.check_known(seq)
             raise SequenceError(f"{seq!r} is {seq.state}; resume it first")
 
-    def _root(self, scope: Scope | None) -> Node:
+    def root(self, scope: Scope | None) -> Node:
+        """Return the root of a scope, an empty one for a scope that is not known; raise `ScopeError`."""
         if scope is None:
             return self.default_root
         check_scope(scope)

@@ -1,16 +1,14 @@
-"""Eviction and invalidation: blocks leave the cache to make room, or because somebody said so."""
+"""Eviction: blocks leave the cache to make room, or there is none to be had."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from quire.core.blocks import BlockPool
 from quire.core.kernel import Kernel, Leaving
-from quire.core.node import Node
-from quire.core.scope import NO_SCOPE
-from quire.core.sparse import SparseGroup
-from quire.core.tokens import Key
+from quire.core.node import Match, Node
+from quire.core.sparse import SparseGroup, Standing
 from quire.errors import InvariantError
 
 
@@ -21,11 +19,8 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
             break
     else:
         return
-    if _shortest(kernel, needed):
-        kernel.pins.release_expired()
-        if (short := _shortest(kernel, needed)) is not None:
-            mend = "close or suspend sequences, release pins, or enlarge the pool"
-            raise short[0].shortage("no room", short[1], mend)
+    if any(pool.num_available < n for pool, n in zip(kernel.pools, needed, strict=True)):
+        let_go_expired(kernel, needed)
     missing = max((needed[g] - pool.num_free for g, pool in kernel.tree.full), default=0)
     if missing > 0:
         evict(kernel, missing)
@@ -36,6 +31,38 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
         while group.pool.num_free < num_blocks:
             if not evict(kernel, 1):
                 raise InvariantError(f"group {group.index} has cached blocks and no victim")
+
+
+def let_go_expired(kernel: Kernel, needed: Items[int]) -> None:
+    """Let go of the holds that have expired; raise `OutOfBlocks` and keep them where that would not be enough."""
+    room = room_left(kernel, None, Counter(hold.node for hold in kernel.holds.expired()))
+    for pool, num_blocks, left in zip(kernel.pools, needed, room, strict=True):
+        if left < num_blocks:
+            mend = "close or suspend sequences, release pins, or enlarge the pool"
+            raise pool.shortage("no room", num_blocks, mend)
+    kernel.holds.let_go_expired()
+
+
+def room_left(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list[int]:
+    """Return what each group can give once a match is referenced, and so many holds at some nodes are gone."""
+    tree = kernel.tree
+    room = [pool.num_available for pool in kernel.pools]
+    found = dict(match.nodes()) if match is not None else {}
+    unlocked: Counter[Node] = Counter()
+    for node, count in gone.items():
+        unlocked.update(dict.fromkeys(node.path(), count))
+    taken = sum(num_blocks for node, num_blocks in found.items() if not node.locks)
+    for node, count in unlocked.items():
+        if node.locks == count:
+            taken -= node.num_blocks - found.get(node, 0)
+    for group, _ in tree.full:
+        room[group] -= taken
+    standing = Standing(gone, unlocked)
+    if match is not None and found:
+        standing = Standing(gone, unlocked, match.last, match.num_blocks)
+    for sparse in tree.sparse:
+        room[sparse.index] -= sparse.would_guard(standing)
+    return room
 
 
 def evict_in(kernel: Kernel, group: SparseGroup, num_blocks: int, why: Leaving = "evicted") -> int:
@@ -69,44 +96,12 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
         if parent is None or not node.evictable:
             raise InvariantError(f"the policy's victim {node!r} is referenced or has branches")
         take = min(node.end - parent.end, num_blocks - done, most)
-        _drop(kernel, node, take, "evicted")
+        drop(kernel, node, take, "evicted")
         done += take
         if sparse:
             _drop_spent(kernel, node if node.parent is not None else parent, "evicted")
     kernel.counters.evicted_blocks += done
     return done
-
-
-def clear(kernel: Kernel) -> int:
-    """Drop all that is cached; see `CacheManager.clear`."""
-    tree = kernel.tree
-    kernel.pins.release_expired()
-    dropped = sum(_invalidate(kernel, _from_below(root)) for root in tree.roots.values())
-    for group in tree.sparse:
-        evict_in(kernel, group, group.pool.num_cached, "invalidated")
-    for tell in kernel.watchers.leaving:
-        tell(tree.root(NO_SCOPE), range(0), None, "cleared")
-    return dropped
-
-
-def invalidate(kernel: Kernel, root: Node, key: Key) -> int:
-    """Drop the prefix that a key names, and all that continues it; see `CacheManager.evict`."""
-    tree = kernel.tree
-    kernel.pins.release_expired()
-    if not key:
-        return _invalidate(kernel, _from_below(root))
-    whole = len(key) - len(key) % tree.block_bytes
-    found, rest = tree.match(root, key, whole), key[whole:]
-    covered = found.num_blocks * tree.block_bytes == whole
-    if found.into:
-        if not covered or not found.last.key.startswith(rest, found.into * tree.block_bytes):
-            return 0
-        tops = [found.last]
-    else:
-        children = found.node.children.values() if covered else ()
-        tops = [child for child in children if child.key.startswith(rest)]
-    dropped = sum(_invalidate(kernel, _from_below(top)) for top in tops)
-    return dropped + _invalidate(kernel, reversed(found.node.path()))  # what nothing else needs
 
 
 def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
@@ -132,25 +127,8 @@ def check_fits(kernel: Kernel, num_tokens: int) -> None:
             raise pool.shortage(what, needed, "enlarge the pool or shorten the prompt")
 
 
-def _invalidate(kernel: Kernel, nodes: Iterable[Node]) -> int:
-    """Drop the nodes, children first, that nothing references or hangs below; return their blocks."""
-    dropped = 0
-    for node in nodes:
-        if node.evictable:
-            dropped += node.num_blocks
-            _drop(kernel, node, node.num_blocks, "invalidated")
-    kernel.counters.invalidated_blocks += dropped
-    return dropped
-
-
-def _from_below(top: Node) -> Iterable[Node]:
-    nodes = [top]
-    for each in nodes:
-        nodes.extend(each.children.values())
-    return reversed(nodes)
-
-
-def _drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
+def drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
+    """Cached to free: the last blocks of a leaf leave the tree."""
     for tell in kernel.watchers.leaving:
         tell(node, range(node.end - num_blocks, node.end), None, why)
     for g, pool in kernel.tree.full:
@@ -164,13 +142,5 @@ def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
         parent = node.parent
         assert parent is not None
         kernel.counters.evicted_blocks += node.num_blocks
-        _drop(kernel, node, node.num_blocks, why)
+        drop(kernel, node, node.num_blocks, why)
         node = parent
-
-
-def _shortest(kernel: Kernel, needed: Items[int]) -> tuple[BlockPool, int] | None:
-    """Return the first pool that could not give so many blocks, and how many are needed of it."""
-    for pool, num_blocks in zip(kernel.pools, needed, strict=True):
-        if pool.num_available < num_blocks:
-            return pool, num_blocks
-    return None

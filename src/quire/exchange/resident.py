@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from quire.config import check_count
 from quire.core.groups import check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
-from quire.core.node import Match
+from quire.core.node import Match, Node
+from quire.core.room import room_left
 from quire.core.scope import Scope
 from quire.core.sparse import Standing, sparse_at
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Places = npt.NDArray[np.bool_]
+
+
+NOTHING: Mapping[Node, int] = {}
 
 
 class Residency(msgspec.Struct, frozen=True):
@@ -92,22 +97,30 @@ def held_places(manager: CacheManager, match: Match, group: int) -> Places:
 
 
 def room_beside(
-    manager: CacheManager, match: Match, accepted: int, held: tuple[Places, ...]
+    manager: CacheManager,
+    match: Match,
+    accepted: int,
+    held: tuple[Places, ...],
+    gone: Mapping[Node, int] = NOTHING,
 ) -> tuple[int, ...]:
     """Return what each group can give once the match is referenced, and stood at where it ends and at `accepted`.
 
-    Of a sparse group, that takes what both need and is there, or, where others hold some of it already, less.
+    Of a sparse group, that takes what both need and is there, or, where others hold some of it already, less. `gone`:
+    so many holds at some nodes count as let go.
     """
-    room = [pool.num_available for pool in manager.pools]
-    taken = sum(num_blocks for node, num_blocks in match.nodes() if not node.locks)
-    for group, _ in manager.kernel.tree.full:
-        room[group] -= taken
-    ends = {accepted, match.num_blocks} - {0}
-    standing = [Standing({}, {}, match.last.holding(end - 1), end) for end in sorted(ends)]
+    before = room_left(manager.kernel, None, gone)
+    room = room_left(manager.kernel, match, gone)
     for sparse in manager.kernel.tree.sparse:
+        index = sparse.index
         needed = {*sparse.required(accepted), *sparse.required(match.num_blocks)}
-        there = sum(bool(held[sparse.index][at]) for at in sorted(needed))
-        room[sparse.index] -= min(there, sum(map(sparse.would_guard, standing)))
+        taken = sum(bool(held[index][at]) for at in sorted(needed))
+        if not gone:
+            more = before[index] - room[index]
+            if 0 < accepted < match.num_blocks:
+                node = match.last.holding(accepted - 1)
+                more += sparse.would_guard(Standing({}, {}, node, accepted))
+            taken = min(taken, more)
+        room[index] = before[index] - taken
     return tuple(max(num_blocks, 0) for num_blocks in room)
 
 

@@ -13,10 +13,11 @@ whatever else the sparse groups lack becomes a gap, which no lookup passes.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
-from operator import index
+from operator import gt, index
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from quire.config import as_int
 from quire.core.blocks import GAP
 from quire.core.give import forget, let_go
+from quire.core.holds import Hold
 from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.media import MediaItem
@@ -58,12 +60,18 @@ class Restore:
     """
 
     def __init__(
-        self, manager: CacheManager, seq: Sequence, key: Key, blocks: dict[int, list[int]]
+        self,
+        manager: CacheManager,
+        seq: Sequence,
+        kept: Hold,
+        key: Key,
+        blocks: dict[int, list[int]],
     ) -> None:
         self.blocks = blocks
         self.cut_off = manager.cut_off
         self._manager = manager
         self._seq = seq
+        self._kept = kept
         self._key = key
         self._open = True
 
@@ -78,6 +86,8 @@ class Restore:
         if seq.published == seq.prompt_len:
             raise SequenceError("this restore was committed already")
         _publish(kernel, seq, self._key)
+        if seq.node.end < self._kept.node.end:
+            raise InvariantError(f"{self._kept.node!r} left the tree while it was locked")
         self._keep_states(kernel)
         kernel.rows.version += 1
 
@@ -91,9 +101,9 @@ class Restore:
 
     @mutating
     def _close(self) -> None:
-        seq, manager = self._seq, self._manager
-        if not manager.interrupted and id(seq) in manager.kernel.anchors:  # else all was given up
-            _end(manager.kernel, seq)
+        manager = self._manager
+        if not manager.interrupted and self._kept in manager.kernel.holds:  # else all was given up
+            _end(manager.kernel, self._seq, self._kept)
 
     def _keep_states(self, kernel: Kernel) -> None:
         """Keep the states that came back as snapshots at the end of the prefix."""
@@ -138,15 +148,18 @@ def restore(
     _check_brought(manager, (accepted, end), brought, held)
     if manager.kernel.copies:
         raise CopyError("planned copies wait; call take_copies() and do them before a restore")
-    manager.kernel.pins.release_expired()
     needed = [len(brought.get(group, ())) for group in range(len(manager.pools))]
     for state in manager.kernel.rows.states:
         needed[state.index] = 1
     room = room_beside(manager, match, accepted, held)
+    if any(map(gt, needed, room)):
+        expired = Counter(each.node for each in manager.kernel.holds.expired())
+        room = room_beside(manager, match, accepted, held, expired)
     for pool, wanted, available in zip(manager.pools, needed, room, strict=True):
         if wanted > available:
             what = f"restoring {end} blocks leaves room for {available} blocks"
             raise pool.shortage(what, wanted, "restore less, or close sequences")
+    manager.kernel.holds.let_go_expired()
     if media:
         key = manager.kernel.tree.media.encode(key_of(tokens), media)[:num_bytes]
     else:
@@ -163,17 +176,15 @@ def hold(manager: CacheManager, seq: Sequence) -> Callable[[], None]:
     Raises `SequenceError`.
     """
     manager.check_open(seq)
-    kernel, name = manager.kernel, object()
-    kernel.tree.hold(seq.node, kernel.tree.sparse)
-    kernel.anchors[id(name)] = seq.node
-    return partial(_release, manager, name)
+    made = Hold(seq.node)
+    manager.kernel.holds.add(made)
+    return partial(_release, manager, made)
 
 
 @mutating
-def _release(manager: CacheManager, name: object) -> None:
-    if not manager.interrupted and id(name) in manager.kernel.anchors:
-        tree = manager.kernel.tree
-        tree.let_go(manager.kernel.anchors.pop(id(name)), tree.sparse)
+def _release(manager: CacheManager, made: Hold) -> None:
+    if not manager.interrupted:  # else all was given up
+        manager.kernel.holds.let_go(made)
 
 
 def _begin(
@@ -190,7 +201,8 @@ def _begin(
     if match.node.parent is None:
         match.node = root
     anchor = tree.node_at(match)
-    tree.hold(anchor, tree.sparse)
+    kept = Hold(anchor)
+    kernel.holds.add(kept)
     node = anchor.holding(start - 1)
     if node.end > start:
         node = tree.split(node, start - node.start)
@@ -208,14 +220,13 @@ def _begin(
     tree.hold(node, tree.sparse)
     manager.sequences[id(seq)] = seq
     root.locks += 1
-    kernel.anchors[id(seq)] = anchor
     try:
         make_room(kernel, needed)
     except OutOfBlocks:
-        _end(kernel, seq)
+        _end(kernel, seq, kept)
         raise
     blocks = _give_out(kernel, seq, brought)
-    return Restore(manager, seq, key[start * tree.block_bytes :], blocks)
+    return Restore(manager, seq, kept, key[start * tree.block_bytes :], blocks)
 
 
 def _give_out(kernel: Kernel, seq: Sequence, brought: Brought) -> dict[int, list[int]]:
@@ -242,17 +253,14 @@ def _give_out(kernel: Kernel, seq: Sequence, brought: Brought) -> dict[int, list
 
 def _publish(kernel: Kernel, seq: Sequence, key: Key) -> None:
     """Enter what came back into the tree; what the table leaves out of sparse groups becomes a gap."""
-    anchor = kernel.anchors[id(seq)]
     kernel.rows.computed[seq.row] = seq.script.start = seq.prompt_len
     num_new = enter(kernel, seq, key, len(key) // kernel.tree.block_bytes)
     for window in kernel.rows.windows if num_new else ():
         window.find_gaps(seq.node, num_new)
     kernel.counters.restored_blocks += num_new
-    if seq.node.end < anchor.end:
-        raise InvariantError(f"{anchor!r} left the tree while it was locked")
 
 
-def _end(kernel: Kernel, seq: Sequence) -> None:
+def _end(kernel: Kernel, seq: Sequence, kept: Hold) -> None:
     """Give back what was not committed, and all that was locked."""
     rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
@@ -260,7 +268,7 @@ def _end(kernel: Kernel, seq: Sequence) -> None:
         kernel.pools[group].drop_hold(table)
     rows.capacity[seq.row] = seq.published
     let_go(kernel, seq)
-    kernel.tree.let_go(kernel.anchors.pop(id(seq)), kernel.tree.sparse)
+    kernel.holds.let_go(kept)
     forget(kernel, seq)
 
 

@@ -3,8 +3,10 @@
 checks    every invariant, recounted
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
+invalidation   a prefix, a scope or all, dropped
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
+pins      prefixes that stay
 drafts    trees of speculated tokens
 """
 
@@ -13,16 +15,20 @@ from quire.ops.drafts import Draft, TokenMove, draft
 from quire.ops.drawing import draw, dump, held_notes, snapshot
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
+from quire.ops.invalidation import clear, invalidate
 from quire.ops.memory import Usage, compact, resize, usage
+from quire.ops.pins import Pin, pin
 
 __all__ = [
     "Draft",
     "Explanation",
     "Fit",
+    "Pin",
     "Segment",
     "TokenMove",
     "Usage",
     "check",
+    "clear",
     "compact",
     "draft",
     "draw",
@@ -30,6 +36,8 @@ __all__ = [
     "explain",
     "fits",
     "held_notes",
+    "invalidate",
+    "pin",
     "resize",
     "snapshot",
     "usage",

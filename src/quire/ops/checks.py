@@ -13,6 +13,7 @@ from quire.core.sparse import sparse_at
 from quire.core.tree import MAX_GONE, PrefixTree
 from quire.errors import InvariantError
 from quire.interrupts import mutating
+from quire.ops.pins import all_pins, pin_budget, pinned_nodes
 
 
 @mutating
@@ -79,28 +80,23 @@ def _check_locks(manager: CacheManager) -> None:
             stands.update(
                 (group.index, id(seq.node)) for group in manager.kernel.rows.standing(seq.row)
             )
-    for anchor in manager.kernel.anchors.values():
-        locks.update(id(node) for node in anchor.path())
-        stands.update((group.index, id(anchor)) for group in manager.kernel.tree.sparse)
-    for pin in manager.kernel.pins.held.values():
-        locks.update(id(node) for node in pin.node.path())
-        stands.update((group.index, id(pin.node)) for group in manager.kernel.tree.sparse)
+    for hold in manager.kernel.holds.all.values():
+        locks.update(id(node) for node in hold.node.path())
+        stands.update((group.index, id(hold.node)) for group in manager.kernel.tree.sparse)
     for node in manager.kernel.tree.nodes():
         for group in manager.kernel.tree.sparse:
             wrong = group.check(node, stands[group.index, id(node)])
             _require(not wrong, f"node ending at block {node.end}, group {group.index}: {wrong}")
-    pinned = manager.kernel.pins.pinned()
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = locks[id(node)]
         _require(
             node.locks == counted,
             f"node ending at block {node.end}: {node.locks} locks, {counted} that hold it",
         )
-    _require(all(node.locks for node in pinned), "a pinned node is not referenced")
     if manager.kernel.tree.full:
-        _require(
-            manager.kernel.pins.num_blocks <= manager.kernel.pins.budget, "pins above the budget"
-        )
+        pinned = pinned_nodes(all_pins(manager.kernel))
+        num_pinned = sum(node.num_blocks for node in pinned)
+        _require(num_pinned <= pin_budget(manager), "pins above the budget")
 
 
 def _check_policies(manager: CacheManager) -> None:

@@ -13,6 +13,7 @@ from quire.core.sequence import Sequence
 from quire.core.sparse import SparseGroup
 from quire.core.tokens import array_of
 from quire.interrupts import mutating
+from quire.ops.pins import all_pins, pinned_nodes
 
 BAR = 40
 
@@ -21,8 +22,9 @@ BAR = 40
 def snapshot(manager: CacheManager) -> dict[str, Any]:
     """Return all state that later calls depend on, as data that JSON can hold; equal data acts alike."""
     kernel, tree = manager.kernel, manager.kernel.tree
+    pinned = pinned_nodes(all_pins(kernel))
     order = {id(node): place for place, node in enumerate(tree.order.order())}
-    children = _tree(list(tree.roots.values()), order, tree.sparse, kernel.pins.pinned())
+    children = _tree(list(tree.roots.values()), order, tree.sparse, pinned)
     return {
         "block_size": manager.block_size,
         "policy": manager.settings.policy_name,
@@ -45,8 +47,8 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
         "sequences": [_sequence(*each) for each in enumerate(manager.sequences.values())],
         "copies": [list(copy) for copy in kernel.copies.peek()],
         "sparse_order": [group.eviction_order() for group in tree.sparse],
-        "pinned_blocks": kernel.pins.num_blocks,
-        "num_pins": len(kernel.pins.held),
+        "pinned_blocks": sum(node.num_blocks for node in pinned),
+        "num_pins": len(all_pins(kernel)),
         "num_media": len(tree.media),
         "stats": _stats(manager),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 import msgspec
@@ -13,10 +12,9 @@ from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Match, Node
-from quire.core.room import least
+from quire.core.room import least, room_left
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
-from quire.core.sparse import Standing
 from quire.core.take import needs, stale_slots
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 
@@ -92,7 +90,7 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
     key, limit = prompt
     found = kernel.lookup.find(root, key, limit)
     end = found.num_blocks * size
-    room = _room(kernel, found, {})
+    room = room_left(kernel, found, {})
     if all(room[group] > 0 for group in rows.token_groups):
         end += found.partial_tokens
     if num_new is None:
@@ -103,31 +101,9 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
 
 
 def _fit(kernel: Kernel, num_cached: int, needed: list[int], match: Match | None) -> Fit:
-    """Compare; pins whose time ran out give way only where blocks are short, as in `Room.make`."""
-    fit = Fit(num_cached, tuple(needed), tuple(_room(kernel, match, {})))
-    if not fit and (expired := kernel.pins.expired()):
-        gone = Counter(pin.node for pin in expired)
-        return Fit(num_cached, fit.needed, tuple(_room(kernel, match, gone)))
+    """Compare; pins whose time ran out give way only where blocks are short, as in `make_room`."""
+    fit = Fit(num_cached, tuple(needed), tuple(room_left(kernel, match, {})))
+    if not fit and (expired := kernel.holds.expired()):
+        gone = Counter(hold.node for hold in expired)
+        return Fit(num_cached, fit.needed, tuple(room_left(kernel, match, gone)))
     return fit
-
-
-def _room(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list[int]:
-    """Return what each group can give once a match is referenced, and pins at some nodes are gone."""
-    tree = kernel.tree
-    room = [pool.num_available for pool in kernel.pools]
-    found = dict(match.nodes()) if match is not None else {}
-    unlocked: Counter[Node] = Counter()
-    for node, count in gone.items():
-        unlocked.update(dict.fromkeys(node.path(), count))
-    taken = sum(num_blocks for node, num_blocks in found.items() if not node.locks)
-    for node, count in unlocked.items():
-        if node.locks == count:
-            taken -= node.num_blocks - found.get(node, 0)
-    for group, _ in tree.full:
-        room[group] -= taken
-    standing = Standing(gone, unlocked)
-    if match is not None and found:
-        standing = Standing(gone, unlocked, match.last, match.num_blocks)
-    for sparse in tree.sparse:
-        room[sparse.index] -= sparse.would_guard(standing)
-    return room

@@ -13,13 +13,13 @@ from quire.config import check_count
 from quire.core.blocks import GAP, BlockPool
 from quire.core.copies import BlockCopy
 from quire.core.groups import check_group
-from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
-from quire.core.room import make_room
+from quire.core.room import let_go_expired, make_room
 from quire.core.sparse import sparse_at
 from quire.core.tokens import IntArray
-from quire.errors import ConfigError, CopyError, PinBudgetExceeded
+from quire.errors import ConfigError, CopyError
 from quire.interrupts import mutating
+from quire.ops.pins import all_pins, check_pins
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -121,7 +121,8 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     _refuse_waiting_copies(manager)
     if any(shrinking):
         _refuse_open_handles(manager)
-    _check_pins(manager.kernel, wanted)
+    check_pins(manager, wanted)
+    let_go_expired(manager.kernel, shrinking)
     make_room(manager.kernel, shrinking)
     for group, new in enumerate(wanted):
         if new != manager.pools[group].num_blocks:
@@ -129,19 +130,6 @@ def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     groups = zip(manager.settings.groups, wanted, strict=True)
     resized = tuple(msgspec.structs.replace(spec, num_blocks=n) for spec, n in groups)
     manager.settings = msgspec.structs.replace(manager.settings, groups=resized)
-
-
-def _check_pins(kernel: Kernel, num_blocks: list[int]) -> None:
-    """Raise `PinBudgetExceeded` if pools of these sizes could not hold the pins there are."""
-    pins = kernel.pins
-    pins.release_expired()
-    for group, pool in kernel.tree.full:
-        if pins.num_blocks > int(pins.share * num_blocks[group]):
-            allowed = f"{num_blocks[group]} allow {int(pins.share * num_blocks[group])}"
-            what = f"{pins.num_blocks} blocks are pinned, {allowed}"
-            raise pool.shortage(what, pins.num_blocks, "close pins", PinBudgetExceeded)
-    for sparse in kernel.tree.sparse:
-        pins.check_reach(sparse, 0, num_blocks[sparse.index])
 
 
 def _refuse_waiting_copies(manager: CacheManager) -> None:
@@ -155,9 +143,10 @@ def _refuse_waiting_copies(manager: CacheManager) -> None:
 
 def _refuse_open_handles(manager: CacheManager) -> None:
     """Whoever has a restore or a hold reads or writes blocks under the ids that they have now."""
-    if manager.kernel.anchors:
+    num_open = len(manager.kernel.holds.all) - len(all_pins(manager.kernel))
+    if num_open:
         msg = (
-            f"{len(manager.kernel.anchors)} restores or holds are open, whose owners copy to and from "
+            f"{num_open} restores or holds are open, whose owners copy to and from "
             "blocks by their ids; leave the restores and release the holds before blocks are moved"
         )
         raise CopyError(msg)

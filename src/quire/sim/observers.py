@@ -1,4 +1,4 @@
-"""Observers of a replay: hits over time, shared prefixes, times between uses.
+"""Observers of a replay: hits over time, shared prefixes, prefill that is saved.
 
 Observers are handed to `replay(observers=...)` and told of every counted request. They are
 called with (request, tokens found), and keep what they saw; `found` gives it as plain data.
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from quire.sim.columns import Column
+from quire.sim.hardware import Roofline
 from quire.sim.trace.rows import TraceRequest, end_id
 
 MAX_PREFIXES = 12
@@ -165,31 +166,39 @@ class SharedPrefixes:
         self._num_unique = end
 
 
-class ReuseTimes:
-    """Times between two uses of a block, whatever the cache is.
+class Savings:
+    """Adds up what the found tokens of each request would have cost, each computed alone.
 
-    `blocks[0]` counts uses again within one second, `blocks[n]` those after 2**(n-1) to 2**n
-    seconds; `num_new` counts first uses. Eight bytes per distinct block.
+    `prefill_flops`, `prefill_s`              without a cache
+    `saved_prefill_flops`, `saved_prefill_s`  of these, what is not computed thanks to hits
+
+    The last token of a prompt is always computed, as an engine must.
     """
 
-    NUM_BINS = 32
-
-    def __init__(self) -> None:
-        self._last_s = Column(-1.0, np.float64)
-        self.blocks = np.zeros(self.NUM_BINS, dtype=np.int64)
-        self.num_new = 0
+    def __init__(self, roofline: Roofline) -> None:
+        self._roofline = roofline
+        self._flops = self._saved_flops = 0.0
+        self._s = self._saved_s = 0.0
 
     def __call__(self, request: TraceRequest, hit_tokens: int) -> None:
-        del hit_tokens
-        now = request.time_s
-        for first, length in request.runs.tolist():
-            last = self._last_s.upto(first + length)[first : first + length]
-            again = now - last[last >= 0]
-            self.num_new += length - len(again)
-            _, exponents = np.frexp(again)
-            self.blocks += np.bincount(exponents.clip(0), minlength=self.NUM_BINS)[: self.NUM_BINS]
-            last[:] = now
+        flops, seconds = self._cost(request.prompt_tokens, 0)
+        self._flops += flops
+        self._s += seconds
+        cached = min(hit_tokens, request.prompt_tokens - 1)
+        if cached > 0:
+            rest_flops, rest_s = self._cost(request.prompt_tokens - cached, cached)
+            self._saved_flops += flops - rest_flops
+            self._saved_s += seconds - rest_s
 
     def found(self) -> dict[str, Any]:
-        """Return both counts."""
-        return {"reuse_times": self.blocks.tolist(), "new_blocks": self.num_new}
+        return {
+            "prefill_flops": self._flops,
+            "saved_prefill_flops": self._saved_flops,
+            "prefill_s": self._s,
+            "saved_prefill_s": self._saved_s,
+        }
+
+    def _cost(self, new_tokens: int, cached_tokens: int) -> tuple[float, float]:
+        line = self._roofline
+        flops = line.product_flops(new_tokens) + line.attention_flops(new_tokens, cached_tokens)
+        return flops, line.prefill_s(new_tokens, cached_tokens)

@@ -20,11 +20,14 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from quire.foresight.distances import lru_distances
+from quire.foresight.distances import Floats, lru_distances
 from quire.sim.trace.rows import TraceRequest
 
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 """One whole number each, int64 [n]."""
+
+NUM_GAPS = 32
+"""Bins of times between uses, each twice as long as the one before: up to 34 years."""
 
 
 class Reuses(msgspec.Struct, frozen=True, eq=False):
@@ -36,7 +39,7 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
 
     `prompt_tokens`, `prompt_blocks`   of each request, int64 [requests]
     `block_size`                       tokens per block
-    `duration_s`                       arrival of the last request, after the first
+    `came_s`                           arrival of each request after the first, float64 [requests]
     """
 
     earlier: Counts
@@ -45,7 +48,7 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
     prompt_tokens: Counts
     prompt_blocks: Counts
     block_size: int
-    duration_s: float
+    came_s: Floats
 
     @property
     def num_requests(self) -> int:
@@ -56,6 +59,21 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
     def num_unique(self) -> int:
         """Different blocks of the trace."""
         return int(self.prompt_blocks.sum() - self.num_blocks.sum())
+
+    @property
+    def duration_s(self) -> float:
+        """Arrival of the last request, after the first."""
+        return float(self.came_s[-1]) if len(self.came_s) else 0.0
+
+    @property
+    def gaps_s(self) -> Floats:
+        """Seconds between the two uses of each reuse, float64 [reuses]."""
+        return self.came_s[self.later] - self.came_s[self.earlier]
+
+    def blocks_by_gap(self) -> list[int]:
+        """Return the blocks used again within a second, and after 2**(n - 1) to 2**n seconds for each n from 1."""
+        _, exponents = np.frexp(self.gaps_s)
+        return sums(exponents.clip(0, NUM_GAPS - 1), self.num_blocks, NUM_GAPS).tolist()
 
     @property
     def seen_blocks(self) -> Counts:
@@ -113,10 +131,9 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
     """
     strands: dict[int, tuple[list[int], list[int]]] = {}
     earlier, later, counts = array("q"), array("q"), array("q")
-    tokens, blocks = array("q"), array("q")
-    duration_s = 0.0
+    tokens, blocks, came_s = array("q"), array("q"), array("d")
     for now, request in enumerate(requests):
-        duration_s = request.time_s
+        came_s.append(request.time_s)
         total, before, end = 0, -1, -1
         stops: list[int] = []
         users: list[int] = []
@@ -159,7 +176,7 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
         prompt_tokens=_counts(tokens),
         prompt_blocks=_counts(blocks),
         block_size=block_size,
-        duration_s=duration_s,
+        came_s=np.array(came_s),
     )
 
 

@@ -15,12 +15,11 @@ import msgspec
 
 from quire.core.policies import policy_names
 from quire.errors import ConfigError
-from quire.sim.concurrent import replay_concurrent
+from quire.sim.concurrent import Service, replay_concurrent
 from quire.sim.executors import Executor, Serial
 from quire.sim.foresight import check_kind
 from quire.sim.optimum import OPTIMUM, optimum_results
 from quire.sim.replay import ReplayResult, check_capacity, replay
-from quire.sim.service import Service
 from quire.sim.trace.rows import Trace, TraceRequest
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quire import ops
 from quire.core import Scope
 from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
@@ -106,7 +107,7 @@ class Calls:
         finally:
             request.close()
             if self.first is not None and self.first.refusal is not None:
-                self._kept.manager.clear()
+                ops.clear(self._kept.manager)
 
     def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
         """Return a function that tells whether the model is the one that a call began with."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
+from quire import ops
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
@@ -145,7 +146,7 @@ class KeptBlocks:
             self._balance = Balance(self.manager, self.layout)
         else:
             self.store.join()
-            dropped = self.manager.clear()
+            dropped = ops.clear(self.manager)
         self.identity.renew()
         return dropped
 

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
+from quire import ops
 from quire.core import Scope, Sequence
 from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Plan, Prompts
@@ -171,7 +172,7 @@ class Request:
                 self._close_sequences()
                 self._store.settle()
                 if not self._store.manager.interrupted:
-                    self._store.manager.clear()
+                    ops.clear(self._store.manager)
             raise
         self._close_sequences()
 

@@ -12,7 +12,14 @@ from quire.core.scope import ScopePart
 from quire.errors import TierError
 from quire.exchange import digests_of
 from quire.tiers.base import Tier
-from quire.tiers.contents.names import NameBook, NamesFile
+from quire.tiers.contents.names import (
+    ChainName,
+    Name,
+    NameBook,
+    NamesFile,
+    NamespaceName,
+    ScopeName,
+)
 from quire.tiers.format import Namespace
 from quire.tiers.stack.lanes import Work
 
@@ -69,12 +76,16 @@ class Naming:
                 break
         if not fresh and not self._namespaces:
             return lambda: None
-        label = (digests_of(manager).root(scope), scope_label(scope)) if fresh else None
+        names: list[Name] = []
+        if fresh:
+            names += [ScopeName(digests_of(manager).root(scope), scope_label(scope))]
+            names += [ChainName(parent, fresh)]
 
         def write() -> None:
+            namespaces = map(NamespaceName, self._namespaces.values())
+            add = [*namespaces, *names]
             for level, file in self._files.items():
-                namespaces = list(self._namespaces.values())
-                self._later(level, partial(file.add, namespaces, label, (parent, fresh)))
+                self._later(level, partial(file.add, *add))
             self._namespaces = {}
             if len(self._written) + len(fresh) > KEPT:
                 self._written = {}

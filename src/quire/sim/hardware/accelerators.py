@@ -67,14 +67,10 @@ _TABLE: dict[str, tuple[float, float, int, int, int]] = {
 _OTHER_NAMES = {"h100-sxm": "h100", "h100-80gb": "h100", "a100-80gb": "a100", "a100-sxm": "a100"}
 
 
-def cpu(num_cores: int | None = None, memory_bytes: int | None = None) -> Accelerator:
-    """Return a guess at a CPU: 20 GFLOP/s a core and 10 GB/s. Calibrate before believing it.
-
-    Cores and memory are this machine's where they are not given.
-    """
-    cores = num_cores or os.cpu_count() or 1
-    if memory_bytes is None:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def cpu() -> Accelerator:
+    """Return a guess at this machine's CPU: 20 GFLOP/s a core and 10 GB/s. Calibrate before believing it."""
+    cores = os.cpu_count() or 1
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Accelerator("cpu", cores * 20 * GB, 10 * GB, memory_bytes, 10 * GB, 10 * GB)
 
 

@@ -8,11 +8,10 @@ from quire.sim.serving.arrivals import (
     parse_arrivals,
 )
 from quire.sim.serving.metrics import Objective, ServingResult
-from quire.sim.serving.replica import Limits
+from quire.sim.serving.replica import Limits, Timing
 from quire.sim.serving.requests import Served
 from quire.sim.serving.router import PrefixAware, Router, least_loaded, round_robin, router_named
 from quire.sim.serving.simulate import Cluster, Load, simulate
-from quire.sim.serving.timing import Timing
 
 __all__ = [
     "Arrivals",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.sim.hardware.roofline import Contexts
 from quire.sim.serving.requests import LiveRequest
-from quire.sim.serving.timing import Contexts
 
 
 class Decoding:

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from quire.sim.distributions import check_positive
+from quire.sim.hardware.roofline import Seconds
 from quire.sim.serving.replica import Replica
 from quire.sim.serving.requests import Served
-from quire.sim.serving.timing import Seconds
 
 BINS = 60
 """Points of a timeline."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -12,15 +14,34 @@ from quire import ops
 from quire.config import check_count
 from quire.core.terms import NO_HINT
 from quire.errors import ConfigError, OutOfBlocks
+from quire.sim.hardware.roofline import Chunk, Contexts, Seconds
 from quire.sim.replay import Sizes, manager_of
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
-from quire.sim.serving.timing import Chunk, Timing
 from quire.sim.trace.rows import TraceRequest
 
 MAX_RUN = 1024
 """Decode steps that are simulated at once, at most."""
+
+
+class Timing(Protocol):
+    """Durations of steps in seconds, a function of the arguments alone. A `Roofline` is one."""
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int) -> float:
+        """One prompt alone: `new_tokens` computed after `cached_tokens` that have KV."""
+        ...
+
+    def step_s(self, work: Sequence[Chunk], contexts: Contexts) -> float:
+        """One step: parts of prompts, and one token for each decoding sequence."""
+        ...
+
+    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
+        """Each of `num_steps` steps in a row that only decode these sequences, [num_steps].
+
+        Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
+        """
+        ...
 
 
 class Limits(msgspec.Struct, frozen=True):

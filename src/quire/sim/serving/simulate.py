@@ -14,11 +14,10 @@ from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
-from quire.sim.serving.replica import Limits, Replica
+from quire.sim.serving.replica import Limits, Replica, Timing
 from quire.sim.serving.requests import LiveRequest, Served, arriving
 from quire.sim.serving.router import Router, least_loaded
 from quire.sim.serving.tiers import Tiers
-from quire.sim.serving.timing import Timing
 from quire.sim.trace.rows import TraceRequest
 
 Observer: TypeAlias = Callable[[Served], None]

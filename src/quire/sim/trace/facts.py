@@ -82,30 +82,27 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
     `on_progress` is told now and then how many requests were read. Raises `TraceError`.
     """
     report = Findings()
-    times, outputs = array("d"), array("q")
+    outputs = array("q")
     sessions: set[str] = set()
 
     def noted() -> Iterator[TraceRequest]:
         for request in trace.read(report):
-            times.append(request.time_s)
             outputs.append(request.output_tokens)
             if request.session is not None:
                 sessions.add(request.session)
-            if on_progress is not None and not len(times) % EVERY:
-                on_progress(len(times))
+            if on_progress is not None and not len(outputs) % EVERY:
+                on_progress(len(outputs))
             yield request
 
     found = reuses(noted(), trace.block_size)
-    came_s = np.array(times)
     prompt_tokens = int(found.prompt_tokens.sum())
-    gaps = came_s[found.later] - came_s[found.earlier]
     return TraceFacts(
         trace.source,
         trace.format,
         trace.block_size,
         rows=report.rows,
         without_prompt=report.without_prompt,
-        requests=len(times),
+        requests=found.num_requests,
         span_s=found.duration_s,
         prompt_tokens=prompt_tokens,
         output_tokens=sum(outputs),
@@ -118,7 +115,7 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
         prompt_length=_lengths(found.prompt_tokens),
         output_length=_lengths(np.array(outputs, np.int64)),
         reuse_blocks=_in_blocks(found),
-        reuse_seconds=_in_seconds(gaps, found.num_blocks),
+        reuse_seconds=_in_seconds(found.gaps_s, found.num_blocks),
         notes=report.notes,
     )
 

@@ -13,8 +13,7 @@ from quire.sim.trace.kv_events import open_events
 from quire.sim.trace.rows import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
 from quire.sim.trace.talks import TALK_KEYS
-from quire.sim.trace.texts import BLOCK_SIZE, ConversationTrace
-from quire.sim.trace.tokenizers import encoder_of
+from quire.sim.trace.texts import BLOCK_SIZE, ConversationTrace, encoder_of
 
 _ROW_KEY = re.compile(rb'"(hash_ids|hash_runs|quire_trace)"\s*:')
 _BATCH_KEY = re.compile(rb'"events"\s*:\s*\[')

@@ -12,8 +12,10 @@ Files of conversations rarely say when. Times are made up, in the same way for t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,12 +24,12 @@ from numpy.random import Generator
 from quire.core.media import MediaTable
 from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
-from quire.errors import TraceError
+from quire.errors import ConfigError, TraceError
 from quire.exchange.hashing import chain, root_digest
+from quire.extras import lacking
 from quire.sim.distributions import Lognormal, draw_gap, generator
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest, compress
 from quire.sim.trace.talks import Message, read_talks
-from quire.sim.trace.tokenizers import Encoder
 
 BLOCK_SIZE = 16
 """Tokens per block where none are given."""
@@ -49,6 +51,13 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 PACE = Pace()
+
+
+class Encoder(NamedTuple):
+    """A tokenizer: its name for people, and texts to ids, int32 each, without special ones."""
+
+    name: str
+    encode: Callable[[list[str]], list[IntArray]]
 
 
 class ConversationTrace(ReportingTrace):
@@ -146,3 +155,45 @@ class _Asked(msgspec.Struct, frozen=True):
     session: str
     talk: list[bytes]
     blocks: int
+
+
+def encoder_of(path: str | Path | None) -> Encoder:
+    """Return the tokenizer at a path; without one, every byte is a token. Raises `ConfigError`.
+
+    Bytes are three to four times as many tokens as a tokenizer makes.
+    """
+    if path is None:
+        return Encoder("bytes, a token each", _bytes_of)
+    path = Path(path).expanduser()
+    tokenizer = _loaded(path / "tokenizer.json" if path.is_dir() else path)
+
+    def encode(texts: list[str]) -> list[IntArray]:
+        clean = [text.encode("utf-8", "replace").decode() for text in texts]
+        made = tokenizer.encode_batch(clean, add_special_tokens=False)
+        return [np.array(each.ids, np.int32) for each in made]
+
+    return Encoder(str(path), encode)
+
+
+def _bytes_of(texts: list[str]) -> list[IntArray]:
+    encoded = (text.encode("utf-8", "surrogatepass") for text in texts)
+    return [np.frombuffer(data, np.uint8).astype(np.int32) for data in encoded]
+
+
+def _loaded(file: Path) -> Any:
+    try:
+        library: Any = import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(
+            f"{lacking('reading a tokenizer', 'tokenizers', 'hf')}; without a tokenizer, "
+            "every byte is a token"
+        ) from error
+    if not file.is_file():
+        raise ConfigError(f"no tokenizer at {str(file)!r}: name a tokenizer.json or its folder")
+    try:
+        tokenizer: Any = library.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain ones
+        raise ConfigError(f"{str(file)!r} is no tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,8 +1,7 @@
 """Made-up traffic: seeded traces of chats, agents, documents, examples and scans, or a mix.
 
-settings        every distribution and every default
+settings        every distribution and every default, and a session of each kind
 stream          `Workload`: the trace
-sessions        one session of each kind
 prompts         which blocks prompts share
 """
 

@@ -14,8 +14,7 @@ from quire.sim.distributions import check_positive, draw_gap, generator
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
 from quire.sim.workload.prompts import Library
-from quire.sim.workload.sessions import Sessions, SessionTurn, sessions_of, turns_per_session
-from quire.sim.workload.settings import BLOCK_SIZE, KINDS, REQUESTS_PER_S, Kind
+from quire.sim.workload.settings import BLOCK_SIZE, KINDS, REQUESTS_PER_S, Kind, SessionTurn, Texts
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -83,14 +82,14 @@ class Workload(ReportingTrace):
         total = sum(part.share for part in self.parts.values())
         streams: list[Iterator[tuple[float, str, SessionTurn]]] = []
         for place, (name, part) in enumerate(self.parts.items()):
-            per_s = self.requests_per_s * part.share / total / turns_per_session(part.kind)
+            per_s = self.requests_per_s * part.share / total / part.kind.requests_per_session
             starts, drawn = (generator(self.seed, place, stream) for stream in (0, 1))
-            streams.append(_flow(name, sessions_of(part.kind, name, library, drawn), per_s, starts))
+            streams.append(_flow(part.kind, Texts(name, library, drawn), per_s, starts))
         return heapq.merge(*streams, key=lambda turn: turn[0])
 
 
 def _flow(
-    name: str, begins: Sessions, per_s: float, starts: Generator
+    kind: Kind, texts: Texts, per_s: float, starts: Generator
 ) -> Iterator[tuple[float, str, SessionTurn]]:
     """Yield time, session and turn of one part, in order of time, for ever."""
     waiting: list[tuple[float, int, SessionTurn]] = []
@@ -99,10 +98,10 @@ def _flow(
         begin = round(begin + draw_gap(starts, per_s), 6)
         while waiting and waiting[0][0] <= begin:
             time_s, session, turn = heapq.heappop(waiting)
-            yield time_s, f"{name}-{session}", turn
+            yield time_s, f"{texts.name}-{session}", turn
         number += 1
         time_s = begin
-        for turn in begins():
+        for turn in kind.session(texts):
             if turn.text.end > MAX_TOKENS:
                 break
             time_s = round(time_s + turn.after_s, 6)

@@ -232,7 +232,7 @@ class DiskRecords:
                 with self.lock:
                     some = [pair for pair in copies[start : start + _AT_ONCE] if is_there(pair[0])]
                     places = np.array([spot.place for spot, _ in some], np.int64)
-                    _, *entries = _entries_at(slab.index, places)
+                    entries = _entries_at(slab.index, places)
                 if not some:
                     continue
                 # In this order: whenever the power goes, a record is in one of its places, or in both.
@@ -257,8 +257,9 @@ class DiskRecords:
                     with self._changes:
                         with self.lock:
                             stop = min(start + _ENTRIES_AT_ONCE, slab.index.num_places)
-                            entries = _entries_at(slab.index, np.arange(start, stop))
-                        slab.index_file.write(*entries)
+                            places = np.arange(start, stop)
+                            entries = _entries_at(slab.index, places)
+                        slab.index_file.write(places, *entries)
         except OSError:
             self.num_touches = 1  # there is something left to do, and no hurry: it costs much
             raise
@@ -330,9 +331,9 @@ def tag_of(record: memoryview) -> int:
 
 def _entries_at(
     index: PlaceIndex, places: Places
-) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return places and copies of their keys, tags and stamps."""
-    return places, index.keys_of(places), index.generations_of(places), index.stamps[places]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return copies of the keys, tags and stamps of places."""
+    return index.keys_of(places), index.generations_of(places), index.stamps[places]
 
 
 def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:

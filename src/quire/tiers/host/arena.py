@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +18,6 @@ CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
 
 FEWEST_CHUNKS = 16
-
-LOOKED_FOR = 256
-"""So many of the oldest places are looked for at a time: what makes room usually needs a few."""
 
 FEW_KEYS = 128
 """So many keys are found faster one by one, after a model has had the processor's caches."""
@@ -40,43 +35,12 @@ class Shelf:
         self.chunks: list[int] = []
         self.per_chunk = arena.chunk_bytes // size
         self._arena = arena
-        self._oldest: deque[tuple[int, int]] = deque()
 
     def view(self, place: int) -> NDArray[np.uint8]:
         """View the bytes of a place."""
         chunk, inside = divmod(place, self.per_chunk)
         start = self.chunks[chunk] * self._arena.chunk_bytes + inside * self.size
         return self._arena.memory[start : start + self.size]
-
-    def victims(self, count: int, now: float) -> list[int]:
-        """Return up to `count` places without a lease, used longest ago first.
-
-        More are looked for at a time, leased ones too: those that were not used since are still the oldest.
-        """
-        oldest = self._oldest
-        while oldest and self.index.stamp_of(oldest[0][0]) != oldest[0][1]:
-            oldest.popleft()
-        found = self._first(count, now)
-        if len(found) < count:
-            places = self.index.oldest(max(LOOKED_FOR, count), now)
-            self._oldest = deque(
-                zip(places.tolist(), self.index.stamps[places].tolist(), strict=True)
-            )
-            found = self._first(count, now)
-        return found
-
-    def moved(self) -> None:
-        """Forget who is oldest: a record lies in another place."""
-        self._oldest.clear()
-
-    def _first(self, count: int, now: float) -> list[int]:
-        index = self.index
-        still = (
-            place
-            for place, stamp in self._oldest
-            if index.stamp_of(place) == stamp and not index.is_leased(place, now)
-        )
-        return list(islice(still, count))
 
 
 class Arena:
@@ -184,7 +148,6 @@ class Arena:
         for place, to in zip(moving, below, strict=False):
             shelf.view(to)[:] = shelf.view(place)
             index.move(place, to)
-        shelf.moved()
         left = [place for place in taken if place >= end]
         index.release(*below[len(moving) :], *left, *moving)
         index.shrink(end)

@@ -288,10 +288,8 @@ class Host(Tier):
 
     def _victims(self, shelf: Shelf, count: int) -> list[int]:
         """Return up to `count` places, used longest ago first, without what calls in progress store."""
-        if not self._calls:
-            return shelf.victims(count, self._clock())
         spared = sum(map(len, self._calls))
-        places = shelf.victims(count + spared, self._clock())
+        places = shelf.index.victims(count + spared, self._clock()).tolist()
         keys = map(shelf.index.key_of, places)
         pairs = zip(places, keys, strict=True)
         free = (place for place, key in pairs if not any(key in call for call in self._calls))

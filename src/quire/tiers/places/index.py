@@ -264,11 +264,6 @@ class PlaceIndex:
             stamps[list(self._leases)] = 0
         return oldest(stamps, count, before if before is not None else self.recency.now + 1)
 
-    def oldest(self, count: int, now: float) -> Places:
-        """Return places, used longest ago first, leased ones among them and so many others: int64."""
-        self._end_leases_until(now)
-        return oldest(self.stamps, count + len(self._leases), self.recency.now + 1)
-
     def grow(self, num_places: int) -> None:
         """Add places, up to `num_places` in all."""
         if not 0 <= num_places <= _MAX_SLOTS:

@@ -25,8 +25,8 @@ CHEAP_SHARE = 0.02
 NEWEST = 0.5
 """The weight of the newest answer in the share of what is asked for that a tier has."""
 
-ASKED_BESIDE_SHARE = 0.05
-"""The most of the time that questions which nobody waits for take."""
+ASKED_BESIDE_SHARE = 0.2
+"""The most of the time that a question which nobody waits for is under way."""
 
 PROBE_S = 10.0
 """How often a tier that is not loaded from is measured beside."""

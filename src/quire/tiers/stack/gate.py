@@ -20,7 +20,11 @@ FIRST = 2
 
 SURPRISE = 2.0
 UNIT = float(1 << 20)
-CAUTION = 2.0
+
+LEARNED = 4
+"""With fewer loads an estimate is believed as it is."""
+
+CAUTION = 1.0
 """Standard errors that are added to an estimate before it is believed."""
 
 MOST_POINTS = 256
@@ -72,10 +76,15 @@ class Estimate:
             # One stray load, a pause of the machine, counts as an expected one that took some times as long.
             y = min(y, (16.0 if is_change else 4.0) * expected)
         self._sums *= keep
-        error = min(abs(y / expected - 1), 1.0)
-        self._variance += (1 - min(keep, 0.9)) * (error**2 - self._variance)
-        # What is new weighs by what it is, also where it is far below what was expected.
-        self._add(x, y, max(y, expected / 100) if is_change or is_first else expected)
+        if not is_first:
+            error = min(abs(y / expected - 1), 1.0)
+            newest = max(1 - min(keep, 0.9), 1 / self.num_observed)
+            self._variance += newest * (error**2 - self._variance)
+        scale = expected
+        if is_change or is_first:  # errors are relative to what is new
+            scale = max(y, expected / 100)
+            self._sums *= min(1.0, (expected / scale) ** 2)
+        self._add(x, y, scale)
         self._solve()
 
     def seconds(self, num_bytes: float) -> float:
@@ -83,10 +92,13 @@ class Estimate:
         return self._expected(num_bytes / UNIT) if num_bytes else 0.0
 
     def careful_seconds(self, num_bytes: float) -> float:
-        """Return the seconds that its mean will hardly exceed: the estimate and its uncertainty."""
-        if not num_bytes:
-            return 0.0
+        """Return the seconds that its mean will hardly exceed: the estimate and its uncertainty.
+
+        The first loads are not refused for that: they are how it becomes certain.
+        """
         x = num_bytes / UNIT
+        if not num_bytes or self.num_observed < LEARNED:
+            return self.seconds(num_bytes)
         weight, weight_x = self._sums[0], self._sums[1]
         centre = float(weight_x / weight)
         # More bytes never take less, and no more than in proportion: so far as that, what is known of
@@ -104,8 +116,7 @@ class Estimate:
         return max(self.latency_s + self._slope * x, 1e-9)
 
     def _add(self, x: float, y: float, scale: float) -> None:
-        weight = 1 / min(self._expected(x), scale) ** 2
-        self._sums += weight * np.array([1, x, x * x, y, x * y])
+        self._sums += scale**-2 * np.array([1, x, x * x, y, x * y])
 
     def _solve(self) -> None:
         n, sx, sxx, sy, sxy = map(float, self._sums)

@@ -13,10 +13,10 @@ from quire.tiers.stack.level import Level, Shared, guarded
 
 T = TypeVar("T")
 
-FIRST_WINDOW = 64
-FIRST_WINDOW_HERE = 8
+FIRST_WINDOW, GROWTH = 64, 16
+FIRST_WINDOW_HERE, GROWTH_HERE = 8, 4
 """Keys in the first question to a tier that others write to, and to one that answers at once; each
-next one asks for four times as many."""
+next one asks for so many times as many. A prompt's first keys also tell whether to ask for it."""
 
 SAMPLE_KEYS = 256
 _CHUNKS = (4.0, 0.25, 1.0)
@@ -69,9 +69,10 @@ class TierLookup:
         for level in self._levels:
             if not missing:
                 break
-            if not self._is_asked(level, keys, saved_s, num_bytes):
+            windows = _windows(level, missing, contiguous=contiguous)
+            if not self._is_asked(level, keys[:FIRST_WINDOW], len(windows), saved_s, num_bytes):
                 continue
-            for window in _windows(level, missing, contiguous=contiguous):
+            for window in windows:
                 wanted = keys if len(window) == len(keys) else [keys[at] for at in window]
                 answers = self._ask(level, wanted, deadline)
                 for at, is_there in zip(window, answers, strict=False):
@@ -84,20 +85,23 @@ class TierLookup:
             found[missing[0] :] = [-1] * (len(found) - missing[0])
         return found
 
-    def _is_asked(self, level: Level, keys: Keys, saved_s: float, num_bytes: int) -> bool:
-        """Return whether to wait for the answer of a tier; one that is left alone is tried beside."""
+    def _is_asked(
+        self, level: Level, first: Keys, num_questions: int, saved_s: float, num_bytes: int
+    ) -> bool:
+        """Return whether to wait for the answers of a tier, of which these are the first; else it is tried beside."""
         with self._shared.lock:
             if not level.reading.allows:
                 return False
             # A guess of what loading takes must not keep a tier from being asked and measured.
             estimate = level.estimate
             load_s = estimate.careful_seconds(num_bytes) if estimate.num_observed else 0.0
-            if level.asking.pays(saved_s, load_s, lambda: self._known(level, keys)):
+            load_s += (num_questions - 1) * level.asking.ask_s
+            if level.asking.pays(saved_s, load_s, lambda: self._known(level, first)):
                 return True
         if saved_s <= load_s + level.asking.ask_s and level.asking.sample[0]:
             self.probe(level)
         else:
-            self._try(level, "lookup", lambda: self._look_beside(level, keys))
+            self._try(level, "lookup", lambda: self._look_beside(level, first))
         return False
 
     def _known(self, level: Level, keys: Keys) -> float:
@@ -244,9 +248,11 @@ def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list
     if not contiguous or (level.tier.is_local and not level.answers_at_once):
         return [missing]
     windows: list[list[int]] = []
-    first, size = 0, FIRST_WINDOW_HERE if level.answers_at_once else FIRST_WINDOW
+    here = level.answers_at_once
+    size, growth = (FIRST_WINDOW_HERE, GROWTH_HERE) if here else (FIRST_WINDOW, GROWTH)
+    first = 0
     while first < len(missing):
         windows.append(missing[first : first + size])
         first += size
-        size *= 4
+        size *= growth
     return windows

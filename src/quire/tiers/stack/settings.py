@@ -77,7 +77,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     read_only: bool = False
     promote: bool = True
     gate: bool = True
-    lookup_timeout_s: float = 0.1
+    lookup_timeout_s: float = 0.25
     load_timeout_s: float = 5.0
     close_timeout_s: float = 5.0
     queue_bytes: Size = "256MiB"

@@ -1,0 +1,57 @@
+"""Holds: paths of the tree that are kept apart from any sequence, and those whose time has run out."""
+
+from __future__ import annotations
+
+from quire.core.node import FOREVER, Node
+from quire.core.tree import PrefixTree
+
+
+class Hold:
+    """A path of the tree that is not evicted until it is let go: of a pin, a restore, or an engine that copies blocks.
+
+    `node`  where the path ends
+    `due`   the time in seconds at which it is as good as let go, and is when room is short
+    """
+
+    def __init__(self, node: Node, due: float = FOREVER) -> None:
+        self.node = node
+        self.due = due
+
+
+class Holds:
+    """All holds of a manager, `all` by identity until they are let go.
+
+    Each references the nodes of its path, and stands at its end in every sparse group.
+    """
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self.all: dict[int, Hold] = {}
+
+    def __contains__(self, hold: Hold) -> bool:
+        return id(hold) in self.all
+
+    def add(self, hold: Hold) -> None:
+        """Reference the path of a hold."""
+        self._tree.hold(hold.node, self._tree.sparse)
+        self.all[id(hold)] = hold
+
+    def let_go(self, hold: Hold) -> None:
+        """Give up what a hold references, unless that was done before."""
+        if self.all.pop(id(hold), None) is not None:
+            self._tree.let_go(hold.node, self._tree.sparse)
+
+    def expired(self) -> list[Hold]:
+        """Return the holds whose time has run out, the first one due first."""
+        timed = [hold for hold in self.all.values() if hold.due < FOREVER]
+        now = self._tree.order.now() if timed else 0.0
+        return sorted((hold for hold in timed if hold.due <= now), key=_due)
+
+    def let_go_expired(self) -> None:
+        """Let go of every hold whose time has run out."""
+        for hold in self.expired() if self.all else ():
+            self.let_go(hold)
+
+
+def _due(hold: Hold) -> float:
+    return hold.due

@@ -1,0 +1,88 @@
+"""Invalidation: cached blocks are dropped because somebody said so, not to make room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+from quire.core.kernel import Kernel
+from quire.core.manager import CacheManager
+from quire.core.media import MediaItem
+from quire.core.node import Node
+from quire.core.room import drop, evict_in
+from quire.core.scope import NO_SCOPE, Scope
+from quire.core.tokens import Key, TokenIds, key_of
+from quire.interrupts import mutating
+
+
+@mutating
+def invalidate(
+    manager: CacheManager,
+    tokens: TokenIds | None = None,
+    scope: Scope | None = None,
+    *,
+    media: Items[MediaItem] = (),
+) -> int:
+    """Drop a cached prefix and all that continues it; return the blocks per group. For room see `CacheManager.reclaim`.
+
+    What other prompts share with it stays, and so does what a sequence or pin references.
+    Without tokens the whole scope is dropped. Raises what `probe` raises.
+    """
+    kernel = manager.kernel
+    if tokens is None:
+        root = manager.root(scope)
+        kernel.holds.let_go_expired()
+        return _drop_all(kernel, _from_below(root))
+    root, key = manager.read(key_of(tokens), scope, media)
+    kernel.holds.let_go_expired()
+    return _invalidate(kernel, root, key)
+
+
+@mutating
+def clear(manager: CacheManager) -> int:
+    """Drop all that is cached and not referenced, in every scope; return blocks per group.
+
+    Of a running sequence's path, that is what lies behind its windows.
+    """
+    kernel, tree = manager.kernel, manager.kernel.tree
+    kernel.holds.let_go_expired()
+    dropped = sum(_drop_all(kernel, _from_below(root)) for root in tree.roots.values())
+    for group in tree.sparse:
+        evict_in(kernel, group, group.pool.num_cached, "invalidated")
+    for tell in kernel.watchers.leaving:
+        tell(tree.root(NO_SCOPE), range(0), None, "cleared")
+    return dropped
+
+
+def _invalidate(kernel: Kernel, root: Node, key: Key) -> int:
+    tree = kernel.tree
+    whole = len(key) - len(key) % tree.block_bytes
+    found, rest = tree.match(root, key, whole), key[whole:]
+    covered = found.num_blocks * tree.block_bytes == whole
+    if found.into:
+        if not covered or not found.last.key.startswith(rest, found.into * tree.block_bytes):
+            return 0
+        tops = [found.last]
+    else:
+        children = found.node.children.values() if covered else ()
+        tops = [child for child in children if child.key.startswith(rest)]
+    dropped = sum(_drop_all(kernel, _from_below(top)) for top in tops)
+    return dropped + _drop_all(kernel, reversed(found.node.path()))  # what nothing else needs
+
+
+def _drop_all(kernel: Kernel, nodes: Iterable[Node]) -> int:
+    """Drop the nodes, children first, that nothing references or hangs below; return their blocks."""
+    dropped = 0
+    for node in nodes:
+        if node.evictable:
+            dropped += node.num_blocks
+            drop(kernel, node, node.num_blocks, "invalidated")
+    kernel.counters.invalidated_blocks += dropped
+    return dropped
+
+
+def _from_below(top: Node) -> Iterable[Node]:
+    nodes = [top]
+    for each in nodes:
+        nodes.extend(each.children.values())
+    return reversed(nodes)
