@@ -142,19 +142,19 @@ def test_a_chain_of_parents_is_a_chain(manager):
 def test_a_draft_is_dropped_by_a_truncate(manager):
     seq = prefill(manager, run(0, 6))
     draft = ops.draft(manager, seq, TREE)
-    manager.truncate(seq, 6)
+    ops.truncate(manager, seq, 6)
     with rejected(manager, errors.DraftError):
         draft.accept([0], [900])
 
 
 DROPPED = {
-    "truncated": lambda m, seq, _: m.truncate(seq, 6),
-    "committed and truncated": lambda m, seq, _: (m.commit(seq, [900]), m.truncate(seq, 6)),
+    "truncated": lambda m, seq, _: ops.truncate(m, seq, 6),
+    "committed and truncated": lambda m, seq, _: (m.commit(seq, [900]), ops.truncate(m, seq, 6)),
     "suspended": lambda m, seq, _: (m.suspend(seq), m.resume(seq), generate(m, seq, run(4, 2))),
     "drafted again": lambda m, seq, _: (
-        m.truncate(seq, 6),
+        ops.truncate(m, seq, 6),
         ops.draft(m, seq, 2),
-        m.truncate(seq, 6),
+        ops.truncate(m, seq, 6),
     ),
     "accepted": lambda m, seq, draft: draft.accept([], []),
 }
@@ -177,7 +177,7 @@ def test_a_linear_draft_needs_no_draft_call(manager):
     manager.reserve(seq, 4)
     ledger.forward(seq, [900, 901, 902, 903])
     manager.commit(seq, [900, 901])
-    manager.truncate(seq, seq.computed)
+    ops.truncate(manager, seq, seq.computed)
     assert (seq.computed, seq.capacity) == (8, 8)
     ledger.generate(seq, [7])
     ledger.check(seq)
@@ -259,7 +259,7 @@ def test_a_path_of_a_draft_is_accepted_once(manager):
 def test_the_room_of_one_draft_is_not_accepted_by_the_handle_of_another(manager):
     seq = prefill(manager, run(0, 6))
     old = ops.draft(manager, seq, TREE)
-    manager.truncate(seq, 6)
+    ops.truncate(manager, seq, 6)
     new = ops.draft(manager, seq, 6)
     with rejected(manager, errors.DraftError):
         old.accept([1, 3], [901, 903])

@@ -95,7 +95,7 @@ def test_a_cut_into_a_published_block_removes_it():
     manager = CacheManager(num_blocks=8, block_size=BLOCK, watchers=watchers(events=True))
     seq = prefill(manager, run(0, 8))
     consumer = Consumer()
-    manager.truncate(seq, 6)
+    ops.truncate(manager, seq, 6)
     consumer.replay(take_events(manager))
     assert set(consumer.parents) == set(block_hashes(run(0, 4), BLOCK))
 
@@ -137,7 +137,7 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
             tokens, scope, media = choose.choice(prompts)
             ops.invalidate(manager, tokens, scope, media=media)
         elif action < 0.95 and running and running[-1].computed > 5:
-            manager.truncate(running[-1], choose.randrange(4, running[-1].computed))
+            ops.truncate(manager, running[-1], choose.randrange(4, running[-1].computed))
         elif action > 0.98:
             ops.clear(manager)
         consumer.replay(take_events(manager))

@@ -152,7 +152,7 @@ class TestRunningRequests:
     def test_a_truncated_one_owns_what_is_left(self, make, forecast, length):
         manager = make()
         seq = prefill(manager, blocks(0, 3), hint=forecast.hint)
-        manager.truncate(seq, length)
+        ops.truncate(manager, seq, length)
         forecast.close(manager, seq)
         assert foreseen(manager) == length // BLOCK
 

@@ -86,7 +86,7 @@ CALLS = {
     "open another scope": lambda w: w.m.open(PROMPT, Scope(salt="new")),
     "reserve": lambda w: w.m.reserve(w.c, 40),
     "commit": lambda w: w.m.commit(w.c, run(2006, 4)),
-    "truncate": lambda w: w.m.truncate(w.a, 16),
+    "truncate": lambda w: ops.truncate(w.m, w.a, 16),
     "fork": lambda w: w.m.fork(w.c),
     "suspend": lambda w: w.m.suspend(w.c),
     "resume": lambda w: w.m.resume(w.d),

@@ -171,7 +171,7 @@ def test_what_a_sequence_took_back_it_does_not_go_on_with():
     forget_all(manager)
     seq = prefill(manager, [1])
     generate(manager, seq, [2, 3])
-    manager.truncate(seq, 1)
+    ops.truncate(manager, seq, 1)
     generate(manager, seq, [10, 11])
     generate(manager, seq, [4, 5, 6])
     assert evicted(manager, [1, 10, 11, 4, 5, 6, 7]) == 0

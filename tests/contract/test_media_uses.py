@@ -88,7 +88,7 @@ def test_decoding_that_fills_a_block_with_media_in_it_counts_them():
         manager.reserve_step(batch)
         manager.commit_step(batch, [token])
         assert conserved(manager)
-    manager.truncate(seq, 2)
+    ops.truncate(manager, seq, 2)
     assert conserved(manager)
     manager.close(seq)
     ops.clear(manager)

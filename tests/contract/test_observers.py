@@ -116,7 +116,7 @@ def test_nothing_else_is_told(manager, watcher):
     ops.pin(manager, run(0, 9)).close()
     manager.reclaim(1)
     ops.invalidate(manager, run(0, 9))
-    manager.truncate(seq, 2)
+    ops.truncate(manager, seq, 2)
     generate(manager, seq, run(1000, BLOCK)[2:])
     manager.reserve_step([seq])
     manager.commit_step([seq], [5])

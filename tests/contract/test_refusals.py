@@ -183,7 +183,7 @@ def test_a_hint_that_cannot_be_is_refused(number):
 OF_A_SEQUENCE = {
     "reserve": lambda m, seq: m.reserve(seq, 1),
     "commit": lambda m, seq: m.commit(seq, [1]),
-    "truncate": lambda m, seq: m.truncate(seq, 0),
+    "truncate": lambda m, seq: ops.truncate(m, seq, 0),
     "fork": lambda m, seq: m.fork(seq),
     "suspend": lambda m, seq: m.suspend(seq),
     "batch": lambda m, seq: m.batch([seq]),
@@ -230,7 +230,7 @@ CALLS = [
         for ids in ([1, -1], [1, 2**31], [1.5, 2.5], [[1], [2]], [], [1], [1, 2, 3])
     ],
     *[
-        (TruncateError, lambda s, n=n: s.manager.truncate(s.seq, n), n)
+        (TruncateError, lambda s, n=n: ops.truncate(s.manager, s.seq, n), n)
         for n in (7, 100, -1, -4, 1.5, None)
     ],
     (ConfigError, lambda s: s.manager.open(run(0, 4), retain_s=5.0), "clock"),
@@ -247,7 +247,7 @@ CALLS = [
     *[(QuireError, lambda s, n=n: s.manager.reclaim(n), n) for n in (-1, 1.5, "3", None)],
     *[(QuireError, lambda s, g=g: s.manager.tables([s.seq], group=g), g) for g in (1, -1)],
     *[(QuireError, lambda s, g=g: s.seq.block_ids(g), g) for g in (1, -1)],
-    (TruncateError, lambda s: s.manager.truncate(s.seq, np.array([1, 2])), "array"),
+    (TruncateError, lambda s: ops.truncate(s.manager, s.seq, np.array([1, 2])), "array"),
     (SequenceError, lambda s: s.manager.tables(5), 5),
     (SequenceError, lambda s: blocks_of(s.manager, 5), 5),
     (ConfigError, lambda s: s.manager.reserve(s.seq, np.array([1, 2])), "integer"),
@@ -319,7 +319,7 @@ def test_a_published_block_that_something_else_uses_cannot_be_cut(who):
     else:
         assert ops.pin(manager, run(5000, 8)).num_tokens == 8
     with rejected(manager, TruncateError, 6):
-        manager.truncate(seq, 6)
+        ops.truncate(manager, seq, 6)
 
 
 def test_a_request_that_is_refused_begins_no_session():

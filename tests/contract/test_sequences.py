@@ -131,7 +131,7 @@ def test_every_way_to_write_the_tokens_is_the_same_prompt(manager):
 
 def test_a_cut_at_a_block_boundary_takes_back_what_nobody_else_used(manager):
     seq = prefill(manager, run(0, 12))
-    manager.truncate(seq, 4)
+    ops.truncate(manager, seq, 4)
     assert counts(manager) == (15, 1, 0)
     assert found(manager, run(0, 12)) == 4
 
@@ -139,14 +139,14 @@ def test_a_cut_at_a_block_boundary_takes_back_what_nobody_else_used(manager):
 def test_a_cut_at_a_block_boundary_leaves_cached_blocks_of_others(manager):
     serve(manager, run(0, 12))
     seq = manager.open(run(0, 13))
-    manager.truncate(seq, 4)
+    ops.truncate(manager, seq, 4)
     assert counts(manager) == (13, 1, 2)
     assert found(manager, run(0, 12)) == 12
 
 
 def test_a_cut_into_an_unshared_published_block_takes_it_back(manager):
     seq = prefill(manager, run(0, 8))
-    manager.truncate(seq, 6)
+    ops.truncate(manager, seq, 6)
     assert (seq.published, seq.computed, seq.capacity) == (4, 6, 6)
     assert manager.probe(run(0, 9)).num_tokens == 4
     assert counts(manager) == (14, 2, 0)
@@ -154,7 +154,7 @@ def test_a_cut_into_an_unshared_published_block_takes_it_back(manager):
 
 def test_a_cut_into_the_prompt_must_go_on_with_the_prompt(manager):
     seq = prefill(manager, run(0, 7))
-    manager.truncate(seq, 5)
+    ops.truncate(manager, seq, 5)
     manager.reserve(seq, 2)
     with rejected(manager, errors.CommitError):
         manager.commit(seq, [5, 9])
@@ -164,7 +164,7 @@ def test_a_cut_into_the_prompt_must_go_on_with_the_prompt(manager):
 def test_a_cut_into_a_picture_goes_on_with_the_picture(manager):
     cat = [MediaItem(b"c" * 32, 2, 4)]
     seq = prefill(manager, [5] * 8, media=cat)
-    manager.truncate(seq, 4)
+    ops.truncate(manager, seq, 4)
     generate(manager, seq, [5, 5, 5, 5])
     assert manager.probe([5] * 9).num_tokens == 2
     assert manager.probe([5] * 9, media=cat).num_tokens == 8
@@ -179,7 +179,7 @@ def test_a_resumed_sequence_must_go_on_with_what_it_had(manager):
     with rejected(manager, errors.CommitError):
         manager.commit(seq, [70, 99])
     manager.commit(seq, [70, 71, 72])
-    manager.truncate(seq, 5)
+    ops.truncate(manager, seq, 5)
     generate(manager, seq, [80])
 
 

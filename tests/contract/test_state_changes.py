@@ -12,7 +12,7 @@ from hybrid_help import (
     serve_in_pieces,
 )
 
-from quire import errors, groups
+from quire import errors, groups, ops
 
 STATES = 1  # the index of the recurrent group
 
@@ -101,7 +101,7 @@ def test_a_cut_to_a_snapshot_copies_it_back():
     manager = recurrent(interval=8)
     ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 30))
-    manager.truncate(seq, 16)
+    ops.truncate(manager, seq, 16)
     assert (seq.computed, seq.capacity) == (16, 16)
     ledger.generate(seq, run(0, 30)[16:])
     ledger.check(seq)
@@ -113,7 +113,7 @@ def test_a_cut_to_where_no_snapshot_stands_is_refused_and_says_what_is_possible(
     manager = recurrent(interval=16)
     seq = prefill_in_pieces(manager, run(0, 30))
     with rejected(manager, errors.TruncateError, length, f"is {longest} tokens"):
-        manager.truncate(seq, length)
+        ops.truncate(manager, seq, length)
 
 
 # -- forks, preemption ---------------------------------------------------------------------

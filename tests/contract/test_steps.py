@@ -64,7 +64,7 @@ def test_a_batch_lives_on_while_its_sequences_change(manager):
         manager.reserve_step(batch)
         manager.take_copies()
         manager.commit_step(batch, [70 + turn, 80 + turn])
-        manager.truncate(right, 7)
+        ops.truncate(manager, right, 7)
         generate(manager, left, [60])
     assert left.tokens.tolist() == [*range(6), 70, 60, 71, 60, 72, 60]
     assert right.tokens.tolist() == list(range(1000, 1007))
@@ -191,7 +191,7 @@ def test_a_step_never_computes_tokens_of_the_prompt():
     manager = CacheManager(64, 4)
     seq = prefill(manager, [1, 2, 7, 7, 7, 7, 7, 7, 3], media=[MediaItem(b"a" * 32, 2, 6)])
     batch = manager.batch([seq])
-    manager.truncate(seq, 2)
+    ops.truncate(manager, seq, 2)
     with rejected(manager, errors.SequenceError, "7 tokens of its prompt"):
         manager.reserve_step(batch)
 
@@ -239,7 +239,7 @@ def test_a_sequence_that_is_truncated_to_what_it_has_computed_again_decodes():
     manager.resume(seq)
     manager.reserve(seq, 5)
     manager.commit(seq, run(0, 5))
-    manager.truncate(seq, 5)
+    ops.truncate(manager, seq, 5)
     manager.reserve_step([seq])
     manager.commit_step([seq], [9])
     assert seq.tokens.tolist() == [*run(0, 5), 9]

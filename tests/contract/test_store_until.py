@@ -4,7 +4,7 @@ import pytest
 from core_help import found, generate, prefill, rejected, run, serve
 from hybrid_help import BLOCK, Ledger, conserved, counts, make, prefill_in_pieces
 
-from quire import errors
+from quire import errors, ops
 from quire.core import CacheManager, FullAttention
 from quire.groups import Recurrent, SlidingWindow
 
@@ -112,7 +112,7 @@ def test_a_resumed_request_stores_as_little_as_before(manager):
 
 def test_an_unstored_sequence_is_rolled_back_like_any_other(manager):
     seq = prefill(manager, run(0, 14), store_until=0)
-    manager.truncate(seq, 6)
+    ops.truncate(manager, seq, 6)
     generate(manager, seq, run(0, 14)[6:])
     assert seq.tokens.tolist() == list(range(14))
     manager.close(seq)

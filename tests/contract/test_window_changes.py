@@ -22,7 +22,7 @@ def test_a_cut_is_allowed_while_the_window_there_is_cached():
     manager = windowed(64)
     ledger = Ledger(manager)
     seq = ledger.prefill(run(0, 40))
-    manager.truncate(seq, 20)
+    ops.truncate(manager, seq, 20)
     assert (seq.computed, held(seq, 1)) == (20, [3, 4])
     ledger.check(seq)
     ledger.generate(seq, run(0, 40)[20:])
@@ -36,9 +36,9 @@ def test_a_cut_reads_the_window_that_another_request_healed():
     seq = ledger.prefill(run(0, 40))
     manager.close(ledger.prefill(run(1000, 32)))
     with rejected(manager, errors.TruncateError, 24):
-        manager.truncate(seq, 24)
+        ops.truncate(manager, seq, 24)
     manager.close(ledger.prefill([*run(0, 24).tolist(), 777]))
-    manager.truncate(seq, 24)
+    ops.truncate(manager, seq, 24)
     ledger.check(seq)
     ledger.generate(seq, run(0, 40)[24:])
     ledger.check(seq)
@@ -49,7 +49,7 @@ def test_a_cut_to_where_the_window_is_gone_is_refused():
     manager = windowed(10)
     seq = prefill_in_pieces(manager, run(0, 80), 8)
     with rejected(manager, errors.TruncateError, 20):
-        manager.truncate(seq, 20)
+        ops.truncate(manager, seq, 20)
     assert held(seq, 1) == [18, 19]
 
 

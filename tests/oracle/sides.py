@@ -512,6 +512,9 @@ class New(Old):
     def clear(self):
         return ops.clear(self.manager)
 
+    def truncate(self, name, num_tokens):
+        return ops.truncate(self.manager, self.seqs[name], num_tokens)
+
     def compact(self, group):
         return ops.compact(self.manager, group)
 
@@ -576,7 +579,7 @@ def outcome(side, call, args):
     except QuireError as error:
         if isinstance(side, New) and call in ("pin", "resize", "restore"):
             side.let_go_expired(error)
-        message = str(error).replace("stops(manager, seq)", "stops(seq)")  # a method once
+        message = str(error).replace("(manager, seq", "(seq")  # what was a method once
         return "raised", type(error).__name__, message
     except (TypeError, AttributeError, ValueError) as error:
         return "raised", f"bare {type(error).__name__}", ""

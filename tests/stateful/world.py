@@ -62,7 +62,7 @@ class World(Handles):
         verdict = self.may_truncate(live, num_tokens)
         published = seq.published
         allowed = () if verdict else (TruncateError, OutOfBlocks)
-        error = self.call(self.manager.truncate, seq, num_tokens, may_raise=allowed)
+        error = self.call(ops.truncate, self.manager, seq, num_tokens, may_raise=allowed)
         if isinstance(error, (TruncateError, OutOfBlocks)):
             return
         assert verdict is not False, "cut to where there is no state"
@@ -271,7 +271,7 @@ class World(Handles):
             (partial(groups.stops, manager),),
             (manager.reserve, 1),
             (manager.commit, [1]),
-            (manager.truncate, 0),
+            (partial(ops.truncate, manager), 0),
         )
         for gone in dead:
             for function, *args in calls:
@@ -283,8 +283,8 @@ class World(Handles):
         if live.suspended:
             return
         raises(SequenceError, manager.resume, seq)
-        raises(TruncateError, manager.truncate, seq, seq.computed + 1)
-        raises(TruncateError, manager.truncate, seq, -1)
+        raises(TruncateError, ops.truncate, manager, seq, seq.computed + 1)
+        raises(TruncateError, ops.truncate, manager, seq, -1)
         if live.drafts is None:
             raises(DraftError, ops.draft, manager, seq, [0])
         tokens = min(pool.num_blocks for pool in self.pools) * self.settings.block_size + 1

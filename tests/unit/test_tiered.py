@@ -62,7 +62,7 @@ class Engine:
         assert manager.take_copies() == [] or seq.num_cached % SIZE
         num_cached = seq.num_cached // SIZE * SIZE
         self.check(seq, tokens, scope, num_cached)
-        manager.truncate(seq, num_cached)
+        ops.truncate(manager, seq, num_cached)
         manager.reserve(seq, tokens.size - num_cached)
         self.store.spill()
         manager.take_copies()

@@ -197,17 +197,6 @@ class CacheManager(Interruptible):
             raise
 
     @mutating
-    def truncate(self, seq: Sequence, num_tokens: int) -> None:
-        """Take the sequence back to its first `num_tokens` tokens, reservations included.
-
-        Blocks beyond are freed, or stay cached where others use them too. Raises
-        `TruncateError` beyond what is computed, or inside a published block that is not the
-        sequence's alone; `SequenceError`.
-        """
-        self.check_open(seq)
-        give.truncate(self.kernel, seq, num_tokens)
-
-    @mutating
     def fork(self, seq: Sequence) -> Sequence:
         """Start another sequence at the same tokens, sharing all blocks.
 

@@ -27,7 +27,7 @@ def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
         msg = (
             f"{what} of a sequence with {drafted.num_tokens} drafts: the state of a recurrent group has gone "
             f"on with them and is not that of its {computed} tokens; accept first, or "
-            "truncate(seq, seq.computed)"
+            "truncate(manager, seq, seq.computed)"
         )
         raise DraftError(msg)
 

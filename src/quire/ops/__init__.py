@@ -7,6 +7,7 @@ invalidation   a prefix, a scope or all, dropped
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
 pins      prefixes that stay
+rollback  a sequence taken back to fewer tokens
 drafts    trees of speculated tokens
 """
 
@@ -18,6 +19,7 @@ from quire.ops.fits import Fit, fits
 from quire.ops.invalidation import clear, invalidate
 from quire.ops.memory import Usage, compact, resize, usage
 from quire.ops.pins import Pin, pin
+from quire.ops.rollback import truncate
 
 __all__ = [
     "Draft",
@@ -40,5 +42,6 @@ __all__ = [
     "pin",
     "resize",
     "snapshot",
+    "truncate",
     "usage",
 ]

@@ -10,13 +10,14 @@ from operator import index
 from typing import NamedTuple, SupportsIndex
 
 from quire.config import check_count
-from quire.core import give, publish, take
+from quire.core import publish, take
 from quire.core.manager import CacheManager
 from quire.core.rows import Rows
 from quire.core.sequence import Drafted, Sequence
 from quire.core.tokens import TOKEN_BYTES, TokenIds, key_of
 from quire.errors import DraftError
 from quire.interrupts import mutating
+from quire.ops.rollback import go_back
 
 
 class TokenMove(NamedTuple):
@@ -87,7 +88,7 @@ def _accept(
     planned = _moves(kernel.rows, seq, steps)
     if steps:
         publish.commit(kernel, seq, key)
-    give.truncate(kernel, seq, seq.computed)
+    go_back(kernel, seq, seq.computed)
     return planned
 
 
@@ -98,7 +99,7 @@ def _check_parents(rows: Rows, seq: Sequence, parents: Items[int] | int) -> Item
     """
     if rows.capacity[seq.row] > rows.computed[seq.row]:
         room = rows.capacity[seq.row] - rows.computed[seq.row]
-        msg = f"{room} tokens are reserved already; truncate(seq, seq.computed) before a draft"
+        msg = f"{room} tokens are reserved already; truncate(manager, seq, seq.computed) before a draft"
         raise DraftError(msg)
     if type(parents) is int and parents > 0:
         return range(-1, check_count("a draft", parents) - 1)
