@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
 from quire.tiers.disk.index_file import key_rows
-from quire.tiers.disk.slab import Slab
+from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT
 from quire.tiers.places.index import NOWHERE, PlaceIndex
 from quire.tiers.places.key_table import Places
-from quire.tiers.places.recency import Recency
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -68,9 +67,9 @@ class DiskRecords:
     moment no file names a place that holds, or may soon hold, another record.
     """
 
-    def __init__(self, slabs: dict[int, Slab], recency: Recency) -> None:
+    def __init__(self, slabs: Slabs) -> None:
         self.slabs = slabs
-        self.recency = recency
+        self.recency = slabs.recency
         self.lock = threading.Lock()
         self.num_touches = 0
         """Uses that no file tells."""
@@ -268,11 +267,6 @@ class DiskRecords:
         """List the records there are now; of one that goes meanwhile, too."""
         with self.lock:
             return entries_of(self._all())
-
-    def sync(self) -> None:
-        """Return when all records and their entries would survive a loss of power."""
-        for slab in self._all():
-            slab.sync()
 
     def check(self) -> None:
         """Verify the indexes and that no key is in two; raises `InvariantError`."""

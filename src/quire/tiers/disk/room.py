@@ -65,14 +65,15 @@ class DiskRoom:
     def _slabs(self) -> list[Slab]:
         return list(self._records.slabs.values())
 
-    def reserve(self, slab: Slab, count: int, before: int, until: float) -> list[int]:
-        """Take up to `count` places, at least one, making room if there is none.
+    def reserve(self, record_bytes: int, count: int, before: int, until: float) -> list[int]:
+        """Take up to `count` places for records of a size, making room if there is none: [] where none is to be made.
 
-        Records with stamps from `before` on make none.
-
-        Raises `OutOfSlots` where there is none to be made, `TimeoutError` where others take
-        longer than `until` to make it.
+        Records with stamps from `before` on make none. Raises `OSError`, as `TimeoutError` where others take
+        longer than `until` to make room.
         """
+        if record_bytes > self.capacity:
+            return []
+        slab = self._slab(record_bytes)
         with self._records.lock:
             if places := slab.index.reserve_some(count):
                 return places
@@ -95,9 +96,21 @@ class DiskRoom:
                     has_evicted = True
                 elif is_lost or not self._takes_over(slab, at_once=True):
                     with self._records.lock:
-                        return [slab.index.reserve()]
+                        return slab.index.reserve_some(count)
         finally:
             self.lock.release()
+
+    def _slab(self, record_bytes: int) -> Slab:
+        """Return the slab of a record size, made if need be."""
+        slabs = self._records.slabs
+        if record_bytes not in slabs:
+            with self.lock:
+                if record_bytes not in slabs:
+                    slab = slabs.open(record_bytes)
+                    slab.cut()  # its index may be left of one that somebody removed
+                    with self._records.lock:
+                        slabs[record_bytes] = slab
+        return slabs[record_bytes]
 
     def is_behind(self, slab: Slab) -> bool:
         """Return whether less than half of what should be ahead of a slab is."""

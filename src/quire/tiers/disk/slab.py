@@ -30,10 +30,10 @@ class Slab:
     """
 
     def __init__(
-        self, files: DiskFiles, directory: Path, record_bytes: int, recency: Recency, flags: int
+        self, files: DiskFiles, directory: Path, record_bytes: int, flags: int, recency: Recency
     ) -> None:
         self.record_bytes = record_bytes
-        self.path = slab_path(directory, record_bytes)
+        self.path = directory / f"slab-{record_bytes}.quire"
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
         self._files = files
@@ -184,6 +184,25 @@ class Slab:
         self.index_file.close()
 
 
-def slab_path(directory: Path, record_bytes: int) -> Path:
-    """Return the path of the slab of a record size."""
-    return directory / f"slab-{record_bytes}.quire"
+class Slabs(dict[int, Slab]):
+    """The slabs of a directory that are open, by record size; their stamps compare.
+
+    `flags`  what files are opened with
+    """
+
+    def __init__(self, files: DiskFiles, directory: Path, flags: int) -> None:
+        super().__init__()
+        self.directory = directory
+        self.recency = Recency()
+        self._files = files
+        self._flags = flags
+
+    def open(self, record_bytes: int) -> Slab:
+        """Open a slab, which is in nobody's way yet. Raises `OSError`."""
+        return Slab(self._files, self.directory, record_bytes, self._flags, self.recency)
+
+    def sync(self) -> None:
+        """Return when all that was written, and the names of the files, would survive a loss of power."""
+        for slab in list(self.values()):
+            slab.sync()
+        self._files.sync_directory(self.directory)

@@ -19,15 +19,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.config import parse_bytes
-from quire.errors import InvariantError, OutOfSlots, TierError
+from quire.errors import InvariantError, TierError
 from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
-from quire.tiers.disk.batch import RUN_BYTES, Spare, WriteBatch
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     O_DIRECT,
@@ -39,20 +38,14 @@ from quire.tiers.disk.files import (
     takes_direct,
 )
 from quire.tiers.disk.opening import open_slabs, remove_empty
-from quire.tiers.disk.records import DiskRecords, Written, tag_of
+from quire.tiers.disk.records import DiskRecords, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
-from quire.tiers.disk.slab import Slab
-from quire.tiers.places.recency import Recency
+from quire.tiers.disk.slab import Slabs
+from quire.tiers.disk.writing import DiskWriter
 
 _log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 16 << 20
-"""Records are found after so many bytes of a call were written, or at its end."""
-
 _HELPERS = 3
-_HELPED_FROM = 1 << 16
-"""Bytes of a record from which on several are read or written at once, past the page cache."""
-
 _USES_KEPT = 1 << 16
 """Uses that are in memory only, at least, before entries are written anew for their stamps."""
 
@@ -111,7 +104,6 @@ class Disk(Tier):
         except OSError as error:
             raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
         self._background = Background(self._chore, f"quire-{name}")
-        self._crew = Crew(_HELPERS, f"quire-{name}")
 
     def _locked(self) -> DirectoryLock | None:
         """Take the directory to write in; None where nothing can be written."""
@@ -132,12 +124,12 @@ class Disk(Tier):
                     f"{self._directory} takes no O_DIRECT; leave `direct` out, or False"
                 )
             self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
-        recency = Recency()
-        slabs, self.recovered = open_slabs(
-            self._directory, self._files, recency, self._flags, capacity
-        )
-        self._records = DiskRecords(slabs, recency)
+        slabs = Slabs(self._files, self._directory, self._flags)
+        self.recovered = open_slabs(slabs, capacity)
+        self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
+        self._crew = Crew(_HELPERS if self.is_direct else 0, f"quire-{self.name}")
+        self._writer = DiskWriter(self._records, self._room, self._crew, self._clock)
         if self.is_read_only:
             return
         remove_empty(slabs)
@@ -187,10 +179,11 @@ class Disk(Tier):
 
     def flush(self) -> None:
         """Return when all records would survive a loss of power. Raises `TierError`."""
+        if self.is_read_only:
+            return
         try:
             with self._call():
-                self._records.sync()
-                self._files.sync_directory(self._directory)
+                self._records.slabs.sync()
         except OSError as error:
             raise TierError(f"{self._directory} cannot be synced: {error}") from error
 
@@ -237,15 +230,7 @@ class Disk(Tier):
                 answers.settle(index, self._read(keys[index], buffers[index]))
 
         with self._call():
-            self._each(min(map(len, buffers), default=0), len(keys), read)
-
-    def _each(self, record_bytes: int, count: int, work: Callable[[int], None]) -> None:
-        """Read or write `count` records of at least that size, several at once where that pays."""
-        if count > 1 and self.is_direct and record_bytes >= _HELPED_FROM:
-            self._crew.help_with(count, work)
-        else:
-            for index in range(count):
-                work(index)
+            self._crew.each(len(keys), read, min(map(len, buffers), default=0))
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         spot = self._records.pinned(key)
@@ -273,102 +258,8 @@ class Disk(Tier):
             return
         until = self._clock() + timeout_s
         with self._call():
-            newest, there = self._records.touch(keys)  # what is there stays: it is the newest
-            oldest = newest - len(keys) + 1
-            refused: Outcome | None = None
-            batch, spare = WriteBatch(), Spare()
-            try:
-                for index, key in enumerate(keys):
-                    if key in batch.keys or batch.num_bytes >= _BATCH_BYTES:
-                        refused = self._write_batch(batch, records, until, done) or refused
-                        batch = WriteBatch()
-                    record = records[index]
-                    if there[index]:
-                        done[index] = Outcome.PRESENT
-                        continue
-                    if refused is None and not spare.has(len(record)):
-                        self._reserve(spare, len(record), len(keys) - index, oldest, until)
-                    if refused is None and spare.has(len(record)):
-                        place = spare.places.pop()
-                        written = Written(spare.slab, place, key, tag_of(record), newest - index)
-                        batch.add(index, written)
-                    else:
-                        # What follows is behind it in the prompt: of no use without it.
-                        refused = refused or Outcome.FULL
-                        done[index] = refused
-            finally:
-                self._give_up(spare)
-                self._write_batch(batch, records, until, done)
+            self._writer.put(keys, records, until, done)
         self._wake(set(map(len, records)))
-
-    def _reserve(
-        self, spare: Spare, record_bytes: int, count: int, oldest: int, until: float
-    ) -> None:
-        """Reserve some places of a size, up to `count`; none where there is no room.
-
-        `oldest` is the first stamp of the call that they are for.
-        """
-        self._give_up(spare)
-        if record_bytes > self._room.capacity:
-            return
-        slab = self._slab(record_bytes)
-        most = min(count, max(1, _BATCH_BYTES // record_bytes))
-        with suppress(OutOfSlots):
-            spare.places = self._room.reserve(slab, most, oldest, until)[::-1]
-            spare.slab = slab
-
-    def _give_up(self, spare: Spare) -> None:
-        """Release what is spare."""
-        if spare.places:
-            with self._records.lock:
-                spare.slab.index.release(*spare.places)
-            spare.places = []
-
-    def _write_batch(
-        self, batch: WriteBatch, records: Buffers, until: float, done: list[Outcome]
-    ) -> Outcome | None:
-        """Fill the places of a batch and let them be found, up to the first that fails: return how."""
-        failed: dict[int, Outcome] = {}
-        runs = batch.runs()
-
-        def write(number: int) -> None:
-            run = runs[number]
-            if failed:  # by another thread, maybe behind this one: all that is not written fails
-                failed[run.start] = next(iter(list(failed.values())))
-                return
-            if self._clock() > until:
-                failed[run.start] = Outcome.TIMEOUT
-                return
-            slab, place = batch.places[run.start].slab, batch.places[run.start].place
-            data = [records[batch.indices[at]] for at in run]
-            if len(run) > 1:
-                with suppress(OSError):  # one by one it is seen which fails
-                    slab.write_run(place, data)
-                    return
-            for at, record in zip(run, data, strict=True):
-                try:
-                    slab.write(place + at - run.start, record)
-                except OSError as error:
-                    failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
-                    return
-
-        smallest = min((written.slab.record_bytes for written in batch.places), default=0)
-        # A run keeps the device busy; more threads would only be in a model's way.
-        self._each(smallest if smallest >= RUN_BYTES else 0, len(runs), write)
-        first = min(failed, default=len(batch.places))
-        outcome = failed.get(first)
-        try:
-            late = self._records.commit(batch.places[:first])
-        except OSError as error:
-            outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
-            late = []
-        with self._records.lock:
-            for written in batch.places[first:]:
-                written.slab.index.release(written.place)
-        stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
-        for at, index in enumerate(batch.indices):
-            done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
-        return outcome
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._call():
@@ -383,19 +274,6 @@ class Disk(Tier):
 
     def _size(self) -> tuple[int, int, int]:
         return len(self._records), self._records.num_bytes, self._room.capacity
-
-    def _slab(self, record_bytes: int) -> Slab:
-        """Return the slab of a record size, made if need be."""
-        slabs = self._records.slabs
-        if record_bytes not in slabs:
-            with self._room.lock:
-                if record_bytes not in slabs:
-                    recency = self._records.recency
-                    slab = Slab(self._files, self._directory, record_bytes, recency, self._flags)
-                    slab.cut()  # its index may be left of one that somebody removed
-                    with self._records.lock:
-                        slabs[record_bytes] = slab
-        return slabs[record_bytes]
 
     @contextmanager
     def _call(self) -> Generator[None]:
