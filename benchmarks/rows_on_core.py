@@ -35,12 +35,12 @@ def main(rows_source: str, *options: str) -> None:
             )  # whatever is imported from there is not used
     if importlib.util.find_spec("quire.groups") is None:
         sys.modules["quire.groups"] = quire.core  # which had the kinds of groups then
-    from quire.bench import core_rows, managers
+    from quire.bench import core_rows, serving
 
     if is_old:
-        managers.build = with_switches
+        serving.build = with_switches
 
-    wanted = options[1].split(",") if options[:1] == ("--rows",) else core_rows.names()
+    wanted = options[1].split(",") if options[:1] == ("--rows",) else list(core_rows.ROWS)
     measured = []
     for name in wanted:
         try:
@@ -50,10 +50,10 @@ def main(rows_source: str, *options: str) -> None:
     print(json.dumps(measured))
 
 
-def with_switches(num_blocks, block_size, features):
+def with_switches(num_tokens, features):
     """Make a manager as a core of before watchers spells it."""
     switches = {name: getattr(features, name) for name in SWITCHES}
-    manager = CacheManager(num_blocks, block_size, **switches)
+    manager = CacheManager(num_tokens // 16, 16, **switches)
     return manager, manager.take_events
 
 

@@ -20,7 +20,7 @@ from statistics import median, stdev
 import torch
 
 from quire import PrefixCache
-from quire.bench.hf_models import quire_tiny
+from quire.bench.hf_rows import quire_tiny
 from quire.engines.tiered.offloading import PUT_OFF_SHARE
 from quire.tiers import Disk, Host, TierStack
 from quire.tiers.stack.lanes import Lanes

@@ -48,7 +48,7 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", default=",".join(ADAPTERS))
-    parser.add_argument("--rows", default=",".join(core_rows.names()))
+    parser.add_argument("--rows", default=",".join(core_rows.ROWS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--best", action="store_true")
     parser.add_argument("--json", action="store_true")

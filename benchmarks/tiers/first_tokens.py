@@ -25,8 +25,7 @@ from crossover import crossover
 from redis_here import redis_server
 
 from quire import ops
-from quire.bench.hf_models import quire_tiny
-from quire.bench.hf_rows import Stamp
+from quire.bench.hf_rows import Stamp, quire_tiny
 from quire.bench.tier_rows import Row
 from quire.engines.hf import PrefixCache
 from quire.engines.tiered.offloading import PUT_OFF_SHARE

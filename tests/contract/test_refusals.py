@@ -72,7 +72,8 @@ SETTINGS = [
     ({"num_blocks": 4, "clock": 7}, "clock"),
     ({"groups": 5}, 5),
     ({"groups": [LayerGroup(["a"], 4)]}, "name"),
-    *[({"num_blocks": 4, name: "no"}, name) for name in ("sub_block", "debug")],
+    *[({"num_blocks": 4, name: "no"}, name) for name in ("sub_block", "pool")],
+    ({"num_blocks": 4, "pool": dict}, "CheckedPool"),
     ({"num_blocks": 4, "watchers": [5]}, 5),
 ]
 

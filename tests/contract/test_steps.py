@@ -138,7 +138,7 @@ def decode(manager, batch, count):
 
 
 def test_steps_use_up_a_reservation_made_before_and_then_go_on():
-    manager = CacheManager(64, 4, debug=True)
+    manager = CacheManager(64, 4, pool=ops.CheckedPool)
     seq = manager.open([1, 2, 3])
     manager.reserve(seq, 8)
     manager.commit(seq, [1, 2, 3])
@@ -146,7 +146,7 @@ def test_steps_use_up_a_reservation_made_before_and_then_go_on():
 
 
 def test_another_call_between_the_halves_of_a_step_changes_nothing():
-    manager = CacheManager(64, 4, debug=True)
+    manager = CacheManager(64, 4, pool=ops.CheckedPool)
     seq, other = prefill(manager, [1, 2, 3, 4]), prefill(manager, [9, 9])
     batch = manager.batch([seq])
     manager.reserve_step(batch)
@@ -157,7 +157,7 @@ def test_another_call_between_the_halves_of_a_step_changes_nothing():
 
 @pytest.mark.parametrize("num_found", [63, 64, 65, 128])
 def test_tables_that_another_request_widens_stay_right(num_found):
-    manager = CacheManager(1024, 4, debug=True)
+    manager = CacheManager(1024, 4, pool=ops.CheckedPool)
     long = list(range(1000, 1000 + 4 * num_found))
     manager.close(prefill(manager, long))
     running = [prefill(manager, [10 * n, 1, 2, n]) for n in range(1, 4)]
@@ -168,7 +168,7 @@ def test_tables_that_another_request_widens_stay_right(num_found):
 
 
 def test_tables_that_steps_widen_again_and_again_stay_right():
-    manager = CacheManager(2048, 1, debug=True)
+    manager = CacheManager(2048, 1, pool=ops.CheckedPool)
     running = [prefill(manager, [n]) for n in range(3)]
     batch = manager.batch(running)
     for step in range(300):
@@ -209,7 +209,7 @@ def test_a_step_never_computes_what_a_resumed_sequence_had():
 
 
 def test_an_idle_shared_block_leaves_the_steps_of_others_alone():
-    manager = CacheManager(64, 4, debug=True)
+    manager = CacheManager(64, 4, pool=ops.CheckedPool)
     manager.fork(prefill(manager, [5] * 5))
     batch = manager.batch([prefill(manager, [1, 2, 3])])
     decode(manager, batch, 9)
@@ -217,7 +217,7 @@ def test_an_idle_shared_block_leaves_the_steps_of_others_alone():
 
 
 def test_forks_in_a_batch_copy_their_shared_block_once():
-    manager = CacheManager(64, 4, debug=True)
+    manager = CacheManager(64, 4, pool=ops.CheckedPool)
     seq = prefill(manager, [1, 2, 3])
     twins = [seq, manager.fork(seq), manager.fork(seq)]
     batch = manager.batch(twins)

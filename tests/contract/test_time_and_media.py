@@ -24,7 +24,7 @@ def hit(manager, tokens):
 
 
 def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
-    manager = CacheManager(64, 4, clock=clock, debug=True)
+    manager = CacheManager(64, 4, clock=clock, pool=ops.CheckedPool)
     prompt = list(range(1, 25))
     serve(manager, prompt, retain_s=10)
     manager.close(manager.open([*prompt[:12], 99]))

@@ -15,6 +15,7 @@ import numpy as np
 
 from quire import exchange, groups, ops
 from quire.core import FullAttention
+from quire.core.blocks import BlockPool
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
 from quire.errors import ConfigError, OutOfBlocks, QuireError
@@ -412,7 +413,7 @@ class New(Old):
             policy=recipe["policy"],
             sub_block="sub_block" in has,
             pin_budget=recipe["pin_budget"],
-            debug="debug" in has,
+            pool=ops.CheckedPool if "debug" in has else BlockPool,
             clock=clock if "clock" in has else None,
             watchers=watchers(**wanted, observer=self.told and Heard(self.told)),
         )

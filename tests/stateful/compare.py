@@ -5,6 +5,7 @@ from model import Identities, Published
 
 from quire import ops
 from quire.core import CacheManager, FullAttention, LayerGroup, Scope
+from quire.core.blocks import BlockPool
 from quire.exchange import block_hashes
 from watching import take_evicted, watchers
 
@@ -28,7 +29,7 @@ class Comparison:
             policy=settings.policy,
             sub_block=settings.sub_block,
             watchers=watchers(events=settings.events, evictions=True),
-            debug=settings.debug,
+            pool=ops.CheckedPool if settings.debug else BlockPool,
             clock=lambda: self.now,
         )
         self.names = Identities()

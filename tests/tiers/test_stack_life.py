@@ -124,7 +124,7 @@ def test_many_prefetches_take_turns():
 
 
 def test_closing_writes_what_is_queued_and_closes_the_tiers():
-    world = Stacked("host", "disk")
+    world = Stacked("host", "disk", close_timeout_s=2.0)
 
     def scenario(stack, host, disk):
         disk.put_s = 1.0
@@ -154,6 +154,19 @@ def test_closing_does_not_wait_for_a_tier_that_hangs_which_is_closed_when_it_com
         assert (host.is_closed, disk.is_closed) == (True, True)
 
     world.run(scenario)
+
+
+def test_closing_takes_a_second_unless_told_otherwise_and_says_what_was_not_written(caplog):
+    world = Stacked("host", "disk")
+
+    def scenario(stack, host, disk):
+        disk.put_s = 100.0
+        store(stack, TEN)
+        assert world.timed(stack.close) == (None, 1.0)
+
+    world.run(scenario)
+    (warning,) = caplog.messages
+    assert warning.endswith(f"{10 * SIZE} bytes waited")
 
 
 def test_statistics_say_what_was_asked_of_each_tier():
@@ -320,3 +333,46 @@ def test_what_waits_is_written_when_a_process_ends_that_closed_nothing(tmp_path)
     assert time.monotonic() - begun_s < 30
     with Disk(tmp_path, "1MiB") as disk:
         assert disk.contains(KEYS[:3]) == [True] * 3
+
+
+FORKED = """
+import os, sys, time
+from quire.tiers.contract.samples import names_of, records_of
+from quire.tiers.disk import Disk
+from quire.tiers.stack.stack import TierStack
+
+keys = names_of(range(3))
+records = records_of(keys)
+stack = TierStack([Disk(sys.argv[1], "1MiB")])
+stack.store(keys[:1], records[:1])
+job = stack.feeding.begin(keys[1:2], lambda: time.sleep(0.5), 100)
+shared, levels = stack._shared, stack._levels
+with shared.lock, levels[0].loads._lock, levels[0].stores._lock, shared.pool._lock:
+    child = os.fork()
+    if not child:
+        buffers = stack.buffers([len(records[0])])
+        assert stack.find(keys[:1]) == [-1]
+        assert stack.load(keys[:1], buffers) == ["skipped"]
+        assert stack.store(keys[1:2], records[1:2]) == ["skipped"]
+        assert not stack.wanted(keys).any()
+        assert not stack.feeding.has_room(1 << 20)
+        assert stack.choose(keys[:1], [0], [1], float) == 0
+        assert stack.prefetch(keys[:1], [1]).finish() == 0
+        assert job.wait() and stack.drain(60) and stack.stats()
+        stack.count_use(keys)
+        stack.delete(keys[:1])
+        stack.flush()
+        stack.close()
+        os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+stack.store(keys[2:], records[2:])
+assert stack.drain(10)
+assert stack.find(keys, contiguous=False) == [0, -1, 0]
+stack.close()
+"""
+
+
+def test_in_a_forked_process_a_stack_does_nothing_and_the_one_it_was_forked_from_goes_on(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], check=True, timeout=60)
+    with Disk(tmp_path, "1MiB") as disk:
+        assert disk.contains(KEYS[:3]) == [True, False, True]

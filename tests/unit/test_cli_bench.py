@@ -11,7 +11,7 @@ import torch
 from cli_help import shown, told
 
 from quire.bench import core_rows, hf_rows, turn_rows
-from quire.bench.hf_models import random_llama
+from quire.bench.hf_rows import random_llama
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_served_turn_publishes_the_same_whatever_is_switched_on(monkeypatch):
     loop = replace(turn_rows.LOOP, num_sessions=20, num_requests=130, pool_tokens=8_000)
     monkeypatch.setattr(turn_rows, "LOOP", loop)
     monkeypatch.setattr(turn_rows, "WARMUP", 20)
-    rows = core_rows.rows(list(turn_rows.makers()))
+    rows = core_rows.rows(list(turn_rows.ROWS))
     names = ["turn_evicting", "turn_evicting_curve", "turn_evicting_events"]
     assert [row["name"] for row in rows] == names
     assert all(row["median_us"] > 0 for row in rows)

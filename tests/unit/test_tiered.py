@@ -3,6 +3,7 @@
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from quire.tensors import KVLayout  # noqa: E402
 from quire.tensors.model import GroupLayout, ModelLayout  # noqa: E402
 from quire.tensors.payload import ExactForm  # noqa: E402
 from quire.tensors.pool import make_pool  # noqa: E402
+from quire.tiers.format import DType, new_buffer, read_header, seal  # noqa: E402
 from quire.tiers.host.tier import Host  # noqa: E402
 from quire.tiers.stack.settings import StackSettings  # noqa: E402
 from quire.tiers.stack.stack import TierStack  # noqa: E402
@@ -44,7 +46,10 @@ class Engine:
         writes_back = stack.settings.write == "back"
         groups = [LayerGroup(name, num_blocks, KINDS[name]) for name in names]
         self.manager = CacheManager(
-            groups=groups, block_size=SIZE, watchers=watchers(evictions=writes_back), debug=True
+            groups=groups,
+            block_size=SIZE,
+            watchers=watchers(evictions=writes_back),
+            pool=ops.CheckedPool,
         )
         self.names = names
         self.pools = [make_pool(memory, num_blocks, debug_nan=True) for _ in names]
@@ -139,6 +144,30 @@ def test_another_origin_finds_nothing(stack, other):
     Engine(stack).serve(run(0, 30))
     assert Engine(stack, **other).store.held(np.arange(30, dtype=np.int32)) == {}
     assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fingerprint": bytes(32)},
+        {"group": 3},
+        {"dtype": DType.INT8},
+        {"token_count": SIZE - 1},
+    ],
+)
+def test_a_record_under_the_right_key_that_says_it_is_of_another_part_is_not_read(stack, wrong):
+    Engine(stack).serve(run(0, 30))
+    (host,) = stack.tiers
+    for entry in list(host.scan())[:2]:
+        record = new_buffer(entry.num_bytes)
+        host.get([entry.key], [record])
+        seal(record, msgspec.structs.replace(read_header(record), **wrong))
+        host.delete([entry.key])
+        assert host.put([entry.key], [record]) == ["stored"]
+    other = Engine(stack)
+    assert sum(other.serve(run(0, 30)).values()) < 28
+    came = Engine(stack).store.onboard(np.arange(30, dtype=np.int32))
+    assert came.causes == {"foreign": 2}
 
 
 def test_only_wanted_blocks_are_encoded(stack, monkeypatch):

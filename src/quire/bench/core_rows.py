@@ -6,18 +6,18 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from quire.bench import hybrid_rows, serving, timing, turn_rows
 from quire.bench import workloads as load
-from quire.bench.managers import PLAIN, Features, make_manager
+from quire.bench.serving import PLAIN, Features, manager_of
 from quire.bench.timing import Progress, Row
 from quire.core import CacheManager, Sequence
 from quire.core.blocks import BlockPool
 
-SIZE = load.BLOCK_SIZE
 MAX_RUNNING = 16
 """Requests that serve loop B runs at once: so many always fit its pool."""
 
@@ -32,92 +32,37 @@ def rows(wanted: list[str] | None = None, progress: Progress | None = None) -> l
     add `floor_us`, the time of one memcmp of the same tokens. Raises `ValueError` for a name
     that does not exist.
     """
-    known = _makers()
-    timing.check_names(wanted or (), known)
+    timing.check_names(wanted or (), ROWS)
     measured: list[Row] = []
-    for name in wanted or known:
+    for name in wanted or ROWS:
         if progress is not None:
             progress(name)
-        measured.append({"name": name, **known[name]()})
+        measured.append({"name": name, **ROWS[name]()})
     return measured
-
-
-def names() -> list[str]:
-    """Return the names of all rows, in the order of the table."""
-    return list(_makers())
-
-
-def _makers() -> dict[str, Callable[[], Row]]:
-    """Return every row's measurement by name, in the order of the table."""
-    makers: dict[str, Callable[[], Row]] = {"bytes_per_64_token_leaf": _leaf_bytes}
-    for name, length in load.MATCH_LENGTHS.items():
-        makers[name] = lambda length=length: _match(length)
-    makers["match_32k_102_turns"] = _match_turns
-    makers["match_8k_26_branches"] = _match_branches
-    makers["insert_512_after_8k"] = lambda: _insert(PLAIN)
-    makers["insert_512_after_8k_events"] = lambda: _insert(Features(events=True))
-    for run in load.ALLOC_RUNS:
-        makers[f"alloc_free_{run}"] = lambda run=run: _alloc_free(run)
-    makers["evict_one_of_10k"] = _evict_one
-    makers["evict_10k"] = _evict_all
-    for batch in load.DECODE_BATCHES:
-        makers[f"decode_{batch}"] = lambda batch=batch: _decode(batch)
-    makers["serve_a"] = lambda: _serve_a(PLAIN)
-    makers["serve_a_events"] = lambda: _serve_a(Features(events=True))
-    makers["serve_b"] = _serve_b
-    makers |= turn_rows.makers()
-    makers["fork_16_of_100k"] = lambda: serving.fork_row(_manager(2 * serving.FORKED_TOKENS))
-    makers |= hybrid_rows.makers()
-    makers["pool_1m"] = lambda: {
-        "median_us": timing.repeat_us(lambda: BlockPool(load.LARGE_POOL_BLOCKS), samples=9)
-    }
-    makers["import_core"] = lambda: _import("quire.core")
-    makers["import_quire"] = lambda: _import("quire")
-    return makers
-
-
-def _manager(num_tokens: int) -> CacheManager:
-    manager, _ = make_manager(num_tokens // SIZE)
-    return manager
 
 
 def _match(num_tokens: int) -> Row:
     """Probe a prompt of which all but the last token lies on one cached edge."""
-    manager = _manager(2 * num_tokens)
+    manager = manager_of(2 * num_tokens)
     prompt = load.prompt(num_tokens + 1)
     serving.store(manager, prompt)
-    assert manager.probe(prompt).num_tokens == num_tokens
-    return _match_row(manager, prompt)
-
-
-def _match_row(manager: CacheManager, prompt: load.Tokens) -> Row:
-    """Time a probe, and one comparison of all tokens but the last with equal ones."""
-    key, view = bytearray(prompt[:-1].tobytes()), prompt[:-1].data.cast("B")
-    probe = timing.repeat_us(lambda: manager.probe(prompt))
-    return {"median_us": probe, "floor_us": timing.repeat_us(lambda: key.startswith(view))}
-
-
-def _match_turns() -> Row:
-    manager = _manager(65_536)
-    prompt = serving.store_turns(manager)
-    edges = sum(1 for _ in manager.kernel.tree.nodes())
-    return _match_row(manager, prompt) | {"edges": edges}
+    return serving.match_row(manager, prompt)
 
 
 def _match_branches() -> Row:
-    manager = _manager(65_536)
+    manager = manager_of(65_536)
     prompt = load.prompt(load.SHARED_PREFIX + 1)
     serving.store(manager, prompt)
     for other in load.branching_prompts(prompt[:-1]):
         serving.store(manager, other)
-    return _match_row(manager, prompt)
+    return serving.match_row(manager, prompt)
 
 
 def _insert(features: Features) -> Row:
     """Commit 512 fresh tokens of a request that found 8k cached: publish 32 blocks."""
     count = 400
     num_tokens = load.SHARED_PREFIX + (count + 8) * 2 * load.FRESH_SUFFIX
-    manager, take_events = make_manager(num_tokens // SIZE, features)
+    manager, take_events = serving.build(num_tokens, features)
     prefix = load.prompt(load.SHARED_PREFIX)
     serving.store(manager, np.append(prefix, np.int32(1)))
     opened = [serving.begin(manager, each) for each in load.suffixed_prompts(prefix, count, seed=7)]
@@ -139,12 +84,14 @@ def _alloc_free(num_blocks: int) -> Row:
 
 
 def _leaf_manager() -> CacheManager:
-    return serving.store_leaves(_manager(load.NUM_LEAVES * load.LEAF_TOKENS * 2))
+    return serving.store_leaves(manager_of(load.NUM_LEAVES * load.LEAF_TOKENS * 2))
 
 
 def _evict_one() -> Row:
     manager = _leaf_manager()
-    return {"median_us": timing.each_us(manager.reclaim, [load.LEAF_TOKENS // SIZE] * 2_000)}
+    return {
+        "median_us": timing.each_us(manager.reclaim, [load.LEAF_TOKENS // load.BLOCK_SIZE] * 2_000)
+    }
 
 
 def _evict_all() -> Row:
@@ -153,11 +100,11 @@ def _evict_all() -> Row:
 
 
 def _decode(batch_size: int) -> Row:
-    return serving.decode_row(_manager(batch_size * 512), load.decode_prompts(batch_size))
+    return serving.decode_row(manager_of(batch_size * 512), load.decode_prompts(batch_size))
 
 
 def _serve_a(features: Features) -> Row:
-    manager, take_events = make_manager(load.SERVE_A.pool_tokens // SIZE, features)
+    manager, take_events = serving.build(load.SERVE_A.pool_tokens, features)
     watch = timing.Stopwatch()
     for _, prompt, _ in load.SERVE_A.requests():
         with watch:
@@ -169,7 +116,7 @@ def _serve_a(features: Features) -> Row:
 
 def _serve_b() -> Row:
     """Serve loop B with MAX_RUNNING requests at a time; a step decodes a token for all of them."""
-    manager = _manager(load.SERVE_B.pool_tokens)
+    manager = manager_of(load.SERVE_B.pool_tokens)
     watch = timing.Stopwatch()
     for wave in _waves(load.SERVE_B.requests()):
         with watch:
@@ -204,6 +151,11 @@ def _waves(turns: Iterator[load.ServedTurn]) -> Iterator[list[load.ServedTurn]]:
         waiting = left + list(islice(turns, len(wave)))
 
 
+def _pool() -> Row:
+    make = partial(BlockPool, load.LARGE_POOL_BLOCKS)
+    return {"median_us": timing.repeat_us(make, samples=9)}
+
+
 def _leaf_bytes() -> Row:
     """Growth of the process per cached leaf, pool included."""
     _, grown = timing.growth_bytes(_leaf_manager)
@@ -221,3 +173,27 @@ def _import(module: str) -> Row:
         for _ in range(7)
     ]
     return {"median_us": statistics.median(seconds) * 1e6}
+
+
+ROWS: dict[str, Callable[[], Row]] = {
+    "bytes_per_64_token_leaf": _leaf_bytes,
+    **{name: partial(_match, length) for name, length in load.MATCH_LENGTHS.items()},
+    "match_32k_102_turns": lambda: serving.match_turns_row(manager_of(65_536)),
+    "match_8k_26_branches": _match_branches,
+    "insert_512_after_8k": partial(_insert, PLAIN),
+    "insert_512_after_8k_events": partial(_insert, Features(events=True)),
+    **{f"alloc_free_{run}": partial(_alloc_free, run) for run in load.ALLOC_RUNS},
+    "evict_one_of_10k": _evict_one,
+    "evict_10k": _evict_all,
+    **{f"decode_{batch}": partial(_decode, batch) for batch in load.DECODE_BATCHES},
+    "serve_a": partial(_serve_a, PLAIN),
+    "serve_a_events": partial(_serve_a, Features(events=True)),
+    "serve_b": _serve_b,
+    **turn_rows.ROWS,
+    "fork_16_of_100k": lambda: serving.fork_row(manager_of(2 * serving.FORKED_TOKENS)),
+    **hybrid_rows.ROWS,
+    "pool_1m": _pool,
+    "import_core": partial(_import, "quire.core"),
+    "import_quire": partial(_import, "quire"),
+}
+"""Every row's measurement by name, in the order of the table."""

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from quire.bench.hf_models import quire_tiny, random_llama
+from quire.assets import demo_model
 from quire.bench.timing import Progress, Row, Stamp, check_names
 from quire.engines.hf import PrefixCache
 
@@ -25,6 +25,33 @@ cold     quire, with a prefix that it has never seen: what a miss costs
 by_hand  what an expert writes: a DynamicCache of the prefix is kept, copied, and passed in
 warm     quire, with the prefix cached
 """
+
+
+def quire_tiny() -> Any:
+    """Load quire-tiny in float32, in eval mode, on the CPU."""
+    models: Any = AutoModelForCausalLM
+    return models.from_pretrained(demo_model(), dtype=torch.float32).eval()
+
+
+def random_llama(hidden: int, layers: int) -> Any:
+    """Make a Llama of random weights (seed 0), float32, in eval mode, on the CPU."""
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=hidden,
+        intermediate_size=hidden * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=max(hidden // 256, 1),
+        max_position_embeddings=8192,
+        initializer_range=0.05,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+        return LlamaForCausalLM(config).eval()
+
 
 PREFIXES = {"512": 512, "1k": 1024, "2k": 2048, "4k": 4096}
 MODELS: dict[str, Callable[[], Any]] = {"": quire_tiny, "_25m": lambda: random_llama(512, 8)}

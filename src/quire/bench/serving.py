@@ -1,18 +1,49 @@
-"""What an engine asks of a `CacheManager`, as the rows time it."""
+"""The managers that the rows measure, and what an engine asks of them, as the rows time it."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire.bench import workloads as load
-from quire.bench.timing import Row, once_us
+from quire.bench.timing import Row, once_us, repeat_us
 from quire.core import CacheManager, Sequence
+from quire.exchange import EventLog
+from quire.foresight import LiveCurve
 
 NUM_FORKS = 16
 FORKED_TOKENS = 100_007
 """A length that leaves the last block partly filled, as most do."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a manager does beside caching: `events` to take, a `curve` to ask."""
+
+    events: bool = False
+    curve: bool = False
+
+
+PLAIN = Features()
+
+
+def build(num_tokens: int, features: Features) -> tuple[CacheManager, Callable[[], object]]:
+    """Make a manager of one full-attention group, and the call that takes the events it has recorded.
+
+    As this core spells the features: `benchmarks/rows_on_core.py` replaces it for older ones.
+    """
+    log = EventLog()
+    watchers = [log] * features.events + [LiveCurve()] * features.curve
+    num_blocks = num_tokens // load.BLOCK_SIZE
+    return CacheManager(num_blocks, load.BLOCK_SIZE, watchers=watchers), log.take
+
+
+def manager_of(num_tokens: int) -> CacheManager:
+    """Make a manager of one full-attention group that does nothing beside."""
+    return build(num_tokens, PLAIN)[0]
 
 
 def store(manager: CacheManager, prompt: load.Tokens) -> None:
@@ -34,6 +65,21 @@ def prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
     seq, rest = begin(manager, prompt)
     manager.commit(seq, rest)
     return seq
+
+
+def match_row(manager: CacheManager, prompt: load.Tokens) -> Row:
+    """Time a probe of a prompt of which all but one token is cached, and one comparison of as many equal ones."""
+    assert manager.probe(prompt).num_tokens == len(prompt) - 1
+    key, view = bytearray(prompt[:-1].tobytes()), prompt[:-1].data.cast("B")
+    probe = repeat_us(lambda: manager.probe(prompt))
+    return {"median_us": probe, "floor_us": repeat_us(lambda: key.startswith(view))}
+
+
+def match_turns_row(manager: CacheManager) -> Row:
+    """Time a probe of a conversation that was stored turn by turn."""
+    prompt = store_turns(manager)
+    edges = sum(1 for _ in manager.kernel.tree.nodes())
+    return match_row(manager, prompt) | {"edges": edges}
 
 
 def store_turns(manager: CacheManager) -> load.Tokens:

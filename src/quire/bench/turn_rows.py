@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import process_time_ns
 
-from quire.bench.managers import PLAIN, Features, make_manager
-from quire.bench.serving import store
+from quire.bench import serving
+from quire.bench.serving import PLAIN, Features, store
 from quire.bench.timing import Row
 from quire.bench.workloads import BLOCK_SIZE, ServeLoop, Tokens
 
@@ -30,15 +31,6 @@ WARMUP = 200
 
 ROUNDS = 5
 """Fresh managers that a row is measured on."""
-
-
-def makers() -> dict[str, Callable[[], Row]]:
-    """Return every row's measurement by name, in the order of the table."""
-    return {
-        "turn_evicting": lambda: _turn(PLAIN),
-        "turn_evicting_curve": lambda: _turn(Features(curve=True)),
-        "turn_evicting_events": lambda: _turn(Features(events=True)),
-    }
 
 
 def _turn(features: Features) -> Row:
@@ -62,7 +54,7 @@ def _turn(features: Features) -> Row:
 
 def _round(features: Features, prompts: list[Tokens]) -> tuple[float, float]:
     """Return the median time of a turn in microseconds, and the hit rate."""
-    manager, take_events = make_manager(LOOP.pool_tokens // BLOCK_SIZE, features)
+    manager, take_events = serving.build(LOOP.pool_tokens, features)
     times: list[int] = []
     for prompt in prompts:
         start = process_time_ns()
@@ -70,3 +62,11 @@ def _round(features: Features, prompts: list[Tokens]) -> tuple[float, float]:
         take_events()
         times.append(process_time_ns() - start)
     return statistics.median(times[WARMUP:]) / 1_000, manager.stats.hit_rate
+
+
+ROWS: dict[str, Callable[[], Row]] = {
+    "turn_evicting": partial(_turn, PLAIN),
+    "turn_evicting_curve": partial(_turn, Features(curve=True)),
+    "turn_evicting_events": partial(_turn, Features(events=True)),
+}
+"""Every row's measurement by name, in the order of the table."""

@@ -33,11 +33,11 @@ class BlockPool:
         free -- take --> active -- cache --> cached -- drop --> free
         free <- give_back - active <-- use --- cached
 
-    These five calls (`protect` is `use` or `cache`) are the only ones that change the state of a block. With `debug`
-    those that move ids (`take`, `give_back`, `drop`) check every block; totals are counted always.
+    These five calls (`protect` is `use` or `cache`) are the only ones that change the state of a block. Totals are counted always;
+    `quire.ops.CheckedPool` looks at every block too.
     """
 
-    def __init__(self, num_blocks: int, name: str = "full", *, debug: bool = False) -> None:
+    def __init__(self, num_blocks: int, name: str = "full") -> None:
         self.name = name
         self.num_blocks = num_blocks
         self.num_cached = 0
@@ -47,7 +47,6 @@ class BlockPool:
         self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
         self.ids: memoryview[int] = self._stack.data
         self._top = 0
-        self._held = np.zeros(num_blocks, dtype=np.bool_) if debug else None
 
     @property
     def num_free(self) -> int:
@@ -84,8 +83,6 @@ class BlockPool:
             raise InvariantError(f"{num_blocks} blocks taken, {self.num_blocks - start} are free")
         self._top = end
         self.num_allocations += num_blocks
-        if self._held is not None:
-            self._debug_take(self._stack[start:end])
         return self.ids[start:end]
 
     def give_back(self, block_ids: memoryview[int]) -> None:
@@ -93,8 +90,6 @@ class BlockPool:
         start = self._top - len(block_ids)
         if start < 0:
             raise InvariantError(f"{len(block_ids)} blocks freed, only {self._top} are held")
-        if self._held is not None:
-            self._debug_give(np.frombuffer(block_ids, dtype=np.int32))
         if self.waiting:
             for block in block_ids:
                 self.waiting.pop(block, None)
@@ -156,25 +151,3 @@ class BlockPool:
         self.ids = self._stack.data
         self.num_blocks = num_blocks
         self.shared = {int(renamed[block]): count for block, count in self.shared.items()}
-        if self._held is not None:
-            self._held = held
-
-    def _debug_take(self, ids: IntArray) -> None:
-        assert self._held is not None
-        if self._held[ids].any():
-            raise InvariantError(f"blocks {ids[self._held[ids]]} are on the free stack but held")
-        self._held[ids] = True
-
-    def _debug_give(self, ids: IntArray) -> None:
-        assert self._held is not None
-        outside = (ids < 0) | (ids >= self.num_blocks)
-        if outside.any():
-            raise InvariantError(f"unknown blocks {ids[outside]} of {self.num_blocks}")
-        if not self._held[ids].all():
-            raise InvariantError(f"double free of blocks {ids[~self._held[ids]]}")
-        if len(np.unique(ids)) != len(ids):
-            raise InvariantError(f"a block stands twice in one free: {ids}")
-        for block in self.shared:
-            if (ids == block).any():
-                raise InvariantError(f"block {block} freed with {self.shared[block]} holders")
-        self._held[ids] = False

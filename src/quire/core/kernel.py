@@ -119,10 +119,7 @@ class Kernel:
         cut_off: Callable[[str, BaseException], None],
     ) -> None:
         size = settings.block_size
-        self.pools = tuple(
-            BlockPool(group.num_blocks, group.name, debug=settings.debug)
-            for group in settings.groups
-        )
+        self.pools = tuple(settings.pool(group.num_blocks, group.name) for group in settings.groups)
         capacity = _capacity(settings, self.pools)
         order = Order(settings.policy, capacity, settings.clock)
         sparse = _sparse_groups(settings, self.pools, order)

@@ -35,7 +35,7 @@ class CacheManager(Interruptible):
     `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
     `pin_budget`  share of the smallest group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
-    `debug`       check every allocation and free, block by block
+    `pool`        the class of the block pools; `quire.ops.CheckedPool` checks every block, for tests
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
 

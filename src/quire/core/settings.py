@@ -8,6 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from quire.config import check_count, nearest
+from quire.core.blocks import BlockPool
 from quire.core.groups import LayerGroup, check_groups
 from quire.core.policies import factory_of
 from quire.core.policy import Clock, PolicyFactory
@@ -19,7 +20,7 @@ class Options(TypedDict, total=False):
 
     sub_block: bool
     pin_budget: float
-    debug: bool
+    pool: type[BlockPool]
     clock: Clock | None
 
 
@@ -32,15 +33,18 @@ class ManagerSettings(msgspec.Struct, frozen=True):
     policy_name: str
     sub_block: bool = True
     pin_budget: float = 0.5
-    debug: bool = False
+    pool: type[BlockPool] = BlockPool
     clock: Clock | None = None
 
     def __post_init__(self) -> None:
         check_groups(self.groups)
         check_count("block_size", self.block_size, limit=2**20)
-        for name, value in (("sub_block", self.sub_block), ("debug", self.debug)):
-            if type(value) is not bool:
-                raise ConfigError(f"{name} is True or False, got {value!r}")
+        if type(self.sub_block) is not bool:
+            raise ConfigError(f"sub_block is True or False, got {self.sub_block!r}")
+        if not isinstance(self.pool, type) or not issubclass(self.pool, BlockPool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"pool is a class, quire.ops.CheckedPool for instance, got {self.pool!r}"
+            )
         if self.clock is not None and not callable(self.clock):
             raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
         if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:

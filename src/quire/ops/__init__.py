@@ -1,6 +1,7 @@
 """What people look at, and what engines ask for rarely: functions on a manager.
 
 checks    every invariant, recounted
+checked   a pool that checks every block that it gives or takes back
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
 invalidation   a prefix, a scope or all, dropped
@@ -11,6 +12,7 @@ rollback  a sequence taken back to fewer tokens
 drafts    trees of speculated tokens
 """
 
+from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
 from quire.ops.drafts import Draft, TokenMove, draft
 from quire.ops.drawing import draw, dump, held_notes, snapshot
@@ -22,6 +24,7 @@ from quire.ops.pins import Pin, pin
 from quire.ops.rollback import truncate
 
 __all__ = [
+    "CheckedPool",
     "Draft",
     "Explanation",
     "Fit",

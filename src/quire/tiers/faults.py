@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
 import msgspec
 
 from quire.errors import ConfigError, TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, Outcome, Tier
+from quire.tiers.wrapped import Wrapped
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 _CHANCES = ("errors", "hangs", "losses", "full", "corruption", "short_reads", "false_hits")
 
 
-class Faulty(Tier):
+class Faulty(Wrapped):
     """A tier with the faults of `plan`, which may be changed at any time.
 
     `met` counts the faults that happened, by the names of the plan's fields. Closing it closes the tier within.
@@ -77,10 +78,7 @@ class Faulty(Tier):
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__()
-        self.tier = tier
-        self.name = tier.name
-        self.is_local = tier.is_local
+        super().__init__(tier)
         self.plan = plan or FaultPlan()
         self.met: Counter[str] = Counter()
         self.is_crashed = False
@@ -88,8 +86,6 @@ class Faulty(Tier):
         self._sleep = sleep
         self._num_written = 0
         self._torn: dict[bytes, None] = {}
-        tier.evicting = self._tell
-        tier.evicting_of = self.worth_telling
 
     def revive(self) -> None:
         """Start a crashed tier again; what was torn is found torn. Plans with a crash count anew."""
@@ -98,7 +94,7 @@ class Faulty(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         self._begin(timeout_s, sum(map(len, buffers)))
-        outcomes = self.tier.get(keys, buffers, timeout_s)
+        outcomes = self.tier.get(keys, buffers, timeout_s, answers.came)
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             if outcomes[index] is Outcome.HIT:
                 self._spoil(key, buffer)
@@ -146,28 +142,6 @@ class Faulty(Tier):
         for key in keys:
             self._torn.pop(key, None)
 
-    def _size(self) -> tuple[int, int, int]:
-        stats = self.tier.stats()
-        return stats.num_records, stats.num_bytes, stats.capacity_bytes
-
-    def touch(self, keys: Keys) -> None:
-        self.tier.touch(keys)
-
-    def lease(self, keys: Keys, seconds: float) -> None:
-        self.tier.lease(keys, seconds)
-
-    def scan(self) -> Iterator[ListedRecord]:
-        return self.tier.scan()
-
-    def flush(self) -> None:
-        self.tier.flush()
-
-    def check(self) -> None:
-        self.tier.check()
-
-    def close(self) -> None:
-        self.tier.close()
-
     def _begin(self, timeout_s: float, num_bytes: int) -> None:
         """Meet the faults of a call before it does anything."""
         plan = self.plan
@@ -191,7 +165,3 @@ class Faulty(Tier):
         if happens:
             self.met[fault] += 1
         return happens
-
-    def _tell(self, keys: list[bytes], records: list[memoryview]) -> None:
-        if self.evicting is not None:
-            self.evicting(keys, records)

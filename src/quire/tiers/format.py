@@ -50,6 +50,7 @@ PAGED_FROM = 1 << 16
 
 _FIELDS = Struct("<8sHHHHII QQQ 32s32s Q".replace(" ", ""))
 _CHECKSUM = Struct("<Q")
+_KIND = Struct("<HHI")
 
 
 class DType(IntEnum):
@@ -204,6 +205,12 @@ def carries(record: memoryview, key: bytes) -> bool:
     if not begins(record, key):
         return False
     return _payload_checksum(record) == xxhash.xxh3_64_intdigest(record[HEADER_BYTES:])
+
+
+def describes(record: memoryview, header: Header) -> bool:
+    """Return whether a record that `carries` its key has a header's fingerprint, group, dtype and token count."""
+    kind = _KIND.pack(header.group, header.dtype, header.token_count)
+    return record[12:20].tobytes() == kind and record[48:KEY_OFFSET].tobytes() == header.fingerprint
 
 
 def begins(record: memoryview, key: bytes) -> bool:

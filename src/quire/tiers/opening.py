@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
@@ -31,9 +32,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TierBusy, TierError
 from quire.plugins import load_offered, names_offered
 from quire.tiers.base import Tier
+from quire.tiers.wrapped import Late
 
 Spec: TypeAlias = str | Mapping[str, object]
 """A line of text or a table, as in the module."""
@@ -130,18 +132,31 @@ def open_tier(spec: Spec) -> Tier:
     return tier
 
 
-def open_tiers(specs: Sequence[Spec | Tier]) -> list[Tier]:
+def open_tiers(specs: Sequence[Spec | Tier], *, strict: bool = False) -> list[Tier]:
     """Open several tiers, the fastest first; tiers that are open already are taken as they are.
 
-    Where one cannot be opened, those opened here are closed, and its error is raised.
+    One that is down is a tier that fails, and is tried again (`Late`); `strict` raises its error. An error of what was
+    written, or of a directory that another process has, is raised in any case, and those opened here are closed.
     """
     with ExitStack() as opened:
         tiers = [
-            spec if isinstance(spec, Tier) else opened.enter_context(open_tier(spec))
+            spec
+            if isinstance(spec, Tier)
+            else opened.enter_context(open_tier(spec) if strict else _open_or_later(spec))
             for spec in specs
         ]
         opened.pop_all()
     return tiers
+
+
+def _open_or_later(spec: Spec) -> Tier:
+    try:
+        return open_tier(spec)
+    except TierBusy:
+        raise
+    except TierError as error:
+        kind, options = _parse_line(spec) if isinstance(spec, str) else _parse_table(spec)
+        return Late(str(options.get("name", kind)), partial(open_tier, spec), error)
 
 
 def _parse_line(line: str) -> tuple[str, dict[str, Any]]:

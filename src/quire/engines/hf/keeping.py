@@ -11,6 +11,7 @@ from quire import ops
 from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
+from quire.core.blocks import BlockPool
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.pools import HfStore
@@ -106,7 +107,7 @@ class KeptBlocks:
             groups=groups,
             block_size=self.layout.block_size,
             policy=settings.get("policy", "lru"),
-            debug=debug,
+            pool=ops.CheckedPool if debug else BlockPool,
             clock=settings.get("clock", time.monotonic),
             watchers=[*own, *settings.get("watchers", ())],
         )

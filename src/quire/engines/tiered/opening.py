@@ -20,7 +20,7 @@ def open_stack(
     """Open tiers, fastest first, as one stack.
 
     `settings`: as a mapping, as a TOML file has it. Raises `ConfigError`, with no tier left open,
-    and what `open_tier` raises.
+    and with `strict` what `open_tier` raises; else a tier that is down is left alone until it can be opened.
     """
     if settings is not None and not isinstance(settings, StackSettings):
         try:
@@ -29,7 +29,7 @@ def open_stack(
             raise ConfigError(f"settings of the tiers: {error}") from error
     if isinstance(tiers, str | Mapping) or not isinstance(tiers, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"tiers are a list, fastest first, got {tiers!r}")
-    opened = open_tiers(tiers)
+    opened = open_tiers(tiers, strict=settings is not None and settings.strict)
     try:
         return TierStack(opened, settings)
     except BaseException:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.exchange.spill import NamedBlock
 from quire.tensors.layout import KVLayout
@@ -12,9 +13,11 @@ from quire.tensors.pool import Pool
 from quire.tensors.records import BlockCodec
 from quire.tensors.transfers import Step
 from quire.tiers.format import (
+    KEY_BYTES,
     DType,
     Header,
     Namespace,
+    describes,
     payload_of,
     record_bytes,
     record_key,
@@ -60,7 +63,15 @@ class BlockPart:
         )
         self._digest = self.namespace.digest
         self._keys: dict[bytes, bytes] = {}
-        self._dtype = DType[self.codec.dtype_code]
+        tokens = layout.block_size if isinstance(self.codec.memory, KVLayout) else 0
+        self._header = Header(
+            bytes(KEY_BYTES),
+            self._digest,
+            self.codec.payload_bytes,
+            tokens,
+            index,
+            DType[self.codec.dtype_code],
+        )
         self.record_bytes = record_bytes(self.codec.payload_bytes)
         """Bytes of each record."""
 
@@ -78,14 +89,16 @@ class BlockPart:
     ) -> None:
         """Write blocks of the pool into sealed records."""
         size = self.codec.payload_bytes
-        tokens = self.namespace.block_size if isinstance(self.codec.memory, KVLayout) else 0
 
         def filled(at: int) -> None:
-            key = self.key(blocks[at].digest)
-            seal(buffers[at], Header(key, self._digest, size, tokens, self.group, self._dtype))
+            seal(buffers[at], replace(self._header, key=self.key(blocks[at].digest)))
 
         payloads = [payload_of(each, size) for each in buffers]
         self.codec.encode(pool, [each.block for each in blocks], payloads, filled)
+
+    def reads(self, record: memoryview) -> bool:
+        """Return whether a verified record says that it is of this part: its key alone could have been given to any."""
+        return describes(record, self._header)
 
     def decoding(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> Step:
         """Return the step that writes verified records into blocks of the pool."""

@@ -259,6 +259,11 @@ class TieredStore:
             for key, buffer, what in zip(keys, buffers, outcomes, strict=True)
             if what is Outcome.HIT
         }
+        for group, places in search.brought(end).items():
+            for key in search.keys(group, places):
+                if key in came and not self.parts[group].reads(came[key]):
+                    del came[key]
+                    causes[str(Outcome.FOREIGN)] += 1
         try:
             end = search.whole(end, came) if causes else end
             tokens = self._enter(search, end, came)

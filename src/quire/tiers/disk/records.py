@@ -117,6 +117,18 @@ class DiskRecords:
         with self.lock:
             return self._are_there(keys)
 
+    def of_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[Spot]:
+        """Return the spots of those records of keys that have not the size given."""
+        asked = set(sizes)
+        with self.lock:
+            return [
+                Spot(slab, place, slab.index.generation_of(place))
+                for slab in self._all()
+                if asked != {slab.record_bytes}
+                for key, size in zip(keys, sizes, strict=True)
+                if size != slab.record_bytes and (place := slab.index.find(key)) != NOWHERE
+            ]
+
     def touch(self, keys: Sequence[bytes]) -> tuple[int, list[bool]]:
         """Mark a prompt's records as just used, its head first, as far as they are there.
 

@@ -32,11 +32,12 @@ class DiskWriter:
         self._clock = clock
 
     def put(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
-        """Keep records, each key once, and set `done[i]` for each.
+        """Keep records, each key once, in place of those of another size, and set `done[i]` for each.
 
         What follows one that is not kept is behind it in the prompt, of no use without it. Raises
         `OSError`, also where room takes longer than `until`, with what was not tried `SKIPPED`.
         """
+        self._records.drop(self._records.of_other_sizes(keys, list(map(len, records))))
         newest, there = self._records.touch(keys)  # what is there stays: it is the newest
         oldest = newest - len(keys) + 1
         done[:] = [Outcome.PRESENT if each else Outcome.SKIPPED for each in there]

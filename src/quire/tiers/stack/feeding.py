@@ -88,6 +88,8 @@ class Feeding:
 
     def has_room(self, most_bytes: int) -> bool:
         """Return whether to `begin` work of one more prompt: while less than this waits, or there is time for it."""
+        if self._shared.is_closed:
+            return False
         with self._shared.lock:
             waiting_bytes = sum(job.num_bytes for job in self._waiting)
             has_room = waiting_bytes < most_bytes or self._has_time()
@@ -169,6 +171,12 @@ class Feeding:
             if not job.wait(deadline.left_s):
                 return False
         return True
+
+    def abandon(self) -> None:
+        """Take all that is under way for over, in a forked process."""
+        for job in self._under_way():
+            job.is_over = True
+        self._waiting, self._running, self._is_awake = {}, None, False
 
     def close(self) -> None:
         """Drop what has not begun."""

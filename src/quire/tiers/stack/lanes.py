@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 Work: TypeAlias = Callable[[], object]
 
@@ -187,24 +187,35 @@ class TierLane:
 
 
 class Closable(Protocol):
-    """What can be closed, twice too."""
+    """What can be closed, twice too, and what a forked process can let be."""
 
     def close(self) -> None:
         """End it."""
 
+    def abandon(self) -> None:
+        """Do nothing any more: the threads and what is below belong to another process."""
 
-_open: WeakKeyDictionary[Closable, int] = WeakKeyDictionary()
-"""By the process that opened it: a forked one has none of its threads."""
+
+_open: WeakSet[Closable] = WeakSet()
 
 
 def close_at_exit(opened: Closable) -> None:
-    """Close it when this process ends, if nobody has done so before."""
-    _open[opened] = os.getpid()
+    """Close it when this process ends, if nobody has done so before; one that is forked from it abandons it."""
+    _open.add(opened)
 
 
 @atexit.register
 def close_all() -> None:
     """Close what this process has opened."""
-    for opened, process in list(_open.items()):
-        if process == os.getpid():
-            opened.close()
+    for opened in list(_open):
+        opened.close()
+
+
+def abandon_all() -> None:
+    """Abandon what the process has opened that this one is forked from: none of its threads is here."""
+    for opened in list(_open):
+        opened.abandon()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=abandon_all)

@@ -20,6 +20,7 @@ from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import Meter, TierReport, counted
 from quire.tiers.stack.uses import KeyTable
+from quire.tiers.wrapped import Late
 
 PATIENCE_S = 0.02
 """A call that was given up sooner says more about its caller than about the tier."""
@@ -100,6 +101,13 @@ class Shared:
         self.lender: Tier | None = None
         """The tier that lends memory for what is to be stored."""
 
+    def abandon(self) -> None:
+        """Be closed at once, in a forked process: locks may be held by threads that are not here."""
+        self.is_closed = True
+        self.lock = self.lanes.lock()
+        self.pool = BufferPool(self.pool.limit_bytes)
+        self.lender = None
+
     def give_back(self, buffers: Sequence[memoryview]) -> None:
         """Take back buffers that nobody reads or writes any more."""
         self.pool.give_back(buffers)
@@ -128,6 +136,9 @@ class Level:
         self.reading, self.writing = (
             Breaker(shared.lanes.now, settings.failures, settings.cool_down_s) for _ in range(2)
         )
+        if isinstance(tier, Late):
+            self.reading.open()
+            self.writing.open()
         threads = self.settings.threads or settings.threads
         self.asking = Asking(shared.lanes.now, self.reading, threads)
         self.loads = TierLane(shared.lanes, f"{name} loads", threads)

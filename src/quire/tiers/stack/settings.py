@@ -62,7 +62,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     `gate`                load only what beats recomputing
     `lookup_timeout_s`    the longest that `find` waits, for all tiers together
     `load_timeout_s`      the longest that `load` waits, for all tiers together
-    `close_timeout_s`     the longest that `close` waits for what is still to be written
+    `close_timeout_s`     the longest that `close` waits for what is still to be written; a warning says what was not
     `queue_bytes`         records that wait for one tier; what exceeds it is not stored
     `busy_share`          share of wall time that copying out of pools in host memory may take, plus the time that hits
                           have saved. Blocks beyond this are not stored. 1: no limit
@@ -70,6 +70,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     `threads`             loads that one tier works on at once; each tier has one more for stores
     `failures`            consecutive calls that time out or fail until a tier is left alone; one that hangs is at once
     `cool_down_s`         how long it is left alone at first; it doubles, up to 64 times as long
+    `strict`              a tier that cannot be opened is an error; else it is left alone until it can be
     `tiers`               what differs for one tier, by its name
     """
 
@@ -79,13 +80,14 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     gate: bool = True
     lookup_timeout_s: float = 0.25
     load_timeout_s: float = 5.0
-    close_timeout_s: float = 5.0
+    close_timeout_s: float = 1.0
     queue_bytes: Size = "256MiB"
     busy_share: float = 0.01
     chunk_bytes: Size = "8MiB"
     threads: int = 2
     failures: int = 3
     cool_down_s: float = 1.0
+    strict: bool = False
     tiers: dict[str, TierSettings] = {}
 
     def of(self, tier: str) -> TierSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from quire.tiers.stack.stats import StackStats, counted
 from quire.tiers.stack.writing import STORE_TIMEOUT_S
 
 MOST_TIERS = 8
+
+_log = logging.getLogger(__name__)
 
 
 class TierStack:
@@ -132,6 +135,8 @@ class TierStack:
             raise ConfigError(
                 f"{len(keys)} keys, {len(found)} places and {len(sizes)} sizes; give one for each key"
             )
+        if self._shared.is_closed:
+            return 0
         self._lookup.remember(keys, found, sizes)
         if not self.settings.gate:
             whole = list(found).index(-1) if -1 in found else len(found)
@@ -229,7 +234,8 @@ class TierStack:
 
     def call_later(self, level: int, function: Work) -> None:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
-        self._levels[level].stores.submit(self, LaneJob(function, function))
+        if not self._shared.is_closed:
+            self._levels[level].stores.submit(self, LaneJob(function, function))
 
     def delete(self, keys: Keys) -> None:
         """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""
@@ -261,6 +267,8 @@ class TierStack:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; return whether it is."""
+        if self._shared.is_closed:
+            return True
         deadline = Deadline(self._shared.lanes, timeout_s)
         return self.feeding.drain(deadline) and self._placing.drain(deadline)
 
@@ -279,7 +287,14 @@ class TierStack:
             return
         self._prefetching.close()
         deadline = Deadline(shared.lanes, self.settings.close_timeout_s)
-        self.drain(deadline.left_s)
+        if not self.drain(deadline.left_s):
+            left_bytes = sum(queue.waiting_bytes for queue in self._placing.queues)
+            _log.warning(
+                "%r closes after %g s (close_timeout_s) without having written all: %d bytes waited",
+                self,
+                self.settings.close_timeout_s,
+                left_bytes,
+            )
         with shared.lock:
             shared.is_closed = True
         self.feeding.close()
@@ -294,6 +309,14 @@ class TierStack:
                 level.closed.set()
         for level in self._levels:
             level.closed.wait(deadline.left_s)
+
+    def abandon(self) -> None:
+        """Do nothing any more, in a process that was forked from the one that opened it and owns the tiers.
+
+        Every call finds and stores nothing, and none waits.
+        """
+        self._shared.abandon()
+        self.feeding.abandon()
 
     def stats(self) -> StackStats:
         """Return the counts of every tier."""
