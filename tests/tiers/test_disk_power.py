@@ -135,6 +135,9 @@ def lived(path, seed):
         if action == "put":
             sizes = [rng.choice([1000, 5000, 5000, 9000]) for _ in keys]
             records = [record_of(key, size, step) for key, size in zip(keys, sizes, strict=True)]
+            gone(
+                [k for k, size in zip(keys, sizes, strict=True) if held.get(k, (size,))[0] != size]
+            )
             for key, size, outcome in zip(keys, sizes, disk.put(keys, records, 60), strict=True):
                 if outcome is Outcome.STORED:
                     held[key] = (size, step)
