@@ -71,11 +71,11 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
 
 @needs_redis
 def test_a_server_that_repeats_the_password_is_quoted_without_it(tmp_path):
-    password = "hunter2"
+    word = "hunter2"
     with running(tmp_path, "--rename-command", "AUTH", "LOGIN") as server:
         with pytest.raises(TierError, match=r"unknown command 'AUTH'.*\.\.\.") as caught:
-            Redis(f"redis://:{password}@127.0.0.1:{server.port}")
-        assert password not in "".join(traceback.format_exception(caught.value))
+            Redis(f"redis://:{word}@127.0.0.1:{server.port}")
+        assert word not in "".join(traceback.format_exception(caught.value))
 
 
 @needs_redis
