@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
-SYSTEM := redis-server openssl g++ libibverbs1 libnuma1 libcurl4
+SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
 
 .PHONY: help setup system demo test test-long test-families check bench docs format clean
 

@@ -22,6 +22,10 @@ def redis_server() -> str | None:
     return _on_path("redis-server", "valkey-server")
 
 
+def prometheus() -> str | None:
+    return _on_path("prometheus")
+
+
 def openssl() -> str | None:
     return _on_path("openssl")
 
@@ -42,6 +46,7 @@ def mooncake() -> str | None:
 
 NEEDS = {
     "redis-server": (redis_server, "redis-server"),
+    "prometheus": (prometheus, "prometheus"),
     "openssl": (openssl, "openssl"),
     "g++": (compiler, "g++"),
     "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),

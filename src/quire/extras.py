@@ -7,7 +7,11 @@ from quire.errors import ConfigError
 
 DISTRIBUTION = "quire-kv"
 
-DISTRIBUTIONS = {"PIL": "pillow", "mooncake": "mooncake-transfer-engine-non-cuda"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "mooncake": "mooncake-transfer-engine-non-cuda",
+    "prometheus_client": "prometheus-client",
+}
 """The packages that are not called as what is imported."""
 
 
@@ -34,6 +38,7 @@ EXTRAS = {
     "report": Extra((*_CLI, "matplotlib", "jinja2"), "--report: pages and pictures"),
     "zstd": Extra(("zstandard",), "traces in zstd"),
     "ray": Extra(("ray",), "sweeps on Ray"),
+    "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
     "images": Extra((*_DEMO, "PIL"), "generate --image"),
     "lora": Extra((*_DEMO, "peft"), "generate --lora"),
 }

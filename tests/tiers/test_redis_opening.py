@@ -132,3 +132,31 @@ def test_without_redis_py_the_message_names_the_extra(monkeypatch):
 def test_settings_that_cannot_work_are_refused(words):
     with pytest.raises(ConfigError, match=r"ttl_s is from|connections are from"):
         Redis("redis://127.0.0.1:1", **words)
+
+
+LIMITED = ("--maxmemory", "64mb", "--maxmemory-policy")
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        ((*LIMITED, "allkeys-lru"), {}, ""),
+        ((*LIMITED, "volatile-ttl"), {"ttl_s": 60}, ""),
+        ((*LIMITED, "allkeys-lfu"), {}, "heads of prompts before their tails (allkeys-lfu)"),
+        ((*LIMITED, "volatile-random"), {"ttl_s": 60}, "before their tails (volatile-random)"),
+        ((*LIMITED, "volatile-lru"), {}, "records have no ttl_s: it will be full"),
+        ((*LIMITED, "noeviction"), {}, "evicts nothing (noeviction): it will be full"),
+        ((), {}, "has no maxmemory, and records have no ttl_s: it grows"),
+        ((), {"ttl_s": 60}, ""),
+    ],
+)
+def test_a_server_whose_memory_serves_prompts_badly_is_said_once(
+    tmp_path, caplog, options, words, said
+):
+    with running(tmp_path, *options) as server, Redis(server.url, **words) as tier:
+        tier.put([name_of(1)], [record_of(name_of(1))])
+        lines = [each for each in caplog.records if each.name.startswith("quire.tiers.redis")]
+        assert [each.levelname for each in lines] == ["WARNING"] * bool(said)
+        assert all(said in each.getMessage() for each in lines)
+        assert all(f"127.0.0.1:{server.port} " in each.getMessage() for each in lines)

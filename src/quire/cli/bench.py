@@ -89,6 +89,10 @@ def tiers(
     num_bytes: Annotated[
         str, typer.Option("--bytes", help="Bytes that each round puts and gets.")
     ] = "64MiB",
+    gate: Annotated[
+        bool,
+        typer.Option("--gate", help="Judge what is loaded and what computed, by round trip."),
+    ] = False,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -96,14 +100,22 @@ def tiers(
 
     Wall time, medians of rounds, MB/s of payload; checksums are always on. What is put is
     deleted again, but a tier that is full makes room for it: name an empty place.
+    With --gate, what requests take that hit and that miss, beside computing and loading always,
+    for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens.
 
     [bold]Examples[/bold]
 
       quire bench tiers
       quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB' --block-bytes 1MiB,4MiB
       quire bench tiers redis://127.0.0.1:6379 --json
+      quire bench tiers redis://127.0.0.1:6379 --gate
     """
-    from quire.bench import tier_rows
+    from quire.bench import gate_rows, tier_rows
+
+    if gate:
+        measure = partial(gate_rows.rows, places or (), quick=quick)
+        _tell(measure, "requests, computed or loaded", listed, as_json=as_json)
+        return
 
     measure = partial(
         tier_rows.rows,

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.sim.distributions import Lognormal
+from quire.sim.names import unknown
 from quire.sim.workload.settings import KINDS, MIX, Agent, Chat, FewShot, Kind, Rag, Scan
 from quire.sim.workload.stream import Traffic, Workload
 
@@ -39,7 +40,7 @@ def parts_named(name: str, changes: Mapping[str, float] | None = None) -> dict[s
                with the kind before it: "chat.turns". Raises `ConfigError`.
     """
     if name != "mix" and name not in KINDS:
-        raise ConfigError(f"a workload is one of {', '.join(KINDS)}, mix, got {name!r}")
+        raise unknown("workload", name, (*KINDS, "mix"))
     wanted = MIX if name == "mix" else {name: 1.0}
     kinds = {kind: KINDS[kind]() for kind in wanted}
     prefix = "" if name == "mix" else f"{name}."
