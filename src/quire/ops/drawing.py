@@ -164,13 +164,10 @@ def _node(
 
 
 def _part(part: msgspec.Struct) -> dict[str, Any]:
-    data = msgspec.structs.asdict(part)
-    for name, value in data.items():
-        if isinstance(value, dict):
-            data[name] = [list(item) for item in sorted(value.items())]
-        elif isinstance(value, set):
-            data[name] = sorted(value)
-    return data
+    """Return a group's part of a node, sets as lists and dicts as lists of pairs, in order."""
+    data: dict[str, Any] = msgspec.to_builtins(part, order="sorted")
+    pairs = {name: [*map(list, at.items())] for name, at in data.items() if isinstance(at, dict)}  # pyright: ignore[reportUnknownArgumentType]
+    return data | pairs
 
 
 def _due(node: Node) -> float | str | None:
