@@ -166,8 +166,9 @@ def _node(
 def _part(part: msgspec.Struct) -> dict[str, Any]:
     """Return a group's part of a node, sets as lists and dicts as lists of pairs, in order."""
     data: dict[str, Any] = msgspec.to_builtins(part, order="sorted")
-    pairs = {name: [*map(list, at.items())] for name, at in data.items() if isinstance(at, dict)}  # pyright: ignore[reportUnknownArgumentType]
-    return data | pairs
+    for name in [name for name in data if isinstance(data[name], dict)]:
+        data[name] = [list(pair) for pair in data[name].items()]
+    return data
 
 
 def _due(node: Node) -> float | str | None:
