@@ -169,7 +169,9 @@ def states_after(events):
         elif kind == "puts":
             payloads, generation = rest
             for name, payload in zip(names, payloads, strict=True):
-                states[name] = states[name] | {(payload, generation)}
+                others = {state for state in states[name] if state and state[0] != payload}
+                made_room = {None} if others else set()  # as it may do for a record of another size
+                states[name] = states[name] | {(payload, generation)} | made_room
         elif kind == "put":
             payloads, generation, outcomes = rest
             for name in evicted:

@@ -26,10 +26,9 @@ LOOKUPS = 200_000
 def make(directory, count):
     """Leave a directory with `count` records of 4 KiB."""
     from quire.tiers.disk.files import DiskFiles
-    from quire.tiers.disk.slab import Slab
-    from quire.tiers.places.recency import Recency
+    from quire.tiers.disk.slab import Slabs
 
-    slab = Slab(DiskFiles(), directory, RECORD_BYTES, Recency(), os.O_RDWR | os.O_CREAT)
+    slab = Slabs(DiskFiles(), directory, os.O_RDWR | os.O_CREAT).open(RECORD_BYTES)
     slab.index_file.reserve(count)
     rng = np.random.default_rng(0)
     for start in range(0, count, 1 << 16):

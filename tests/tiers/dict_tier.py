@@ -31,7 +31,7 @@ class DictTier(Tier):
     def _put(self, keys, records, timeout_s, done):
         self._must_be_open()
         for index, (key, record) in enumerate(zip(keys, records, strict=True)):
-            if key in self.records:
+            if len(self.records.get(key, b"")) == len(record):
                 done[index] = Outcome.PRESENT
                 continue
             while len(self.records) >= self.capacity:

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shutil
 import threading
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.disk import Disk
 from quire.tiers.disk.files import DiskFiles
 
 
@@ -65,4 +67,35 @@ def get(disk, numbers):
     outcomes = disk.get(keys, buffers, 10)
     for key, outcome, buffer in zip(keys, outcomes, buffers, strict=True):
         assert outcome is not Outcome.HIT or buffer == record_of(key)
+    return outcomes
+
+
+def filled(path, count=20, **options):
+    """Return a disk with so many records of 1,152 bytes, without places ahead."""
+    disk = Disk(path, "1MiB", ahead=1, **options)
+    keys = names_of(range(count))
+    assert disk.put(keys, records_of(keys), 10) == [Outcome.STORED] * count
+    assert disk.settle(10)
+    return disk
+
+
+def left(path, count=20):
+    """Return a directory as a process leaves it that was killed."""
+    disk = filled(path / "open", count)
+    shutil.copytree(path / "open", path / "left")
+    disk.close()
+    return path / "left"
+
+
+def found(path, count=20):
+    """Open a directory; return the outcomes of its records, after a check that all hits are right."""
+    keys = names_of(range(count))
+    records = records_of(keys)
+    buffers = buffers_like(records)
+    with Disk(path, "1MiB", ahead=1) as disk:
+        disk.check()
+        outcomes = disk.get(keys, buffers, 10)
+        disk.check()
+    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
+        assert outcome is not Outcome.HIT or buffer == record
     return outcomes

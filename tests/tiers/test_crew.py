@@ -18,11 +18,19 @@ def test_a_crew_does_every_number_once_and_several_at_the_same_time():
             together.wait(10)
         done.append(number)
 
-    crew.help_with(40, work)
+    crew.each(40, work, 1 << 20)
     assert sorted(done) == list(range(40))
-    crew.help_with(1, done.append)
-    crew.help_with(0, done.append)
+    crew.each(1, done.append, 1 << 20)
+    crew.each(0, done.append, 1 << 20)
     assert len(done) == 41
+    crew.close()
+
+
+def test_small_pieces_are_done_in_order_by_the_caller_alone():
+    crew = Crew(3, "test")
+    done = []
+    crew.each(40, lambda number: done.append((number, threading.get_ident())), 1000)
+    assert done == [(number, threading.get_ident()) for number in range(40)]
     crew.close()
 
 
@@ -34,7 +42,7 @@ def test_what_a_crew_raises_reaches_the_caller():
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="5"):
-        crew.help_with(20, work)
+        crew.each(20, work, 1 << 20)
     crew.close()
 
 

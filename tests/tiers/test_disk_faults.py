@@ -152,7 +152,7 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
     with Disk(tmp_path, "16MiB", ahead=1, files=Slow(), clock=lambda: now[0]) as disk:
         keys = names_of(range(6))
         records = records_of(keys, 1 << 20)  # each is a run of its own
-        disk._each = lambda _, count, work: [work(number) for number in range(count)]
+        disk._crew.each = lambda count, work, _: [work(number) for number in range(count)]
         outcomes = disk.put(keys, records, timeout_s=3.5)
         assert outcomes == [STORED] * 4 + [TIMEOUT] * 2
         assert disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 4
@@ -192,18 +192,10 @@ def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
 
 
 def test_what_others_left_unwritten_when_one_write_failed_is_not_found(tmp_path):
-    class LastFirst:
-        def help_with(self, count, work):
-            for number in reversed(range(count)):
-                work(number)
-
-        def close(self):
-            pass
-
     keys = names_of(range(6))
     files = FaultyFiles()
     with Disk(tmp_path, "16MiB", files=files) as disk:
-        disk._each = lambda size, count, work: LastFirst().help_with(count, work)
+        disk._crew.each = lambda count, work, _: [work(at) for at in reversed(range(count))]
         good, calls = files.write_at, []
 
         def fails_first(descriptor, data, offset):

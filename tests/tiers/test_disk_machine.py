@@ -69,6 +69,9 @@ class DiskMachine(RuleBasedStateMachine):
                 self.held[key] = (size, self.generation)
             else:
                 assert outcome in (Outcome.PRESENT, Outcome.FULL)
+                if key in self.held and record_bytes(size) != record_bytes(self.held[key][0]):
+                    assert outcome is Outcome.FULL, "a record of another size makes room"
+                    del self.held[key]
 
     @rule(some=keys)
     def get(self, some):

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from disk_help import filled, found, left
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.base import Outcome
@@ -19,37 +20,6 @@ from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import new_buffer, record_bytes
 
 HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.STORED
-
-
-def filled(path, count=20, **options):
-    """Return a disk with so many records of 1,152 bytes, without places ahead."""
-    disk = Disk(path, "1MiB", ahead=1, **options)
-    keys = names_of(range(count))
-    assert disk.put(keys, records_of(keys), 10) == [STORED] * count
-    assert disk.settle(10)
-    return disk
-
-
-def left(path, count=20):
-    """Return a directory as a process leaves it that was killed."""
-    disk = filled(path / "open", count)
-    shutil.copytree(path / "open", path / "left")
-    disk.close()
-    return path / "left"
-
-
-def found(path, count=20):
-    """Open a directory; return the outcomes of its records, after a check that all hits are right."""
-    keys = names_of(range(count))
-    records = records_of(keys)
-    buffers = buffers_like(records)
-    with Disk(path, "1MiB", ahead=1) as disk:
-        disk.check()
-        outcomes = disk.get(keys, buffers, 10)
-        disk.check()
-    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
-        assert outcome is not HIT or buffer == record
-    return outcomes
 
 
 def index_of(path):
@@ -108,14 +78,38 @@ def test_a_path_that_is_no_directory_is_an_error_of_the_tier(tmp_path):
         Disk(tmp_path, "plenty")
 
 
-def test_a_directory_without_permission_is_an_error_of_the_tier(tmp_path):
+def test_a_directory_that_cannot_be_written_is_read_and_says_so(tmp_path, caplog):
+    class Forbidden(DiskFiles):
+        def open(self, path, flags):
+            if flags & (os.O_RDWR | os.O_WRONLY):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().open(path, flags)
+
+    filled(tmp_path).close()
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    keys, more = names_of(range(20)), names_of(range(50, 52))
+    with Disk(tmp_path, "1MiB", files=Forbidden()) as disk:
+        assert disk.is_read_only
+        assert disk.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 20
+        assert disk.put(more, records_of(more), 10) == [Outcome.SKIPPED] * 2
+        disk.touch(keys)
+        disk.delete(keys[:3])
+        disk.flush()
+        disk.check()
+        assert disk.contains(keys) == [True] * 20
+    assert "opened to read only" in caplog.text
+    assert before == {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+
+
+def test_a_directory_that_cannot_be_read_is_an_error_of_the_tier(tmp_path):
     class Forbidden(DiskFiles):
         def open(self, path, flags):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
+    filled(tmp_path).close()
     with pytest.raises(TierError, match="Permission denied"):
         Disk(tmp_path, "1MiB", files=Forbidden())
-    Disk(tmp_path, "1MiB").close()
+    assert found(tmp_path) == [HIT] * 20
 
 
 def test_all_records_of_a_killed_process_are_there(tmp_path):

@@ -1,5 +1,6 @@
 """Who makes room and when, room that moves between sizes, and threads that share a disk tier."""
 
+import errno
 import shutil
 import threading
 
@@ -203,3 +204,22 @@ def test_threads_that_put_get_and_delete_while_room_is_made_never_get_wrong_byte
         held = {entry.key: entry.num_bytes for entry in disk.scan()}
     with Disk(tmp_path, 400_000) as disk:
         assert {entry.key: entry.num_bytes for entry in disk.scan()} == held
+
+
+def test_a_move_that_cannot_be_written_down_leaves_every_record_where_it_is(tmp_path, files):
+    disk = Disk(tmp_path, 1 << 20, ahead=1, files=files)
+    put(disk, range(800))
+    disk.delete(names_of(range(400)))
+    slab = disk._records.slabs[1152]
+    files.prefix, files.error = "index", errno.EIO
+    disk._room._shrinks(slab, 300)
+    before = slab.index.num_places
+    assert before >= 800
+    files.error = None
+    disk.check()
+    assert slab.index.num_reserved == 0
+    assert get(disk, range(400, 800)) == [HIT] * 400
+    assert disk._room._shrinks(slab, 300)
+    assert slab.index.num_places < before
+    assert get(disk, range(400, 800)) == [HIT] * 400
+    disk.close()

@@ -58,6 +58,22 @@ def test_what_the_server_evicted_is_absent_and_what_it_kept_is_right(tmp_path):
         assert tier.stats().capacity_bytes == 8 * MIB
 
 
+@pytest.mark.parametrize("payload_bytes", [1000, 200_000])
+def test_a_put_of_what_is_there_counts_as_its_use_so_that_heads_stay_with_new_tails(
+    tmp_path, payload_bytes
+):
+    limit = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+    keys = names_of(range(4))
+    with running(tmp_path, *limit) as server, Redis(server.url) as tier, server.client() as client:
+        tier.put(keys[:2], records_of(keys[:2], payload_bytes))
+        time.sleep(2.1)  # the server counts idle time in seconds
+        head, *_ = tier._names(keys)
+        assert client.object("idletime", head) >= 2
+        outcomes = tier.put(keys, records_of(keys, payload_bytes))
+        assert outcomes == [PRESENT, PRESENT, STORED, STORED]
+        assert client.object("idletime", head) <= 1
+
+
 def test_a_server_that_is_full_and_may_not_evict_says_full(tmp_path):
     limit = ("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
     with running(tmp_path, *limit) as server, Redis(server.url) as tier:

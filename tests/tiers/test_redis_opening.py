@@ -1,6 +1,7 @@
 """Opening a Redis tier: what is refused, and with which reason."""
 
 import sys
+import traceback
 
 import pytest
 from processes import wait_until
@@ -69,6 +70,15 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
 
 
 @needs_redis
+def test_a_server_that_repeats_the_password_is_quoted_without_it(tmp_path):
+    word = "hunter2"
+    with running(tmp_path, "--rename-command", "AUTH", "LOGIN") as server:
+        with pytest.raises(TierError, match=r"unknown command 'AUTH'.*\.\.\.") as caught:
+            Redis(f"redis://:{word}@127.0.0.1:{server.port}")
+        assert word not in "".join(traceback.format_exception(caught.value))
+
+
+@needs_redis
 def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
     with (
         server.gone(),
@@ -104,10 +114,10 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
         ("127.0.0.1:6379", "begins with one of"),
         ("redis://127.0.0.1:port", "cannot be read"),
         ("redis://127.0.0.1:99999", "cannot be read"),
-        ("redis://127.0.0.1/zero", "is a database number, not 'zero'"),
+        ("redis://127.0.0.1/zero", "is a database number: write redis:"),
         ("redis://127.0.0.1?db=-1", "database -1"),
         ("redis+cluster://127.0.0.1/1", "database 1: it is 0 in a cluster"),
-        ("redis://name@127.0.0.1", "user 'name' without a password"),
+        ("redis://name@127.0.0.1", "a user without a password"),
         ("redis://127.0.0.1?socket_timeout=3", "unknown option 'socket_timeout'"),
         ("redis://127.0.0.1?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'"),
         ("rediss://127.0.0.1?ssl_ca_certs=/nowhere", "certificates that cannot be read"),
@@ -132,3 +142,31 @@ def test_without_redis_py_the_message_names_the_extra(monkeypatch):
 def test_settings_that_cannot_work_are_refused(words):
     with pytest.raises(ConfigError, match=r"ttl_s is from|connections are from"):
         Redis("redis://127.0.0.1:1", **words)
+
+
+LIMITED = ("--maxmemory", "64mb", "--maxmemory-policy")
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    ("options", "words", "said"),
+    [
+        ((*LIMITED, "allkeys-lru"), {}, ""),
+        ((*LIMITED, "volatile-ttl"), {"ttl_s": 60}, ""),
+        ((*LIMITED, "allkeys-lfu"), {}, "heads of prompts before their tails (allkeys-lfu)"),
+        ((*LIMITED, "volatile-random"), {"ttl_s": 60}, "before their tails (volatile-random)"),
+        ((*LIMITED, "volatile-lru"), {}, "records have no ttl_s: it will be full"),
+        ((*LIMITED, "noeviction"), {}, "evicts nothing (noeviction): it will be full"),
+        ((), {}, "has no maxmemory, and records have no ttl_s: it grows"),
+        ((), {"ttl_s": 60}, ""),
+    ],
+)
+def test_a_server_whose_memory_serves_prompts_badly_is_said_once(
+    tmp_path, caplog, options, words, said
+):
+    with running(tmp_path, *options) as server, Redis(server.url, **words) as tier:
+        tier.put([name_of(1)], [record_of(name_of(1))])
+        lines = [each for each in caplog.records if each.name.startswith("quire.tiers.redis")]
+        assert [each.levelname for each in lines] == ["WARNING"] * bool(said)
+        assert all(said in each.getMessage() for each in lines)
+        assert all(f"127.0.0.1:{server.port} " in each.getMessage() for each in lines)

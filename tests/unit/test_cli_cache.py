@@ -183,6 +183,25 @@ def test_damage_anywhere_in_a_slab_is_found_and_repaired(tmp_path, offset):
     assert held(path) == NUM_RECORDS - 1
 
 
+def test_records_that_an_index_lost_are_counted_until_they_are_repaired(tmp_path):
+    path = tmp_path / "disk"
+    with Disk(path, "1MiB", ahead="64KiB") as tier:
+        fill(tier, path)
+    slab, index = path / f"slab-{SIZE}.quire", path / f"index-{SIZE}.quire"
+    whole = index.read_bytes()
+    index.write_bytes(whole[:64] + bytes([whole[64] ^ 1]) + whole[65:])
+    assert told("cache", "verify", path)["lost"] == 0, "the record says it as well"
+    data = bytearray(slab.read_bytes())
+    data[0] ^= 1
+    slab.write_bytes(data)
+    result = run("cache", "verify", path, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["lost"]) == (1, 1)
+    assert "lost" in run("cache", "verify", path).stdout
+    shown("cache", "verify", path, "--repair")
+    shown("cache", "verify", path)
+    assert held(path) == NUM_RECORDS - 1
+
+
 def test_evict_to_a_size_keeps_what_was_used_last(place):
     kept = 3 * SIZE
     found = told("cache", "evict", place, "--to", kept)

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from quire.cli import comparison, demo
-from quire.cli.chat import prompt_ids, timed
+from quire.cli.chat import prompt_inputs, timed
 from quire.cli.models import load
 from quire.engines.hf import PrefixCache
 from quire.errors import TokensError
@@ -173,9 +173,9 @@ def test_a_tokenizer_without_a_template_joins_the_messages(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = None
     talk = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
-    assert prompt_ids(tokenizer, talk).tolist() == [list(b"ab\n\nc")]
+    assert prompt_inputs(tokenizer, talk)["input_ids"].tolist() == [list(b"ab\n\nc")]
     with pytest.raises(TokensError, match="empty"):
-        prompt_ids(tokenizer, [])
+        prompt_inputs(tokenizer, [])
 
 
 def test_the_number_of_threads_is_what_plain_generate_is_fastest_with(folder, monkeypatch):

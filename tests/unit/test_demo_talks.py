@@ -13,7 +13,7 @@ from tiny_talks import ASKED, MORE, Talks
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import quire
-from quire.cli.chat import message, prompt_ids, reply_text
+from quire.cli.chat import message, prompt_inputs, reply_text
 from quire.cli.comparison import DemoSize
 from quire.cli.talks import QUESTIONS, system_text
 
@@ -32,7 +32,7 @@ def replies():
     for questions in QUESTIONS[:TALKS]:
         talk = [system]
         for question in questions[: DemoSize().num_turns]:
-            ids = prompt_ids(tokenizer, [*talk, message("user", question)])
+            ids = prompt_inputs(tokenizer, [*talk, message("user", question)])["input_ids"]
             limit = DemoSize().max_new_tokens
             output = cache.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit)
             found.append(reply_text(tokenizer, output[0, ids.shape[1] :].tolist()))

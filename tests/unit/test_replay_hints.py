@@ -71,7 +71,7 @@ def test_last_use_is_both_in_one():
 
 
 def test_an_unknown_kind_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'no-store'"):
+    with pytest.raises(ConfigError, match="did you mean no-store"):
         replay(trace_of([[1]]), 4, hints="nostore")
 
 

@@ -123,7 +123,7 @@ def test_another_kind_of_file_is_no_trace(tmp_path):
 
 
 def test_an_unknown_format_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=f"one of {', '.join(FORMATS)}"):
+    with pytest.raises(ConfigError, match=f"there are {', '.join(FORMATS)}"):
         open_trace(tmp_path, format="csv")
 
 

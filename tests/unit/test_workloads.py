@@ -163,7 +163,10 @@ def test_numbers_are_changed_by_name():
 
 
 BAD = {
-    "another kind": (lambda: parts_named("chats"), "one of chat, agent, rag, few-shot, scan, mix"),
+    "another kind": (
+        lambda: parts_named("chats"),
+        "did you mean chat.*there are chat, agent, rag, few-shot, scan, mix",
+    ),
     "another number": (lambda: parts_named("chat", {"x": 1}), "no number 'x'; it has turns, "),
     "in a mix": (lambda: parts_named("mix", {"turns": 1}), "it has chat.turns"),
     "half a text": (lambda: parts_named("chat", {"systems": 2.5}), "systems=2.5: a whole number"),

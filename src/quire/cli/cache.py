@@ -70,10 +70,11 @@ def verify(
 ) -> None:
     """Read every record and check every byte of it.
 
-    Exit code 1 if damaged records are left, or some could not be read.
+    Exit code 1 if damaged records are left, records were lost, or some could
+    not be read.
 
     Without --repair nothing is changed; with it, the damaged ones are dropped,
-    which is what a read in use does. Records of a later version of quire are
+    which is what a read in use does, and what is lost is forgotten. Records of a later version of quire are
     counted as foreign and left alone.
 
     [bold]Examples[/bold]
@@ -85,17 +86,19 @@ def verify(
 
     with reading(place) as held:
         damaged, counts, num_bytes = read_all(held.tier)
-    if damaged:
+        lost = num_lost(held.tier)
+    if damaged or lost:
         # Somebody may have been writing them just then: what is damaged stays so.
         with reading(place) as held:
             suspects = frozenset(bytes.fromhex(each["key"]) for each in damaged)
             still, again, _ = read_all(held.tier, suspects)
+            lost = min(lost, num_lost(held.tier))
         counts[Outcome.CORRUPT] -= len(damaged)
         counts[Outcome.ABSENT] += len(damaged) - again.total()
         counts += again
         damaged = still
     dropped = 0
-    if repair and damaged:
+    if repair and (damaged or lost):
         with writing(place) as held:
             keys = [bytes.fromhex(each["key"]) for each in damaged]
             held.tier.delete(keys, 60.0)
@@ -108,6 +111,7 @@ def verify(
         "whole": counts[Outcome.HIT],
         "damaged": damaged,
         "dropped": dropped,
+        "lost": lost,
         "foreign": counts[Outcome.FOREIGN],
         "gone": counts[Outcome.ABSENT],
         "unread": counts[Outcome.ERROR] + counts[Outcome.TIMEOUT] + counts[Outcome.SKIPPED],
@@ -116,7 +120,7 @@ def verify(
         print_json(found)
     else:
         show_verified(found)
-    if len(damaged) > dropped or found["unread"]:
+    if len(damaged) > dropped or (lost and not repair) or found["unread"]:
         raise typer.Exit(DAMAGED)
 
 
@@ -220,6 +224,13 @@ def read_all(
     return damaged, counts, sum(entry.num_bytes for entry in entries)
 
 
+def num_lost(tier: "Tier") -> int:
+    """Return how many places of a disk tier should hold a record and do not."""
+    from quire.tiers.disk import DiskReader
+
+    return tier.recovered.num_lost if isinstance(tier, DiskReader) else 0
+
+
 def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":
     """Return the outcome of a record and the reason of its damage, if there is one.
 
@@ -254,7 +265,7 @@ def show_verified(found: dict[str, Any]) -> None:
     ]
     facts += [
         (name, f"{found[name]:,}")
-        for name in ("dropped", "foreign", "gone", "unread")
+        for name in ("dropped", "lost", "foreign", "gone", "unread")
         if found[name]
     ]
     console.print(facts_table(facts))

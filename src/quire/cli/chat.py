@@ -1,7 +1,7 @@
 """Messages to token ids, and the stamp of the first token."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,10 @@ class Timed(NamedTuple):
     total_s: float
 
 
-def message(role: str, content: str) -> dict[str, Any]:
-    """Return one message of a conversation."""
-    return {"role": role, "content": content}
-
-
-def message_with_images(role: str, content: str, images: list[Any]) -> dict[str, Any]:
-    """Return one message of images, then text, in parts as processors' chat templates read them."""
+def message(role: str, content: str, images: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return one message of a conversation; with images, in parts, as processors' chat templates read them."""
+    if not images:
+        return {"role": role, "content": content}
     parts = [{"type": "image", "image": image} for image in images]
     return {"role": role, "content": [*parts, {"type": "text", "text": content}]}
 
@@ -44,59 +41,42 @@ def read_image(path: Path) -> Any:
         raise ConfigError(f"cannot read the image {str(path)!r}: {error}") from error
 
 
-def prompt_inputs(processor: Any, messages: Messages) -> dict[str, Any]:
-    """Return the arguments of generate that a processor makes of a conversation with images.
+def prompt_inputs(reader: Any, messages: Messages) -> dict[str, Any]:
+    """Return what generate takes of the whole conversation, ready for the next reply.
 
-    Raises `ConfigError` if the processor has no chat template, or it refuses.
+    `reader`: a tokenizer, which gives `input_ids` `[1, tokens]`, or a processor, which gives what
+    images became beside. Its chat template lays the conversation out; a tokenizer without one joins
+    messages by blank lines. Raises `TokensError` for an empty conversation, and `ConfigError` if
+    the template refuses it or images have none.
     """
-    if processor.chat_template is None:
-        raise ConfigError("the model's processor has no chat template to place images with")
+    contents = [said["content"] for said in messages]
+    if not any(isinstance(content, list) or content.strip() for content in contents):
+        raise TokensError("the prompt is empty; give some text")
+    places_images = hasattr(reader, "image_processor")
+    if reader.chat_template is None:
+        if places_images:
+            raise ConfigError("the model's processor has no chat template to place images with")
+        return {"input_ids": reader("\n\n".join(contents), return_tensors="pt")["input_ids"]}
     from jinja2 import TemplateError
 
-    parted = [
-        said
-        if isinstance(said["content"], list)
-        else message_with_images(said["role"], said["content"], [])
-        for said in messages
-    ]
+    if places_images:
+        in_parts = (
+            [{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents
+        )
+        messages = [said | {"content": each} for said, each in zip(messages, in_parts, strict=True)]
     try:
-        return dict(
-            processor.apply_chat_template(
-                parted,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-            )
+        encoded = reader.apply_chat_template(
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
         )
     except (TemplateError, ValueError) as error:
-        raise ConfigError(f"the model's processor refuses this: {error}") from error
-
-
-def prompt_ids(tokenizer: Any, messages: Messages) -> Any:
-    """Return the whole conversation as token ids `[1, tokens]`, ready for the next reply.
-
-    The tokenizer's chat template lays it out; without one, messages are joined by blank lines.
-    Raises `TokensError` for an empty conversation and `ConfigError` if the template refuses it.
-    """
-    import torch
-
-    if not any(said["content"].strip() for said in messages):
-        raise TokensError("the prompt is empty; give some text")
-    if tokenizer.chat_template is None:
-        text = "\n\n".join(said["content"] for said in messages)
-        ids = tokenizer(text)["input_ids"]
-    else:
-        from jinja2 import TemplateError
-
-        try:
-            encoded = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True
-            )
-        except TemplateError as error:
-            raise ConfigError(f"the model's chat template refuses this: {error}") from error
-        ids = encoded["input_ids"]
-    return torch.tensor([ids])
+        raise ConfigError(f"the model's chat template refuses this: {error}") from error
+    wanted = dict(encoded) if places_images else {"input_ids": encoded["input_ids"]}
+    wanted.pop("attention_mask", None)  # of one row, without padding
+    return wanted
 
 
 def reply_text(tokenizer: Any, new_ids: list[int]) -> str:

@@ -6,7 +6,7 @@ from statistics import median
 from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeAlias
 
-from quire.cli.chat import Messages, Timed, message, prompt_ids, reply_text, timed
+from quire.cli.chat import Messages, Timed, message, prompt_inputs, reply_text, timed
 from quire.cli.talks import MAX_CONVERSATIONS, MAX_TURNS, QUESTIONS, SAMPLED_QUESTION, system_text
 from quire.errors import ConfigError
 
@@ -92,7 +92,7 @@ class SideBySide:
 
     def warm_up(self) -> None:
         """Run both sides once on a text of their own, so that no turn pays for first calls."""
-        ids = prompt_ids(self.tokenizer, [message("user", "The first call sets things up.")])
+        ids = self._ids([message("user", "The first call sets things up.")])
         for generate in (self.model.generate, self.cache.generate):
             self._timed(generate, ids, do_sample=False)
         self.cache.clear()
@@ -143,7 +143,7 @@ class SideBySide:
         return timed(generate, ids, **self._arguments, **arguments)
 
     def _ids(self, talk: Messages) -> Any:
-        return prompt_ids(self.tokenizer, talk).to(self.model.device)
+        return prompt_inputs(self.tokenizer, talk)["input_ids"].to(self.model.device)
 
 
 def settle_threads(model: Any) -> int:

@@ -114,11 +114,7 @@ def generate(
     made: list[dict[str, Any]] = []
     with until_the_end, recorder or nullcontext():
         for question in questions:
-            talk.append(
-                chat.message("user", question)
-                if made or not images
-                else chat.message_with_images("user", question, images)
-            )
+            talk.append(chat.message("user", question, () if made else images))
             if len(questions) > 1 and not as_json:
                 output.stdout().print(Text(f"> {question}", "bold"))
             turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
@@ -150,17 +146,10 @@ def _turn(
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
     tokenizer = getattr(reader, "tokenizer", reader)
     device = cache.model.device
-    if any(isinstance(said["content"], list) for said in talk):
-        content = {
-            name: value.to(device) for name, value in chat.prompt_inputs(reader, talk).items()
-        }
-        ids = content.pop("input_ids")
-        content.pop("attention_mask", None)  # of one row, without padding
-        arguments = arguments | content
-    else:
-        ids = chat.prompt_ids(tokenizer, talk).to(device)
+    inputs = {name: value.to(device) for name, value in chat.prompt_inputs(reader, talk).items()}
+    ids = inputs.pop("input_ids")
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    made = chat.timed(cache.generate, ids, streamer if streams else None, **arguments)
+    made = chat.timed(cache.generate, ids, streamer if streams else None, **arguments, **inputs)
     report = cache.last
     if streams:
         output.stderr().print(

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quire.errors import ConfigError
 from quire.extras import lacking
+from quire.sim.names import unknown
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -113,7 +114,7 @@ class RayWorkers:
 def executor_named(name: str, num_workers: int) -> Executor:
     """Return an executor of `EXECUTORS` by its name; raise `ConfigError` for another name."""
     if name not in EXECUTORS:
-        raise ConfigError(f"unknown executor {name!r}; there are {', '.join(EXECUTORS)}")
+        raise unknown("executor", name, EXECUTORS)
     return EXECUTORS[name](num_workers)
 
 

@@ -7,15 +7,14 @@ have said at that moment. What such hints are worth is a bound for those that re
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from quire.core.terms import NO_HINT, Hint
-from quire.errors import ConfigError
 from quire.sim.columns import Column
+from quire.sim.names import unknown
 from quire.sim.trace.rows import Trace, TraceRequest, end_id
 
 NOBODY = -1
@@ -66,9 +65,7 @@ def foresee(trace: Trace, kind: str) -> Foresight:
 def check_kind(kind: str) -> None:
     """Raise `ConfigError` unless this is one of `KINDS`."""
     if kind not in KINDS:
-        near = get_close_matches(str(kind), KINDS, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown hints {kind!r}; {meant}There are {', '.join(KINDS)}")
+        raise unknown("hints", kind, KINDS)
 
 
 def _none(_trace: Trace) -> Foresight:

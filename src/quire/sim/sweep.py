@@ -7,17 +7,16 @@ the order they were asked for, and are the same whoever computed them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from quire.core.policies import policy_names
-from quire.errors import ConfigError
 from quire.sim.concurrent import Service, replay_concurrent
 from quire.sim.executors import Executor, Serial
 from quire.sim.foresight import check_kind
+from quire.sim.names import unknown
 from quire.sim.optimum import OPTIMUM, optimum_results
 from quire.sim.replay import ReplayResult, check_capacity, replay
 from quire.sim.trace.rows import Trace, TraceRequest
@@ -100,9 +99,7 @@ def check_policy(policy: str) -> None:
     """Raise `ConfigError` for a name that is neither a policy's nor the optimum's."""
     known = [*policy_names(), OPTIMUM]
     if policy not in known:
-        near = get_close_matches(policy, known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"unknown policy {policy!r}; {meant}There are {', '.join(known)}")
+        raise unknown("policy", policy, known)
 
 
 def _tasks(points: Sequence[SweepPoint]) -> list[Task]:

@@ -10,7 +10,7 @@ import msgspec
 from quire.config import read_bytes
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
-from quire.sim.hardware.names import plain, unknown
+from quire.sim.names import plain, unknown
 
 GB, TB = 10**9, 10**12
 

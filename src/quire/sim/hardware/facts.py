@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.errors import ConfigError
+from quire.sim.names import unknown
 
 BITS = {
     "float32": 32.0, "fp32": 32.0,
@@ -124,9 +125,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def bits(dtype: str) -> float:
     """Return the bits per number of a format. Raises `ConfigError` for an unknown one."""
-    try:
-        return BITS[dtype.lower().removeprefix("torch.")]
-    except KeyError:
-        raise ConfigError(
-            f"{dtype!r} is not a known number format; use one of {', '.join(BITS)}"
-        ) from None
+    name = dtype.lower().removeprefix("torch.")
+    if name not in BITS:
+        raise unknown("number format", dtype, BITS)
+    return BITS[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.sim.hardware.config import model_facts
 from quire.sim.hardware.facts import ModelFacts
-from quire.sim.hardware.names import plain, unknown
+from quire.sim.names import plain, unknown
 
 _ENDINGS = ("-instruct", "-it", "-base", "-chat", "-hf", "-thinking", "-fp8", "-bf16")
 _OTHER_NAMES = {
@@ -43,7 +43,7 @@ def model_named(name: str) -> ModelFacts:
             (wanted.removesuffix(end) for end in _ENDINGS if wanted.endswith(end)), None
         )
         if not other:
-            raise unknown("model", name, published(), "pass the path of its config.json")
+            raise unknown("model", name, sorted(published()), "pass the path of its config.json")
         wanted = other
     return _facts(wanted)
 

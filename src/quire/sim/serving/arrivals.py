@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
-from quire.sim.hardware.names import unknown
+from quire.sim.names import unknown
 from quire.sim.trace.rows import TraceRequest
 
 KINDS = ("trace", "poisson", "closed")

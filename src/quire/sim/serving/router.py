@@ -7,7 +7,7 @@ from itertools import count
 from typing import TypeAlias
 
 from quire.errors import ConfigError
-from quire.sim.hardware.names import unknown
+from quire.sim.names import unknown
 from quire.sim.serving.replica import Replica
 from quire.sim.serving.requests import LiveRequest
 

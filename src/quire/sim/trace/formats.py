@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, cast
 
 import msgspec
 
@@ -12,21 +12,20 @@ from quire.sim.trace import schemas
 from quire.sim.trace.chunks import line_chunks, lines_in
 from quire.sim.trace.schemas import decode_lines, excerpt, no_row, why
 
-Format: TypeAlias = Literal[
-    "mooncake", "bailian", "hash-runs", "quire", "kv-events", "conversations"
-]
+ROWS: dict[str, tuple[type[Any], float]] = {
+    "mooncake": (schemas.IdsRow, 1000.0),
+    "bailian": (schemas.ChatRow, 1.0),
+    "hash-runs": (schemas.RunsRow, 1000.0),
+    "quire": (schemas.QuireRow, 1.0),
+}
+"""Formats of one request per line: what a line becomes, and the unit of time."""
 
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS = (*ROWS, "kv-events", "conversations")
 
-SIGNS: dict[str, Format] = {
+SIGNS = {
     "quire_trace": "quire", "hash_runs": "hash-runs", "chat_id": "bailian", "hash_ids": "mooncake",
 }  # fmt: skip
 """Formats by a key of their first line, in this order."""
-
-ROWS: dict[Format, tuple[type[Any], float]] = {
-    "bailian": (schemas.ChatRow, 1.0), "hash-runs": (schemas.RunsRow, 1000.0),
-}  # fmt: skip
-"""What a line becomes, and the unit of time, where that is not as in the Mooncake format."""
 
 MOONCAKE_BLOCK = 512
 """Tokens per block of the traces published with Mooncake."""
@@ -42,7 +41,7 @@ class Layout(msgspec.Struct, frozen=True):
     `local_ids`   an id means something only within its session
     """
 
-    format: Format
+    format: str
     row_type: type[Any]
     block_size: int
     ticks_per_s: float = 1.0
@@ -50,7 +49,7 @@ class Layout(msgspec.Struct, frozen=True):
     local_ids: bool = False
 
 
-def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layout:
+def layout_of(path: Path, wanted: str | None, block_size: int | None) -> Layout:
     """Return the layout of a file, found out from its first lines where it is not given.
 
     Raises `TraceError` for a file without rows or of no known format, `ConfigError` for a block
@@ -65,7 +64,7 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
     except schemas.NO_ROW as error:
         raise no_row(path, 1, why(error, line)) from None
     keys = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-    found: Format | None = wanted or next((SIGNS[key] for key in SIGNS if key in keys), None)
+    found = wanted or next((SIGNS[key] for key in SIGNS if key in keys), None)
     if found is None:
         raise TraceError(
             f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
@@ -74,7 +73,7 @@ def layout_of(path: Path, wanted: Format | None, block_size: int | None) -> Layo
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)
-    row_type, ticks_per_s = ROWS.get(found, (schemas.IdsRow, 1000.0))
+    row_type, ticks_per_s = ROWS[found]
     if block_size is None:
         block_size = _guessed_block_size(path, head, row_type)
     return Layout(found, row_type, block_size, ticks_per_s)

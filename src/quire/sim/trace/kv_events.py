@@ -28,13 +28,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from quire.errors import TraceError
-from quire.sim.columns import Column
 from quire.sim.trace.formats import check_block_size
 from quire.sim.trace.kv_batches import Batch, BlockHash, Stored, read_batches
-from quire.sim.trace.rows import Findings, ReportingTrace, Runs, TraceRequest, compress
+from quire.sim.trace.numbering import Numbering
+from quire.sim.trace.rows import Findings, ReportingTrace, Runs, TraceRequest
 
 SAME_REQUEST_S = 5.0
 """What continues a run so much later, in seconds, is another request: slower than a block of an
@@ -89,12 +88,11 @@ class _StoredRun(msgspec.Struct, eq=False):
 class _Chains:
     """Every block seen, as a node with the node before it; memory of all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbering: Numbering) -> None:
         self.nodes: dict[BlockHash, int] = {}
         self._before = array("i")
         self._start = array("i")  # the first node of the run of nodes that ends here
-        self._dense = Column(0, np.int32)  # by node: 0, or its id plus one
-        self._num_ids = 0
+        self._numbering = numbering
 
     def add(self, name: BlockHash, before: int) -> bool:
         """Add a block behind another if it is new; return whether it follows that one."""
@@ -109,17 +107,12 @@ class _Chains:
 
     def ids(self, end: int) -> Runs:
         """Return the ids of the chain that ends at a node, int32 [num_runs, 2]."""
-        parts: list[range] = []
+        parts: list[tuple[int, int]] = []
         while end != ROOT:
             start = self._start[end]
-            parts.append(range(start, end + 1))
+            parts.append((start, end + 1 - start))
             end = self._before[start]
-        nodes = np.concatenate([np.arange(part.start, part.stop) for part in reversed(parts)])
-        dense = self._dense.upto(len(self._before))
-        new = nodes[dense[nodes] == 0]
-        dense[new] = np.arange(self._num_ids + 1, self._num_ids + 1 + len(new))
-        self._num_ids += len(new)
-        return compress(dense[nodes] - 1)
+        return self._numbering.renumber(reversed(parts))
 
 
 class _LogPass:
@@ -129,7 +122,7 @@ class _LogPass:
         self._path = path
         self._first = first
         self._report = report
-        self._chains = _Chains()
+        self._chains = _Chains(Numbering(str(path)))
         self._runs: deque[_StoredRun] = deque()  # in order of arrival, until they have ended
         self._open: dict[tuple[int, int], _StoredRun] = {}  # by rank and the node where they end
         self._ranks: dict[int, None] = {}

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from quire.errors import ConfigError
+from quire.sim.names import unknown
 from quire.sim.trace.chunks import open_text, read_some
 from quire.sim.trace.files import FileTrace
-from quire.sim.trace.formats import FORMATS, Format, layout_of
+from quire.sim.trace.formats import FORMATS, layout_of
 from quire.sim.trace.kv_events import open_events
 from quire.sim.trace.rows import ReportingTrace
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE
@@ -38,15 +39,14 @@ def open_trace(
     Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
     a block size that is not given and cannot be found out. Rows are checked as they are read.
     """
-    wanted: Format | None = next((name for name in FORMATS if name == format), None)
-    if wanted is None and format is not None:
-        raise ConfigError(f"format is one of {', '.join(FORMATS)}, got {format!r}")
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
     if block_size is not None and not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ConfigError(
             f"a block has between 1 and {MAX_BLOCK_SIZE:,} tokens, got block_size={block_size}"
         )
     path = Path(path).expanduser()
-    found = wanted or _format_without_rows(path)
+    found = format or _format_without_rows(path)
     if tokenizer is not None and found != "conversations":
         raise ConfigError(f"{path} has ids and no texts: leave the tokenizer out")
     if found == "kv-events":
@@ -56,7 +56,7 @@ def open_trace(
     return FileTrace(path, layout_of(path, found, block_size))
 
 
-def _format_without_rows(path: Path) -> Format | None:
+def _format_without_rows(path: Path) -> str | None:
     """Return the format of a file that is no JSON Lines of requests; None for one that is."""
     with open_text(path) as stream:
         head = read_some(stream, path)

@@ -54,22 +54,16 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 class Trace(Protocol):
-    """A trace: requests in order of arrival. Every iteration reads it anew, from the start."""
+    """A trace: requests in order of arrival. Every iteration reads it anew, from the start.
 
-    @property
-    def source(self) -> str:
-        """Its origin, for people."""
-        ...
+    `source`      its origin, for people
+    `format`      the name of its format
+    `block_size`  tokens per block
+    """
 
-    @property
-    def format(self) -> str:
-        """The name of its format."""
-        ...
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        ...
+    source: str
+    format: str
+    block_size: int
 
     def __iter__(self) -> Iterator[TraceRequest]: ...
 

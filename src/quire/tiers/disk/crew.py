@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+_HELPED_FROM = 1 << 16
+"""Bytes of a piece from which on several at once pay, past the page cache."""
+
 
 class Crew:
-    """Does numbered work in the calling thread and, with `help_with`, in up to `helpers` more.
+    """Does numbered work in the calling thread and, where that pays, in up to `helpers` more.
 
     Threads begin with the first call that needs them.
     """
@@ -17,17 +20,18 @@ class Crew:
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def help_with(self, count: int, work: Callable[[int], None]) -> None:
-        """Call `work` with 0 to `count` - 1, begun in that order; return when all is done."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._helpers, thread_name_prefix=self._name)
+    def each(self, count: int, work: Callable[[int], None], num_bytes: int) -> None:
+        """Call `work` with 0 to `count` - 1, begun in that order, each about `num_bytes`; return when all is done."""
         numbers = iter(range(count))  # handing out the next number is one step of the interpreter
 
         def share() -> None:
             for number in numbers:
                 work(number)
 
-        helping = [self._pool.submit(share) for _ in range(min(self._helpers, count - 1))]
+        helpers = min(self._helpers, count - 1) if num_bytes >= _HELPED_FROM else 0
+        if helpers > 0 and self._pool is None:
+            self._pool = ThreadPoolExecutor(self._helpers, thread_name_prefix=self._name)
+        helping = [self._pool.submit(share) for _ in range(helpers)] if self._pool else []
         try:
             share()
         finally:

@@ -15,6 +15,9 @@ from pathlib import Path
 from quire.errors import TierBusy, TierError
 from quire.tiers.format import PAGE_BYTES
 
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+"""The flag of files that are read and written past the page cache; 0 where there is none."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -167,22 +170,21 @@ def takes_direct(directory: Path) -> bool:
 
     On a full disk, whether they can be opened so.
     """
-    flag = getattr(os, "O_DIRECT", 0)
     page = memoryview(mmap.mmap(-1, PAGE_BYTES))
     page[:] = os.urandom(PAGE_BYTES)
     back = memoryview(mmap.mmap(-1, PAGE_BYTES))
     try:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             flags = fcntl.fcntl(file, fcntl.F_GETFL)
-            fcntl.fcntl(file, fcntl.F_SETFL, flags | flag)
+            fcntl.fcntl(file, fcntl.F_SETFL, flags | O_DIRECT)
             return (
-                bool(flag)
+                bool(O_DIRECT)
                 and os.pwrite(file.fileno(), page, 0) == PAGE_BYTES
                 and os.preadv(file.fileno(), [back], 0) == PAGE_BYTES
                 and back == page
             )
     except OSError as error:
-        return bool(flag) and is_full(error)
+        return bool(O_DIRECT) and is_full(error)
 
 
 def opened_directory(path: str | Path) -> Path:

@@ -162,7 +162,7 @@ class IndexFile:
         entries["checksum"] = checksums(entries)
         self._write_rows(np.asarray(places, np.int64), byte_view(entries))
 
-    def clear(self, places: Sequence[int]) -> None:
+    def clear(self, places: Sequence[int] | Places) -> None:
         """Say that nothing lies in places. Raises `OSError`, maybe in the middle."""
         rows = np.sort(np.asarray(places, np.int64))
         self._write_rows(rows, memoryview(bytes(len(rows) * ROW_BYTES)))
@@ -182,7 +182,7 @@ class IndexFile:
 
     def _write_rows(self, places: Places, data: memoryview[int]) -> None:
         cuts = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
-        for start, stop in pairwise([0, *cuts, len(places)]):
+        for start, stop in pairwise([0, *cuts, len(places)] if len(places) else ()):
             some = data[start * ROW_BYTES : stop * ROW_BYTES]
             self._files.write_at(self._descriptor, some, (int(places[start]) + 1) * ROW_BYTES)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import RecordError
-from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.index_file import ENTRY, KEY_AT, ROW_BYTES, SIZE_UNIT, IndexContents, key_rows
-from quire.tiers.disk.slab import Slab
+from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT, read_header, record_bytes
 from quire.tiers.places.key_table import KEY_WORDS, later_duplicates
-from quire.tiers.places.recency import Recency
 
 _NAME = re.compile(r"slab-(\d+)\.quire")
 
@@ -49,35 +45,32 @@ class Recovered(msgspec.Struct, frozen=True):
         return not (self.num_rebuilt or self.num_lost or self.num_repeated)
 
 
-def open_slabs(
-    directory: Path, files: DiskFiles, recency: Recency, flags: int, room: int
-) -> tuple[dict[int, Slab], Recovered]:
-    """Open the slabs of a directory, by record size, with indexes of what is there.
+def open_slabs(slabs: Slabs, room: int) -> Recovered:
+    """Open all slabs of a directory, with indexes of what is there.
 
     A slab has the places that its records need, and of the others as many as fit into `room`
     bytes: the file may be of any length, with nothing in it. Raises `OSError`, and `TierError` where a later version wrote an index.
     """
     with ExitStack() as opened:
-        slabs: dict[int, Slab] = {}
-        for path in sorted(directory.iterdir()):
+        for path in sorted(slabs.directory.iterdir()):
             match = _NAME.fullmatch(path.name)
             size = int(match[1]) if match else 0
             if size and not size % SIZE_UNIT and path.is_file() and not path.is_symlink():
-                slabs[size] = Slab(files, directory, size, recency, flags)
+                slabs[size] = slabs.open(size)
                 opened.callback(slabs[size].close)
         recovered = _fill(slabs, room)
         opened.pop_all()
     if not recovered.is_clean:
         _log.warning(
             "%s: %d records were found by their own headers, as the index of their slab was damaged or gone; %d were lost",
-            directory,
+            slabs.directory,
             recovered.num_rebuilt,
             recovered.num_lost,
         )
-    return slabs, recovered
+    return recovered
 
 
-def _fill(slabs: dict[int, Slab], room: int) -> Recovered:
+def _fill(slabs: Slabs, room: int) -> Recovered:
     """Publish what the files of indexes tell, and what records' own headers tell where these do not."""
     entries: list[NDArray[Any]] = []
     num_rebuilt = num_lost = num_repeated = 0
@@ -146,12 +139,7 @@ def _key_words(entries: NDArray[Any]) -> NDArray[np.uint64]:
     return entries.view(np.uint64).reshape(-1, ROW_BYTES // 8)[:, KEY_AT // 8 :]
 
 
-def remove_empty(slabs: dict[int, Slab]) -> None:
+def remove_empty(slabs: Slabs) -> None:
     """Remove the slabs without places, from the directory too."""
     for size in [size for size, slab in slabs.items() if not slab.index.num_places]:
         slabs.pop(size).remove()
-
-
-def open_flags(*, direct: bool) -> int:
-    """Return the flags that slabs are opened with for writing."""
-    return os.O_RDWR | os.O_CREAT | (getattr(os, "O_DIRECT", 0) if direct else 0)

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
 from quire.tiers.disk.index_file import key_rows
-from quire.tiers.disk.slab import Slab
+from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT
 from quire.tiers.places.index import NOWHERE, PlaceIndex
 from quire.tiers.places.key_table import Places
-from quire.tiers.places.recency import Recency
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -68,9 +67,9 @@ class DiskRecords:
     moment no file names a place that holds, or may soon hold, another record.
     """
 
-    def __init__(self, slabs: dict[int, Slab], recency: Recency) -> None:
+    def __init__(self, slabs: Slabs) -> None:
         self.slabs = slabs
-        self.recency = recency
+        self.recency = slabs.recency
         self.lock = threading.Lock()
         self.num_touches = 0
         """Uses that no file tells."""
@@ -117,6 +116,18 @@ class DiskRecords:
         """Return the keys that have a record: bool per key."""
         with self.lock:
             return self._are_there(keys)
+
+    def of_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[Spot]:
+        """Return the spots of those records of keys that have not the size given."""
+        asked = set(sizes)
+        with self.lock:
+            return [
+                Spot(slab, place, slab.index.generation_of(place))
+                for slab in self._all()
+                if asked != {slab.record_bytes}
+                for key, size in zip(keys, sizes, strict=True)
+                if size != slab.record_bytes and (place := slab.index.find(key)) != NOWHERE
+            ]
 
     def touch(self, keys: Sequence[bytes]) -> tuple[int, list[bool]]:
         """Mark a prompt's records as just used, its head first, as far as they are there.
@@ -220,24 +231,33 @@ class DiskRecords:
             spots = list(filter(None, map(self.find, keys)))
         self.drop(spots)
 
-    def move(self, spot: Spot, to: int) -> bool:
-        """Let a copy in a reserved place of the slab be the record; return whether it still was one.
+    def move(self, slab: Slab, copies: Sequence[tuple[Spot, int]]) -> list[tuple[Spot, int]]:
+        """Let copies in reserved places of a slab be the records; return those that still were ones.
 
-        The place that it leaves stays reserved. Raises `OSError` where a file cannot be
-        written; then the record stays where it is.
+        The places that they leave stay reserved. Where the file of the index cannot be written, the
+        records stay where they are.
         """
-        with self._changes:
-            with self.lock:
-                if not is_there(spot):
-                    return False
-                index = spot.slab.index
-                key, stamp = index.key_of(spot.place), index.stamp_of(spot.place)
-            # In this order: a crash between the two leaves the record twice.
-            _write_entries(spot.slab, [Written(spot.slab, to, key, spot.tag, stamp)])
-            spot.slab.index_file.clear([spot.place])
-            with self.lock:
-                index.move(spot.place, to)
-        return True
+        moved: list[tuple[Spot, int]] = []
+        for start in range(0, len(copies), _AT_ONCE):
+            with self._changes:
+                with self.lock:
+                    some = [pair for pair in copies[start : start + _AT_ONCE] if is_there(pair[0])]
+                    places = np.array([spot.place for spot, _ in some], np.int64)
+                    entries = _entries_at(slab.index, places)
+                if not some:
+                    continue
+                # In this order: whenever the power goes, a record is in one of its places, or in both.
+                try:
+                    slab.index_file.write([to for _, to in some], *entries)
+                    slab.index_file.sync()
+                    slab.index_file.clear(places)
+                except OSError:
+                    break
+                with self.lock:
+                    for spot, to in some:
+                        slab.index.move(spot.place, to)
+            moved += some
+        return moved
 
     def write_all(self) -> None:
         """Write all entries anew: the uses that no file tells, and what was damaged. Raises `OSError`."""
@@ -247,8 +267,10 @@ class DiskRecords:
                 for start in range(0, slab.index.num_places, _ENTRIES_AT_ONCE):
                     with self._changes:
                         with self.lock:
-                            entries = _entries_from(slab.index, start)
-                        slab.index_file.write(*entries)
+                            stop = min(start + _ENTRIES_AT_ONCE, slab.index.num_places)
+                            places = np.arange(start, stop)
+                            entries = _entries_at(slab.index, places)
+                        slab.index_file.write(places, *entries)
         except OSError:
             self.num_touches = 1  # there is something left to do, and no hurry: it costs much
             raise
@@ -257,11 +279,6 @@ class DiskRecords:
         """List the records there are now; of one that goes meanwhile, too."""
         with self.lock:
             return entries_of(self._all())
-
-    def sync(self) -> None:
-        """Return when all records and their entries would survive a loss of power."""
-        for slab in self._all():
-            slab.sync()
 
     def check(self) -> None:
         """Verify the indexes and that no key is in two; raises `InvariantError`."""
@@ -318,12 +335,11 @@ def tag_of(record: memoryview) -> int:
     return _TAG.unpack_from(record, TAG_AT)[0]
 
 
-def _entries_from(
-    index: PlaceIndex, start: int
-) -> tuple[Places, NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return copies of some entries from a place on: places, keys, tags, stamps."""
-    places = np.arange(start, min(start + _ENTRIES_AT_ONCE, index.num_places))
-    return places, index.keys_of(places), index.generations_of(places), index.stamps[places]
+def _entries_at(
+    index: PlaceIndex, places: Places
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return copies of the keys, tags and stamps of places."""
+    return index.keys_of(places), index.generations_of(places), index.stamps[places]
 
 
 def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:

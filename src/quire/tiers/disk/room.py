@@ -65,14 +65,15 @@ class DiskRoom:
     def _slabs(self) -> list[Slab]:
         return list(self._records.slabs.values())
 
-    def reserve(self, slab: Slab, count: int, before: int, until: float) -> list[int]:
-        """Take up to `count` places, at least one, making room if there is none.
+    def reserve(self, record_bytes: int, count: int, before: int, until: float) -> list[int]:
+        """Take up to `count` places for records of a size, making room if there is none: [] where none is to be made.
 
-        Records with stamps from `before` on make none.
-
-        Raises `OutOfSlots` where there is none to be made, `TimeoutError` where others take
-        longer than `until` to make it.
+        Records with stamps from `before` on make none. Raises `OSError`, as `TimeoutError` where others take
+        longer than `until` to make room.
         """
+        if record_bytes > self.capacity:
+            return []
+        slab = self._slab(record_bytes)
         with self._records.lock:
             if places := slab.index.reserve_some(count):
                 return places
@@ -95,9 +96,21 @@ class DiskRoom:
                     has_evicted = True
                 elif is_lost or not self._takes_over(slab, at_once=True):
                     with self._records.lock:
-                        return [slab.index.reserve()]
+                        return slab.index.reserve_some(count)
         finally:
             self.lock.release()
+
+    def _slab(self, record_bytes: int) -> Slab:
+        """Return the slab of a record size, made if need be."""
+        slabs = self._records.slabs
+        if record_bytes not in slabs:
+            with self.lock:
+                if record_bytes not in slabs:
+                    slab = slabs.open(record_bytes)
+                    slab.cut()  # its index may be left of one that somebody removed
+                    with self._records.lock:
+                        slabs[record_bytes] = slab
+        return slabs[record_bytes]
 
     def is_behind(self, slab: Slab) -> bool:
         """Return whether less than half of what should be ahead of a slab is."""
@@ -255,20 +268,20 @@ class DiskRoom:
             spots = [
                 Spot(slab, place, index.generation_of(place)) for place in moving[::-1].tolist()
             ]
+        moved: list[tuple[Spot, int]] = []
         try:
-            for spot in spots:
-                if not spare or not self._copies(spot, spare[-1]):
-                    break
-                spare.pop()
-                held.append(spot.place)
-            if spots:
-                slab.sync()  # what a `flush` has promised may lie in its new place only
+            copied = [pair for pair in zip(spots, spare, strict=False) if self._copies(*pair)]
+            if copied:
+                slab.sync()  # what a `flush` has promised may soon lie in its new place only
+                moved = self._records.move(slab, copied)
         finally:
             with self._records.lock:
-                for place in (*held, *spare):
+                taken = {to for _, to in moved}
+                free = [*held, *(spot.place for spot, _ in moved)]
+                for place in (*free, *(place for place in spare if place not in taken)):
                     slab.release(place)
-                taken = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
-                left = max(first, _end(taken))
+                in_use = np.concatenate([index.reserved(), index.published(), list(slab.pins)])
+                left = max(first, _end(in_use))
                 has_shrunk = left < index.num_places
                 index.shrink(left)
         if has_shrunk:
@@ -276,12 +289,12 @@ class DiskRoom:
         return has_shrunk
 
     def _copies(self, spot: Spot, to: int) -> bool:
-        """Copy a record into a reserved place of its slab and let it be found there."""
+        """Copy a record into a reserved place of its slab; return whether there was one."""
         buffer = self._buffer.take(spot.slab.record_bytes)
-        if spot.slab.read(spot.place, buffer):
-            spot.slab.write(to, buffer)
-            return self._records.move(spot, to)
-        return False
+        if not spot.slab.read(spot.place, buffer):
+            return False
+        spot.slab.write(to, buffer)
+        return True
 
 
 def _end(places: Any) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quire.errors import InvariantError
-from quire.tiers.disk.files import AlignedBuffers, DiskFiles
+from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DiskFiles
 from quire.tiers.disk.index_file import IndexFile
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
 from quire.tiers.places.index import PlaceIndex
@@ -30,22 +30,21 @@ class Slab:
     """
 
     def __init__(
-        self, files: DiskFiles, directory: Path, record_bytes: int, recency: Recency, flags: int
+        self, files: DiskFiles, directory: Path, record_bytes: int, flags: int, recency: Recency
     ) -> None:
         self.record_bytes = record_bytes
-        self.path = slab_path(directory, record_bytes)
+        self.path = directory / f"slab-{record_bytes}.quire"
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
         self._files = files
         self._aligned = AlignedBuffers()
-        direct = getattr(os, "O_DIRECT", 0)
-        own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~direct
-        self.is_direct = bool(own & direct)
+        own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~O_DIRECT
+        self.is_direct = bool(own & O_DIRECT)
         self.index = PlaceIndex(0, recency)
         self._descriptor = files.open(self.path, own)
         try:
             index_path = directory / f"index-{record_bytes}.quire"
-            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~direct)
+            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~O_DIRECT)
         except BaseException:
             files.close(self._descriptor)
             raise
@@ -185,6 +184,25 @@ class Slab:
         self.index_file.close()
 
 
-def slab_path(directory: Path, record_bytes: int) -> Path:
-    """Return the path of the slab of a record size."""
-    return directory / f"slab-{record_bytes}.quire"
+class Slabs(dict[int, Slab]):
+    """The slabs of a directory that are open, by record size; their stamps compare.
+
+    `flags`  what files are opened with
+    """
+
+    def __init__(self, files: DiskFiles, directory: Path, flags: int) -> None:
+        super().__init__()
+        self.directory = directory
+        self.recency = Recency()
+        self._files = files
+        self._flags = flags
+
+    def open(self, record_bytes: int) -> Slab:
+        """Open a slab, which is in nobody's way yet. Raises `OSError`."""
+        return Slab(self._files, self.directory, record_bytes, self._flags, self.recency)
+
+    def sync(self) -> None:
+        """Return when all that was written, and the names of the files, would survive a loss of power."""
+        for slab in list(self.values()):
+            slab.sync()
+        self._files.sync_directory(self.directory)

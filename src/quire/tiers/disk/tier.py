@@ -1,6 +1,7 @@
 """The disk tier: records in slabs of recycled places, found again after a restart.
 
-A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it.
+A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it. A forked process has
+no part in it.
 
     lock                  locked by the process that writes, which leaves its number there
     slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
@@ -9,42 +10,42 @@ A directory belongs to one process at a time, which holds the lock; `DiskReader`
 Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
 `STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
 at the last `flush`.
-Every record is verified when it is read.
+Every record is verified when it is read. A full disk costs what would be stored, and nothing else: what is written to run on and to
+open again has its space reserved.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.config import parse_bytes
-from quire.errors import InvariantError, OutOfSlots, TierError
+from quire.errors import InvariantError, TierError
 from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
-from quire.tiers.disk.batch import RUN_BYTES, Spare, WriteBatch
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
+    O_DIRECT,
     DirectoryLock,
     DiskFiles,
+    is_forbidden,
     is_full,
     opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.opening import open_flags, open_slabs, remove_empty
-from quire.tiers.disk.records import DiskRecords, Written, tag_of
+from quire.tiers.disk.opening import open_slabs, remove_empty
+from quire.tiers.disk.records import DiskRecords, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
-from quire.tiers.disk.slab import Slab
-from quire.tiers.places.recency import Recency
+from quire.tiers.disk.slab import Slabs
+from quire.tiers.disk.writing import DiskWriter
 
-_BATCH_BYTES = 16 << 20
-"""Records are found after so many bytes of a call were written, or at its end."""
+_log = logging.getLogger(__name__)
 
 _HELPERS = 3
-_HELPED_FROM = 1 << 16
-"""Bytes of a record from which on several are read or written at once, past the page cache."""
-
 _USES_KEPT = 1 << 16
 """Uses that are in memory only, at least, before entries are written anew for their stamps."""
 
@@ -62,8 +63,11 @@ class Disk(Tier):
 
     `evicting` is called while room is made: it must not put into this tier.
 
+    Where nothing may be written (a read-only file system, no permission), what is there is found, and every put
+    is `SKIPPED`.
+
     Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
-    be used or a later version wrote it.
+    be read or a later version wrote it.
     """
 
     answers_at_once = True
@@ -87,30 +91,47 @@ class Disk(Tier):
         self._files = files if files is not None else DiskFiles()
         self._calls = 0
         self._is_closed = False
+        self._process = os.getpid()
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
         try:
-            self._lock = DirectoryLock(self._directory, self._files)
+            self._lock = self._locked()
             try:
                 self._open(num_bytes, ahead_bytes, direct)
             except BaseException:
-                self._lock.release()
+                if self._lock is not None:
+                    self._lock.release()
                 raise
         except OSError as error:
             raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
         self._background = Background(self._chore, f"quire-{name}")
-        self._crew = Crew(_HELPERS, f"quire-{name}")
+
+    def _locked(self) -> DirectoryLock | None:
+        """Take the directory to write in; None where nothing can be written."""
+        try:
+            return DirectoryLock(self._directory, self._files)
+        except OSError as error:
+            if not is_forbidden(error) and not is_full(error):
+                raise
+            _log.warning("%s is opened to read only, nothing is stored: %s", self._directory, error)
+            return None
 
     def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
-        works = direct is not False and takes_direct(self._directory)
-        if direct and not works:
-            raise TierError(f"{self._directory} takes no O_DIRECT; leave `direct` out, or False")
-        self._flags = open_flags(direct=works)
-        recency = Recency()
-        slabs, self.recovered = open_slabs(
-            self._directory, self._files, recency, self._flags, capacity
-        )
-        self._records = DiskRecords(slabs, recency)
+        self._flags = os.O_RDONLY
+        if not self.is_read_only:
+            works = direct is not False and takes_direct(self._directory)
+            if direct and not works:
+                raise TierError(
+                    f"{self._directory} takes no O_DIRECT; leave `direct` out, or False"
+                )
+            self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
+        slabs = Slabs(self._files, self._directory, self._flags)
+        self.recovered = open_slabs(slabs, capacity)
+        self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
+        self._crew = Crew(_HELPERS if self.is_direct else 0, f"quire-{self.name}")
+        self._writer = DiskWriter(self._records, self._room, self._crew, self._clock)
+        if self.is_read_only:
+            return
         remove_empty(slabs)
         with suppress(OSError):  # on a full disk as it is
             for slab in slabs.values():
@@ -128,7 +149,12 @@ class Disk(Tier):
     @property
     def is_direct(self) -> bool:
         """Whether slabs of whole pages are read and written past the page cache."""
-        return self._flags != open_flags(direct=False)
+        return bool(self._flags & O_DIRECT)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing is stored, as nothing can be written where it is."""
+        return self._lock is None
 
     def touch(self, keys: Keys) -> None:
         with suppress(TierError), self._call():
@@ -153,22 +179,28 @@ class Disk(Tier):
 
     def flush(self) -> None:
         """Return when all records would survive a loss of power. Raises `TierError`."""
+        if self.is_read_only:
+            return
         try:
             with self._call():
-                self._records.sync()
-                self._files.sync_directory(self._directory)
+                self._records.slabs.sync()
         except OSError as error:
             raise TierError(f"{self._directory} cannot be synced: {error}") from error
 
     def check(self) -> None:
         with self._call():
             self._records.check()
-            if self._room.used > self._room.capacity:
+            if self._room.used > self._room.capacity and not self.is_read_only:
                 raise InvariantError(
                     f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
                 )
 
     def close(self) -> None:
+        if os.getpid() != self._process:  # locks and threads are the parent's
+            if not self._is_closed:
+                self._is_closed = True
+                self._close_files()
+            return
         with self._records.lock:
             if self._is_closed:
                 return
@@ -178,11 +210,15 @@ class Disk(Tier):
         while self._calls and time.monotonic() < give_up:
             time.sleep(0.001)
         self._crew.close()
-        if self._records.num_touches:
+        if self._records.num_touches and not self.is_read_only:
             with suppress(OSError):  # then the files say what they said
                 self._records.write_all()
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._records.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
@@ -194,15 +230,7 @@ class Disk(Tier):
                 answers.settle(index, self._read(keys[index], buffers[index]))
 
         with self._call():
-            self._each(min(map(len, buffers), default=0), len(keys), read)
-
-    def _each(self, record_bytes: int, count: int, work: Callable[[int], None]) -> None:
-        """Read or write `count` records of at least that size, several at once where that pays."""
-        if count > 1 and self.is_direct and record_bytes >= _HELPED_FROM:
-            self._crew.help_with(count, work)
-        else:
-            for index in range(count):
-                work(index)
+            self._crew.each(len(keys), read, min(map(len, buffers), default=0))
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         spot = self._records.pinned(key)
@@ -218,140 +246,43 @@ class Disk(Tier):
             self._records.unpin(spot)
         if is_whole and tag_of(buffer) == spot.tag:
             return Outcome.HIT
+        if self.is_read_only:  # who writes may have given the place to another record
+            return Outcome.ABSENT
         if is_whole and checked(key, buffer) is Outcome.FOREIGN:
             return Outcome.FOREIGN
         self._records.drop([spot])
         return Outcome.CORRUPT
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        if self.is_read_only:
+            return
         until = self._clock() + timeout_s
         with self._call():
-            newest, there = self._records.touch(keys)  # what is there stays: it is the newest
-            oldest = newest - len(keys) + 1
-            refused: Outcome | None = None
-            batch, spare = WriteBatch(), Spare()
-            try:
-                for index, key in enumerate(keys):
-                    if key in batch.keys or batch.num_bytes >= _BATCH_BYTES:
-                        refused = self._write_batch(batch, records, until, done) or refused
-                        batch = WriteBatch()
-                    record = records[index]
-                    if there[index]:
-                        done[index] = Outcome.PRESENT
-                        continue
-                    if refused is None and not spare.has(len(record)):
-                        self._reserve(spare, len(record), len(keys) - index, oldest, until)
-                    if refused is None and spare.has(len(record)):
-                        place = spare.places.pop()
-                        written = Written(spare.slab, place, key, tag_of(record), newest - index)
-                        batch.add(index, written)
-                    else:
-                        # What follows is behind it in the prompt: of no use without it.
-                        refused = refused or Outcome.FULL
-                        done[index] = refused
-            finally:
-                self._give_up(spare)
-                self._write_batch(batch, records, until, done)
+            self._writer.put(keys, records, until, done)
         self._wake(set(map(len, records)))
-
-    def _reserve(
-        self, spare: Spare, record_bytes: int, count: int, oldest: int, until: float
-    ) -> None:
-        """Reserve some places of a size, up to `count`; none where there is no room.
-
-        `oldest` is the first stamp of the call that they are for.
-        """
-        self._give_up(spare)
-        if record_bytes > self._room.capacity:
-            return
-        slab = self._slab(record_bytes)
-        most = min(count, max(1, _BATCH_BYTES // record_bytes))
-        with suppress(OutOfSlots):
-            spare.places = self._room.reserve(slab, most, oldest, until)[::-1]
-            spare.slab = slab
-
-    def _give_up(self, spare: Spare) -> None:
-        """Release what is spare."""
-        if spare.places:
-            with self._records.lock:
-                spare.slab.index.release(*spare.places)
-            spare.places = []
-
-    def _write_batch(
-        self, batch: WriteBatch, records: Buffers, until: float, done: list[Outcome]
-    ) -> Outcome | None:
-        """Fill the places of a batch and let them be found, up to the first that fails: return how."""
-        failed: dict[int, Outcome] = {}
-        runs = batch.runs()
-
-        def write(number: int) -> None:
-            run = runs[number]
-            if failed:  # by another thread, maybe behind this one: all that is not written fails
-                failed[run.start] = next(iter(list(failed.values())))
-                return
-            if self._clock() > until:
-                failed[run.start] = Outcome.TIMEOUT
-                return
-            slab, place = batch.places[run.start].slab, batch.places[run.start].place
-            data = [records[batch.indices[at]] for at in run]
-            if len(run) > 1:
-                with suppress(OSError):  # one by one it is seen which fails
-                    slab.write_run(place, data)
-                    return
-            for at, record in zip(run, data, strict=True):
-                try:
-                    slab.write(place + at - run.start, record)
-                except OSError as error:
-                    failed[at] = Outcome.FULL if is_full(error) else Outcome.ERROR
-                    return
-
-        smallest = min((written.slab.record_bytes for written in batch.places), default=0)
-        # A run keeps the device busy; more threads would only be in a model's way.
-        self._each(smallest if smallest >= RUN_BYTES else 0, len(runs), write)
-        first = min(failed, default=len(batch.places))
-        outcome = failed.get(first)
-        try:
-            late = self._records.commit(batch.places[:first])
-        except OSError as error:
-            outcome = Outcome.FULL if is_full(error) else Outcome.ERROR
-            late = []
-        with self._records.lock:
-            for written in batch.places[first:]:
-                written.slab.index.release(written.place)
-        stored = [Outcome.PRESENT if each else Outcome.STORED for each in late]
-        for at, index in enumerate(batch.indices):
-            done[index] = stored[at] if at < len(stored) else outcome or Outcome.ERROR
-        return outcome
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._call():
             return self._records.contains(keys)
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
+        if self.is_read_only:
+            return
         with self._call():
             self._records.drop_keys(keys)
         self._wake(())
 
     def _size(self) -> tuple[int, int, int]:
-        with self._records.lock:
-            return len(self._records), self._records.num_bytes, self._room.capacity
-
-    def _slab(self, record_bytes: int) -> Slab:
-        """Return the slab of a record size, made if need be."""
-        slabs = self._records.slabs
-        if record_bytes not in slabs:
-            with self._room.lock:
-                if record_bytes not in slabs:
-                    recency = self._records.recency
-                    slab = Slab(self._files, self._directory, record_bytes, recency, self._flags)
-                    slab.cut()  # its index may be left of one that somebody removed
-                    with self._records.lock:
-                        slabs[record_bytes] = slab
-        return slabs[record_bytes]
+        return len(self._records), self._records.num_bytes, self._room.capacity
 
     @contextmanager
     def _call(self) -> Generator[None]:
-        """A call in progress, which `close` waits for. Raises `TierError` where it is too late."""
+        """A call in progress, which `close` waits for. Raises `TierError` where there can be none."""
+        if os.getpid() != self._process:
+            raise TierError(
+                f"{self._directory} is open in process {self._process}, from which this one was "
+                "forked; open a tier after the fork"
+            )
         with self._records.lock:
             if self._is_closed:
                 raise TierError(f"{self._directory} was closed")

@@ -49,6 +49,7 @@ class Store(Protocol):
     def close(self) -> int: ...
     def register_buffer(self, buffer_ptr: int, size: int) -> int: ...
     def unregister_buffer(self, buffer_ptr: int) -> int: ...
+    def get_size(self, key: str) -> int: ...
     def batch_is_exist(self, keys: list[str]) -> list[int]: ...
     def batch_remove(self, keys: list[str], force: bool) -> list[int]: ...
     def batch_get_into(
@@ -211,9 +212,11 @@ class Mooncake(Tier):
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         with self._callers.taken(timeout_s) as caller:
-            for index, code in enumerate(self._exist(caller, keys)):
-                if code == 1:
+            for index, size in self._sizes(caller, keys).items():
+                if size == len(records[index]):
                     done[index] = Outcome.PRESENT
+                else:
+                    self._remove(caller, [keys[index]])
             new = [index for index, outcome in enumerate(done) if outcome is Outcome.SKIPPED]
             for batch, views, where in self._parts(caller, keys, records, new):
                 for index, view in zip(batch, views, strict=True):
@@ -230,16 +233,19 @@ class Mooncake(Tier):
         return [code == 1 for code in codes]
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
-        names = self._names(keys)
         with self._callers.taken(timeout_s) as caller:
+            self._remove(caller, keys)
+
+    def _remove(self, caller: Caller, keys: Keys) -> None:
+        names = self._names(keys)
+        with self._lock:
+            self._deletions_begun += 1
+        try:
+            # By force: a read or a lookup of late leases a record, and would keep a bad one.
+            codes = caller.call(lambda: self._store.batch_remove(names, True))
+        finally:
             with self._lock:
-                self._deletions_begun += 1
-            try:
-                # By force: a read or a lookup of late leases a record, and would keep a bad one.
-                codes = caller.call(lambda: self._store.batch_remove(names, True))
-            finally:
-                with self._lock:
-                    self._deletions_ended += 1
+                self._deletions_ended += 1
         failed = [code for code in codes if code < 0 and code != -704]
         if failed:
             raise TierError(f"Mooncake does not remove {len(failed)} keys: error {failed[0]}")
@@ -247,6 +253,13 @@ class Mooncake(Tier):
     def _exist(self, caller: Caller, keys: Keys) -> list[int]:
         names = self._names(keys)
         return caller.call(lambda: self._store.batch_is_exist(names)) if names else []
+
+    def _sizes(self, caller: Caller, keys: Keys) -> dict[int, int]:
+        """Return the size of each record that is there, by its index."""
+        there = [index for index, code in enumerate(self._exist(caller, keys)) if code == 1]
+        names = self._names([keys[index] for index in there])
+        sizes = caller.call(lambda: [self._store.get_size(name) for name in names])
+        return dict(zip(there, sizes, strict=True))
 
     def _parts(
         self, caller: Caller, keys: Keys, records: Buffers, indices: Sequence[int]

@@ -214,6 +214,15 @@ class Objects(Tier):
             # A slow first listing must not keep a writer from writing: copies do no harm.
             with suppress(TimeoutError, TierError):
                 self._refresh(self._refresh_s, began + timeout_s / 2)
+        held = [self._index.find(key) for key in keys]
+        sizes = map(len, records)
+        stale = [
+            key
+            for key, place, size in zip(keys, held, sizes, strict=True)
+            if place is not None and place[0].record_bytes != size
+        ]
+        if stale:
+            self._delete(stale, deadline - time.monotonic())
         bundles = self._bundles_of(keys, records, done)
         for bundle in bundles:
             for index in bundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from quire.tiers.redis.link import Answer, Failure, RedisRequest, Value, command
 from quire.tiers.redis.server import tier_errors
 from quire.tiers.redis.servers import Servers
 from quire.tiers.redis.url import parse_server
+
+_log = logging.getLogger(__name__)
 
 ASK_FIRST_BYTES = 128 << 10
 """From this size on, a record is sent only after the server said that it has none; below, it is cheaper to just send it."""
@@ -33,7 +36,8 @@ class Redis(Tier):
     `prefix`       of all keys that the tier reads, writes, lists and deletes
     `connections`  to each server, at most; more threads wait in turn
 
-    Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. An ACL
+    Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. A policy that
+    serves prompts badly is said once, as a warning of the logger `quire.tiers.redis`. An ACL
     user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots` on the keys of the prefix.
 
     Opening connects and logs in. Raises `ConfigError` for bad arguments, `TierError` with the server's reason where it
@@ -127,6 +131,10 @@ class Redis(Tier):
             )
         if limits and min(limits) > 0:
             self._max_bytes = sum(limits)
+        policies = {str(each.get("maxmemory_policy", "")) for each in infos}
+        for policy in sorted(policies) if infos else ():
+            if trouble := _trouble(policy, min(limits), has_ttl=bool(self._life)):
+                _log.warning("%s %s", where, trouble)
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         deadline = time.monotonic() + timeout_s
@@ -155,7 +163,7 @@ class Redis(Tier):
             return Outcome.ABSENT
         if isinstance(answer, Value):
             return _misfit(key, buffer, answer.num_bytes)
-        if isinstance(answer, Failure) and answer.text.startswith("WRONGTYPE"):
+        if _is_of_another_type(answer):
             return Outcome.CORRUPT
         return self._failed(answer) or Outcome.ERROR
 
@@ -163,38 +171,66 @@ class Redis(Tier):
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
         large = [i for i, record in enumerate(records) if len(record) >= ASK_FIRST_BYTES]
-        self._keep_present(names, large, deadline, done)
-        rest = [i for i, outcome in enumerate(done) if outcome is Outcome.SKIPPED]
-        requests = [self._setting(names[i], records[i]) for i in rest]
-        lost_races: list[int] = []
-        for i, answer in zip(
-            rest, self._servers.ask([names[i] for i in rest], requests, deadline), strict=True
-        ):
+        others = self._keep_present(names, records, large, deadline, done)
+        new = [i for i, each in enumerate(done) if each is Outcome.SKIPPED and i not in others]
+        self._set(names, records, new, deadline, done)
+        there = [i for i in new if done[i] is Outcome.PRESENT]
+        others += self._keep_present(names, records, there, deadline, done)
+        for i in others:
+            done[i] = Outcome.SKIPPED
+        self._delete([keys[i] for i in others], deadline - time.monotonic())
+        self._set(names, records, others, deadline, done)
+
+    def _set(
+        self,
+        names: list[bytes],
+        records: Buffers,
+        indices: list[int],
+        deadline: float,
+        done: list[Outcome],
+    ) -> None:
+        """Store records where there is nothing, and set `done`: `PRESENT` where there is something."""
+        requests = [self._setting(names[i], records[i]) for i in indices]
+        answers = self._servers.ask([names[i] for i in indices], requests, deadline)
+        for i, answer in zip(indices, answers, strict=True):
             if answer == "OK":
                 done[i] = Outcome.STORED
             elif answer is None:
                 done[i] = Outcome.PRESENT
-                lost_races.append(i)
             elif isinstance(answer, Failure) and answer.text.startswith("OOM"):
                 done[i] = Outcome.FULL
             else:
                 done[i] = self._failed(answer) or Outcome.ERROR
-        if self._life:
-            self._keep_present(names, lost_races, deadline, done)
 
     def _keep_present(
-        self, names: list[bytes], indices: list[int], deadline: float, done: list[Outcome]
-    ) -> None:
-        """Set `done` where a record is there already, and renew its time to live; or where the server fails."""
-        asking = self._touching if self._life else (b"EXISTS",)
-        answers = self._ask(asking, [names[i] for i in indices], deadline)
-        for i, answer in zip(indices, answers, strict=True):
-            if answer == 1:
+        self,
+        names: list[bytes],
+        records: Buffers,
+        indices: list[int],
+        deadline: float,
+        done: list[Outcome],
+    ) -> list[int]:
+        """Set `done` where the server has a record of this size, which counts as a use, or where it fails.
+
+        Returns the indices of names that have another value: it is to go.
+        """
+        others: list[int] = []
+        present: list[int] = []
+        sizes = self._ask((b"STRLEN",), [names[i] for i in indices], deadline)
+        for i, size in zip(indices, sizes, strict=True):
+            if size == len(records[i]):
                 done[i] = Outcome.PRESENT
-            elif answer == 0:
-                done[i] = Outcome.SKIPPED
-            else:
-                done[i] = self._failed(answer) or Outcome.ERROR
+                present.append(i)
+            elif _is_of_another_type(size) or (isinstance(size, int) and size):
+                others.append(i)
+            elif size != 0:
+                done[i] = self._failed(size) or Outcome.ERROR
+        if self._life:
+            renewed = self._ask(self._touching, [names[i] for i in present], deadline)
+            for i, answer in zip(present, renewed, strict=True):
+                if answer == 0:
+                    done[i] = Outcome.SKIPPED
+        return others
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         return [answer == 1 for answer in self._answered(b"EXISTS", keys, timeout_s)]
@@ -247,6 +283,28 @@ class Redis(Tier):
             return None
         self.last_failure = answer.text
         return answer.outcome
+
+
+def _trouble(policy: str, limit: int, *, has_ttl: bool) -> str:
+    """Return what an operator should know of a server's memory; empty where all is well."""
+    which, _, how = policy.partition("-")
+    advice = "set maxmemory-policy allkeys-lru and maxmemory-samples 10"
+    if not limit:
+        unbounded = (
+            f"has no maxmemory, and records have no ttl_s: it grows; set maxmemory, and {advice}"
+        )
+        return "" if has_ttl else unbounded
+    if which == "volatile" and not has_ttl:
+        return f"evicts what has a time to live only ({policy}), and records have no ttl_s: it will be full; {advice}"
+    if which not in ("allkeys", "volatile"):
+        return f"evicts nothing ({policy}): it will be full; {advice}"
+    if how in ("lfu", "random"):
+        return f"evicts heads of prompts before their tails ({policy}), which are of no use then; {advice}"
+    return ""
+
+
+def _is_of_another_type(answer: Answer) -> bool:
+    return isinstance(answer, Failure) and answer.text.startswith("WRONGTYPE")
 
 
 def _misfit(key: bytes, buffer: memoryview, num_bytes: int) -> Outcome:

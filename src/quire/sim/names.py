@@ -12,13 +12,12 @@ def plain(name: str) -> str:
     return re.sub(r"[\s_-]+", "-", name.strip().lower().rsplit("/", 1)[-1])
 
 
-def unknown(what: str, name: str, known: Iterable[str], instead: str) -> ConfigError:
+def unknown(what: str, name: object, known: Iterable[str], instead: str = "") -> ConfigError:
     """Return the error for a name that is not among the known ones, with those it resembles."""
-    names = sorted(known)
-    wanted = plain(name)
+    names = list(known)
+    wanted = plain(str(name))
     near = [each for each in names if wanted and each.startswith(wanted)][:3]
     near = near or difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return ConfigError(
-        f"{name!r} is not a known {what}; {meant}known: {', '.join(names)}; or {instead}"
-    )
+    others = f"; or {instead}" if instead else ""
+    return ConfigError(f"unknown {what} {name!r}; {meant}there are {', '.join(names)}{others}")

@@ -1,0 +1,137 @@
+"""Putting records on disk: places are taken, filled, and found, a batch at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+
+from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.disk.crew import Crew
+from quire.tiers.disk.files import is_full
+from quire.tiers.disk.records import DiskRecords, Written, tag_of
+from quire.tiers.disk.room import Clock, DiskRoom
+
+_BATCH_BYTES = 16 << 20
+"""Records are found after so many bytes of a call were written, or at its end."""
+
+_RUN_BYTES = 1 << 20
+"""Neighbouring places are written by one call of the system, about so many bytes at once."""
+
+_RUN_RECORDS = 256
+
+
+class DiskWriter:
+    """Writes the records of a call into places of `room` and lets them be found in `records`."""
+
+    def __init__(self, records: DiskRecords, room: DiskRoom, crew: Crew, clock: Clock) -> None:
+        self._records = records
+        self._room = room
+        self._crew = crew
+        self._clock = clock
+
+    def put(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
+        """Keep records, each key once, in place of those of another size, and set `done[i]` for each.
+
+        What follows one that is not kept is behind it in the prompt, of no use without it. Raises
+        `OSError`, also where room takes longer than `until`, with what was not tried `SKIPPED`.
+        """
+        self._records.drop(self._records.of_other_sizes(keys, list(map(len, records))))
+        newest, there = self._records.touch(keys)  # what is there stays: it is the newest
+        oldest = newest - len(keys) + 1
+        done[:] = [Outcome.PRESENT if each else Outcome.SKIPPED for each in there]
+        waiting = [index for index, is_there in enumerate(there) if not is_there]
+        left = Counter(len(records[index]) for index in waiting)
+        spare: dict[int, list[int]] = {size: [] for size in left}
+        batch: dict[int, Written] = {}
+        num_bytes, refused = 0, None
+        try:
+            for index in waiting:
+                size = len(records[index])
+                if not spare[size]:
+                    count = min(left[size], max(1, _BATCH_BYTES // size))
+                    spare[size] = self._room.reserve(size, count, oldest, until)[::-1]
+                if not spare[size]:
+                    refused = Outcome.FULL
+                    break
+                slab, place = self._records.slabs[size], spare[size].pop()
+                batch[index] = Written(
+                    slab, place, keys[index], tag_of(records[index]), newest - index
+                )
+                left[size] -= 1
+                num_bytes += size
+                if num_bytes >= _BATCH_BYTES:
+                    whole, batch, num_bytes = batch, {}, 0
+                    refused = self._write(whole, records, until, done)
+                    if refused:
+                        break
+        finally:
+            with self._records.lock:
+                for size, places in spare.items():
+                    if places:
+                        self._records.slabs[size].index.release(*places)
+            refused = self._write(batch, records, until, done) or refused
+        for index in waiting:
+            if done[index] is Outcome.SKIPPED and refused:
+                done[index] = refused
+
+    def _write(
+        self, batch: dict[int, Written], records: Buffers, until: float, done: list[Outcome]
+    ) -> Outcome | None:
+        """Fill places, by index in the call, and let them be found, up to the first that fails: return how."""
+        places, data = list(batch.values()), [records[index] for index in batch]
+        runs = _runs(places)
+        failed: dict[int, Outcome] = {}
+
+        def write(number: int) -> None:
+            run = runs[number]
+            if failed:  # by another thread, maybe behind this one: all that is not written fails
+                failed[run.start] = next(iter(list(failed.values())))
+                return
+            if self._clock() > until:
+                failed[run.start] = Outcome.TIMEOUT
+                return
+            slab = places[run.start].slab
+            if len(run) > 1:
+                with suppress(OSError):  # one by one it is seen which fails
+                    slab.write_run(places[run.start].place, data[run.start : run.stop])
+                    return
+            for at in run:
+                try:
+                    slab.write(places[at].place, data[at])
+                except OSError as error:
+                    failed[at] = _outcome_of(error)
+                    return
+
+        # A run keeps the device busy; more threads would only be in a model's way.
+        smallest = min(map(len, data), default=0)
+        self._crew.each(len(runs), write, smallest if smallest >= _RUN_BYTES else 0)
+        first = min(failed, default=len(places))
+        outcome = failed.get(first)
+        late: list[bool] = []
+        try:
+            late = self._records.commit(places[:first])
+        except OSError as error:
+            outcome = _outcome_of(error)
+        with self._records.lock:
+            for written in places[first:]:
+                written.slab.index.release(written.place)
+        for index, is_late in zip(batch, late, strict=False):
+            done[index] = Outcome.PRESENT if is_late else Outcome.STORED
+        return outcome
+
+
+def _runs(places: Sequence[Written]) -> list[range]:
+    """Return the runs of neighbours in a slab, up to `_RUN_BYTES` each, as ranges in `places`."""
+    starts = [0] if places else []
+    for at, (last, each) in enumerate(pairwise(places), 1):
+        count = at - starts[-1]
+        is_next = each.slab is last.slab and each.place == last.place + 1
+        if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= _RUN_BYTES:
+            starts.append(at)
+    return [range(*pair) for pair in pairwise([*starts, len(places)])]
+
+
+def _outcome_of(error: OSError) -> Outcome:
+    return Outcome.FULL if is_full(error) else Outcome.ERROR
