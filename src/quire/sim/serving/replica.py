@@ -117,7 +117,7 @@ class Replica:
         self.busy_s = 0.0
         self.num_steps = 0
         self.preemptions = 0
-        told = [] if tiers is None else [tiers.log]
+        told = [] if tiers is None else [tiers]
         self.manager = manager_of(limits.num_blocks, limits.policy, lambda: self.now, told)
         self.tiers = tiers
         self._pool = self.manager.pools[0]
@@ -232,7 +232,6 @@ class Replica:
                 break
             self.waiting.popleft()
             if tiers is not None:
-                tiers.listen()
                 fetched += self._fetch(request, tiers)
             request.account.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
@@ -291,7 +290,6 @@ class Replica:
             for tier, count in taken:
                 tiers.fetched_blocks[tier] += count
             self.manager.commit(seq, request.key[start : start + num_blocks])
-            tiers.listen()
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
             request.account.fetched_tokens += request.computed - before
@@ -322,8 +320,6 @@ class Replica:
             ready = min(request.computed // self.limits.block_size, ready)
         if ready > seq.computed:
             self.manager.commit(seq, request.key[seq.computed : ready])
-            if self.tiers is not None:
-                self.tiers.listen()
 
     def _make_room(self, num_steps: int) -> None:
         """Reserve the blocks that the next steps of the decoding requests write to."""
@@ -331,8 +327,6 @@ class Replica:
             seq = request.seq
             assert seq is not None
             self.manager.reserve(seq, request.num_blocks - seq.computed)
-        if self.tiers is not None:
-            self.tiers.listen()
 
     def _affordable(self, num_steps: int) -> int:
         """Return the number of steps that there are blocks for; the first has them."""
