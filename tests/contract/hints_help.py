@@ -50,7 +50,7 @@ def foreseen(manager):
     serve(manager, RIVAL, priority=-100)
     ops.check(manager)
     for count in range(manager.num_cached):
-        assert manager.reclaim(1) == 1
+        assert ops.reclaim(manager, 1) == 1
         ops.check(manager)
         if not found(manager, RIVAL):
             return count

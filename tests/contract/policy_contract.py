@@ -34,7 +34,7 @@ class PolicyContract:
         """Reclaim block by block; return the prompts (by start) in the order they went."""
         order, left = [], list(starts)
         while left:
-            assert manager.reclaim(1) == 1
+            assert ops.reclaim(manager, 1) == 1
             gone = [start for start in left if found(manager, run(start, length)) < length]
             order += gone
             left = [start for start in left if start not in gone]
@@ -46,7 +46,7 @@ class PolicyContract:
         for start in range(0, 4000, 1000):
             serve(manager, run(start, 3 * BLOCK))
         assert manager.num_cached == 12
-        assert manager.reclaim(INFINITE) == 12
+        assert ops.reclaim(manager, INFINITE) == 12
         assert (manager.num_free, manager.num_cached) == (16, 0)
 
     @pytest.mark.parametrize("asked", [1, 2, 5, 11, 12])
@@ -54,7 +54,7 @@ class PolicyContract:
         manager = self.manager()
         for start in range(0, 4000, 1000):
             serve(manager, run(start, 3 * BLOCK))
-        assert manager.reclaim(asked) == asked
+        assert ops.reclaim(manager, asked) == asked
         assert manager.num_cached == 12 - asked
         ops.check(manager)
 
@@ -63,7 +63,7 @@ class PolicyContract:
         serve(manager, run(1000, 2 * BLOCK))
         active = prefill(manager, run(0, 3 * BLOCK))
         table = active.block_ids().tolist()
-        assert manager.reclaim(INFINITE) == 2
+        assert ops.reclaim(manager, INFINITE) == 2
         assert active.block_ids().tolist() == table
         assert found(manager, run(0, 3 * BLOCK)) == 3 * BLOCK
         assert manager.num_active == 3
@@ -72,7 +72,7 @@ class PolicyContract:
         manager = self.manager()
         serve(manager, run(0, 2 * BLOCK))
         seq = prefill(manager, [*range(2 * BLOCK), 9, 9, 9, 9, 9])
-        manager.reclaim(INFINITE)
+        ops.reclaim(manager, INFINITE)
         assert found(manager, run(0, 2 * BLOCK)) == 2 * BLOCK
         manager.close(seq)
 
@@ -80,7 +80,7 @@ class PolicyContract:
         manager = self.manager()
         serve(manager, run(0, 8 * BLOCK))
         for left in range(7, -1, -1):
-            assert manager.reclaim(1) == 1
+            assert ops.reclaim(manager, 1) == 1
             assert found(manager, run(0, 8 * BLOCK)) == left * BLOCK
 
     def test_descendants_go_before_their_ancestors(self):
@@ -91,7 +91,7 @@ class PolicyContract:
             serve(manager, branch)
         assert manager.num_cached == 8
         for cached in range(7, -1, -1):
-            manager.reclaim(1)
+            ops.reclaim(manager, 1)
             lengths = [found(manager, branch) // BLOCK for branch in branches]
             below = sum(max(0, length - 2) for length in lengths)
             assert manager.num_cached == cached
@@ -106,7 +106,7 @@ class PolicyContract:
                 start = 1000 * (i * i % 7)
                 serve(manager, run(start, (i % 3 + 1) * BLOCK), priority=int(i % 5 == 0))
                 if i % 6 == 0:
-                    manager.reclaim(2)
+                    ops.reclaim(manager, 2)
                 states.append(state(manager))
             return states
 
@@ -119,7 +119,7 @@ class PolicyContract:
             trunk = list(range((i * i % 5) * BLOCK))
             serve(manager, [*trunk, *run(1000 * (i * 7 % 11 + 1), (i % 4 + 1) * BLOCK)])
             if i % 17 == 0:
-                manager.reclaim(3)
+                ops.reclaim(manager, 3)
             if i % 31 == 0:
                 ops.invalidate(manager, trunk[:BLOCK] or None)
             after_each(manager)
@@ -209,14 +209,14 @@ class PolicyContract:
         for length in (BLOCK + 1, 2 * BLOCK, BLOCK):
             serve(manager, run(0, length))
             ops.check(manager)
-        assert manager.reclaim(INFINITE) == 2
+        assert ops.reclaim(manager, INFINITE) == 2
 
     def test_the_retention_of_a_branch_covers_its_path_only(self):
         manager = self.manager(clock=Clock())
         trunk = list(range(BLOCK))
         serve(manager, [*trunk, *run(1000, BLOCK)], retain_s=10)
         serve(manager, [*trunk, *run(2000, BLOCK)])
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert found(manager, [*trunk, *run(1000, BLOCK)]) == 2 * BLOCK
         assert found(manager, [*trunk, *run(2000, BLOCK)]) == BLOCK
 
@@ -227,10 +227,10 @@ class PolicyContract:
             assert pin.num_tokens == 2 * BLOCK
             for start in range(1000, 9000, 1000):
                 serve(manager, run(start, 4 * BLOCK))
-            assert manager.reclaim(INFINITE) == 6
+            assert ops.reclaim(manager, INFINITE) == 6
             assert found(manager, run(0, 3 * BLOCK)) == 2 * BLOCK
             assert manager.num_active == 2
-        assert manager.reclaim(INFINITE) == 2
+        assert ops.reclaim(manager, INFINITE) == 2
 
     def test_an_expired_pin_holds_nothing(self):
         clock = Clock()
@@ -238,9 +238,9 @@ class PolicyContract:
         serve(manager, run(0, 2 * BLOCK))
         ops.pin(manager, run(0, 2 * BLOCK), ttl_s=10)
         clock.now += 9.5
-        assert manager.reclaim(INFINITE) == 0
+        assert ops.reclaim(manager, INFINITE) == 0
         clock.now += 1
-        assert manager.reclaim(INFINITE) == 2
+        assert ops.reclaim(manager, INFINITE) == 2
         ops.check(manager)
 
     def test_an_expired_pin_gives_way_to_a_request(self):
@@ -270,7 +270,7 @@ class PolicyContract:
         serve(manager, run(0, 2 * BLOCK))
         first, second = ops.pin(manager, run(0, 2 * BLOCK)), ops.pin(manager, run(0, BLOCK))
         first.close()
-        assert manager.reclaim(INFINITE) == 1
+        assert ops.reclaim(manager, INFINITE) == 1
         assert found(manager, run(0, 2 * BLOCK)) == BLOCK
         second.close()
-        assert manager.reclaim(INFINITE) == 1
+        assert ops.reclaim(manager, INFINITE) == 1

@@ -66,7 +66,7 @@ def test_a_commit_stores_and_an_eviction_removes():
     assert stored.parent_hash is None
     manager.close(seq)
     assert take_events(manager) == []
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     (removed,) = take_events(manager)
     assert list(removed.block_hashes) == hashes[1:]
     assert removed.reason == "evicted"
@@ -132,7 +132,7 @@ def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
                 manager.close(running.pop())
             running.append(prefill(manager, tokens, scope, media=media))
         elif action < 0.8:
-            manager.reclaim(choose.randrange(1, 4))
+            ops.reclaim(manager, choose.randrange(1, 4))
         elif action < 0.9 and prompts:
             tokens, scope, media = choose.choice(prompts)
             ops.invalidate(manager, tokens, scope, media=media)

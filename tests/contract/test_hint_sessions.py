@@ -49,7 +49,7 @@ class TestSessions:
     def test_blocks_that_are_gone_already_do_not_count(self, make):
         manager = make()
         talk(manager, A, 1000, 4, blocks(0, 2))
-        manager.reclaim(2)
+        ops.reclaim(manager, 2)
         assert manager.end_session("a") == 4
         assert foreseen(manager) == 4
 
@@ -138,7 +138,7 @@ class TestRetention:
         serve(manager, blocks(0, 3), hint=hint, retain_s=10)
         serve(manager, blocks(1000, 2), priority=100)
         clock.now += 9
-        assert manager.reclaim(2) == 2
+        assert ops.reclaim(manager, 2) == 2
         ops.check(manager)
         assert found(manager, blocks(0, 3)) == 3 * BLOCK
         clock.now += 2
@@ -150,7 +150,7 @@ class TestRetention:
         turn(manager, blocks(0, 2), retain_s=10)
         serve(manager, blocks(1000, 2), priority=50)
         clock.now += 11
-        assert manager.reclaim(2) == 2
+        assert ops.reclaim(manager, 2) == 2
         assert not found(manager, blocks(0, 2))
         assert found(manager, blocks(1000, 2)) == 2 * BLOCK
 
@@ -168,7 +168,7 @@ class TestRetention:
         clock.now += 11
         ops.pin(manager, blocks(0, 2)).close()
         serve(manager, blocks(1000, 2), priority=100)
-        assert manager.reclaim(4) == 4
+        assert ops.reclaim(manager, 4) == 4
         assert found(manager, blocks(1000, 2)) == 2 * BLOCK
 
 
@@ -189,7 +189,7 @@ class TestMemory:
         before = self.alive()
         for number in range(20):
             serve(manager, blocks(1000 * number, 2), hint=Hint(session_id=str(number)))
-        manager.reclaim(10**6)
+        ops.reclaim(manager, 10**6)
         assert self.alive() - before <= 3
 
 

@@ -17,7 +17,7 @@ class TestWhatGoesFirst:
         forecast.serve(manager, blocks(0, 3))
         serve(manager, blocks(2000, 3), priority=-100)
         for left in (2, 1, 0):
-            assert manager.reclaim(1) == 1
+            assert ops.reclaim(manager, 1) == 1
             ops.check(manager)
             assert found(manager, blocks(0, 3)) == left * BLOCK
         assert found(manager, blocks(1000, 3)) == found(manager, blocks(2000, 3)) == 3 * BLOCK
@@ -57,7 +57,7 @@ class TestWhatGoesFirst:
             forecast.serve(manager, blocks(start, 1), priority=priority)
         for start in (1000, 0, 2000):
             assert found(manager, blocks(start, 1))
-            manager.reclaim(1)
+            ops.reclaim(manager, 1)
             assert not found(manager, blocks(start, 1))
 
     def test_what_is_not_stored_is_nobodys(self, make, forecast):
@@ -95,7 +95,7 @@ class TestWhatGoesFirst:
         manager = make()
         serve(manager, blocks(0, 4), hint=A)
         ops.pin(manager, blocks(0, 2)).close()
-        assert manager.reclaim(2) == 2
+        assert ops.reclaim(manager, 2) == 2
         assert manager.end_session("a") == 2
         assert foreseen(manager) == 2
 
@@ -192,7 +192,7 @@ class TestPauses:
         manager = make()
         seq = prefill(manager, blocks(0, 4), hint=forecast.hint)
         manager.suspend(seq)
-        manager.reclaim(2)
+        ops.reclaim(manager, 2)
         assert manager.resume(seq) == 2 * BLOCK
         generate(manager, seq, blocks(0, 4)[2 * BLOCK :])
         forecast.close(manager, seq)

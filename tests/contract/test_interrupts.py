@@ -102,7 +102,7 @@ CALLS = {
     "pin": lambda w: ops.pin(w.m, run(1000, 9), ttl_s=9),
     "unpin": lambda w: w.pins[0].close(),
     "evict": lambda w: ops.invalidate(w.m, PROMPT[:8]),
-    "reclaim": lambda w: w.m.reclaim(9),
+    "reclaim": lambda w: ops.reclaim(w.m, 9),
     "clear": lambda w: ops.clear(w.m),
     "end_session": lambda w: w.m.end_session("s"),
     "take_events": lambda w: take_events(w.m),

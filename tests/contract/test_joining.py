@@ -117,7 +117,7 @@ def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
         path_of(manager, prompt)
         assert conserved(manager)
     assert len(path_of(manager, prompt)) <= 16
-    assert manager.reclaim(100) == 100
+    assert ops.reclaim(manager, 100) == 100
     assert conserved(manager)
 
 
@@ -128,12 +128,12 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
     branches = [[*prompt[:end].tolist(), *range(OTHER + end, OTHER + end + 3)] for end in (20, 50)]
     for branch in branches:
         serve(manager, branch)
-    assert manager.reclaim(103) == 103
+    assert ops.reclaim(manager, 103) == 103
     serve(manager, prompt)
     for branch in branches:
         serve(manager, branch)
     manager.close(manager.open([*prompt, 1]))
-    assert manager.reclaim(6) == 6
+    assert ops.reclaim(manager, 6) == 6
     assert len(path_of(manager, prompt)) == 1
 
     def evicted(tokens):
@@ -144,7 +144,7 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
         )
 
     assert [evicted(branch) for branch in branches] == [3, 3]
-    manager.reclaim(60)
+    ops.reclaim(manager, 60)
     assert [evicted(branch) for branch in branches] == [3, 13]
     assert evicted(prompt) == 60
     serve(manager, branches[1])
@@ -181,7 +181,7 @@ def test_a_kept_window_keeps_its_end_and_a_lost_one_does_not():
     ops.invalidate(manager, [*prompt[:16], *run(5000, 8)])
     assert [node.end for node in path_of(manager, prompt)] == [4, 10]
     assert found(manager, prompt[:16]) == 16
-    manager.reclaim(400, 1)
+    ops.reclaim(manager, 400, 1)
     serve_in_pieces(manager, [*prompt, 1])
     assert len(path_of(manager, prompt)) <= 2
     assert conserved(manager)

@@ -28,7 +28,7 @@ def evicted(manager, tokens):
 
 
 def forget_all(manager):
-    manager.reclaim(manager.num_cached)
+    ops.reclaim(manager, manager.num_cached)
     assert not manager.num_cached
 
 
@@ -44,8 +44,8 @@ def test_a_prompt_that_goes_on_differently_was_here_up_to_that_block(manager):
 
 def test_what_came_back_leaves_nothing_behind(manager):
     serve(manager, run(0, 40))
-    manager.reclaim(3)
-    manager.reclaim(2)
+    ops.reclaim(manager, 3)
+    ops.reclaim(manager, 2)
     assert evicted(manager, run(0, 40)) == 20
     serve(manager, run(0, 40))
     assert not any(node.parts[0].lost for node in manager.kernel.tree.nodes())
@@ -84,7 +84,7 @@ def test_what_was_lost_below_a_prompt_is_known_again_when_the_prompt_comes_back(
 def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
     serve(manager, run(0, 40))
     for left in range(9, -1, -1):
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert evicted(manager, run(0, 40)) == 40 - 4 * left
         ops.check(manager)
     (run_lost,) = manager.default_root.parts[0].lost[0].values()
@@ -94,7 +94,7 @@ def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
 
 def test_what_comes_back_is_lost_no_more(manager):
     serve(manager, run(0, 40))
-    manager.reclaim(6)
+    ops.reclaim(manager, 6)
     serve(manager, run(0, 40))
     assert evicted(manager, run(0, 40)) == 0
     ops.check(manager)
@@ -160,7 +160,7 @@ def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
     for each in (seq, twin):
         generate(manager, each, [9] * 4)
         manager.close(each)
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         ops.check(manager)
 
 
@@ -182,7 +182,7 @@ def test_a_path_that_goes_end_by_end_between_uses_is_one_run_and_counted_once():
     serve(manager, run(0, 400))
     for left in range(400, 1, -1):
         manager.close(manager.open([*run(0, left), 2**31 - 1]))
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
     forget_all(manager)
     (run_lost,) = manager.default_root.parts[0].lost[0].values()
     assert (len(run_lost.marks), run_lost.below) == (400, None)

@@ -114,7 +114,7 @@ def test_nothing_else_is_told(manager, watcher):
     manager.probe(run(0, 9))
     ops.explain(manager, run(0, 9))
     ops.pin(manager, run(0, 9)).close()
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     ops.invalidate(manager, run(0, 9))
     ops.truncate(manager, seq, 2)
     generate(manager, seq, run(1000, BLOCK)[2:])

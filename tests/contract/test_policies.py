@@ -3,6 +3,7 @@
 from core_help import found, run, serve
 from policy_contract import BLOCK, PolicyContract
 
+from quire import ops
 from quire.core.policies import policy_names
 
 
@@ -22,9 +23,9 @@ class TestLru(PolicyContract):
         for prompt in (left, right, [*left, 1]):
             serve(manager, prompt)
         serve(manager, run(3000, BLOCK))
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert (found(manager, left), found(manager, right)) == (2 * BLOCK, BLOCK)
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert found(manager, left) == BLOCK
         assert found(manager, run(3000, BLOCK)) == BLOCK
 

@@ -72,9 +72,9 @@ class TestOrder:
         for start in (1000, 2000):
             serve(manager, [*run(0, BLOCK), *run(start, BLOCK)])
         world.take()
-        manager.reclaim(2)
+        ops.reclaim(manager, 2)
         assert "exposed" not in names_of(world.take())
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert ends(world.take(), "exposed") == [1]
 
     @pytest.mark.parametrize("asked", [1, 2, 3, 5, 7, 10**6])
@@ -84,7 +84,7 @@ class TestOrder:
         for start in (0, 1000):
             serve(manager, [*run(0, BLOCK), *run(start + 50_000, 3 * BLOCK)])
         world.take()
-        assert manager.reclaim(asked) == min(asked, 7)
+        assert ops.reclaim(manager, asked) == min(asked, 7)
         gone = names_of(world.take(), "referenced")
         assert len(gone) == (asked >= 3) + (asked >= 6) + (asked >= 7)
 
@@ -186,7 +186,7 @@ class TestWhatMayBeAPolicy:
             assert (watcher.mind.num_requests, len(watcher.mind.doubts)) == (0, 1)
             seq = prefill(manager, run(0, 3 * BLOCK))
             serve(manager, run(1000, 3 * BLOCK), priority=1)
-            assert manager.reclaim(9) == 3
+            assert ops.reclaim(manager, 9) == 3
             assert seq.state == "open"
             manager.reset()
         assert manager.kernel.watchers.of(Learned) is watcher

@@ -245,7 +245,7 @@ CALLS = [
         (ConfigError, lambda s, bad=bad: s.manager.end_session(bad), bad)
         for bad in ("", 7, b"a", ["a"])
     ],
-    *[(QuireError, lambda s, n=n: s.manager.reclaim(n), n) for n in (-1, 1.5, "3", None)],
+    *[(QuireError, lambda s, n=n: ops.reclaim(s.manager, n), n) for n in (-1, 1.5, "3", None)],
     *[(QuireError, lambda s, g=g: s.manager.tables([s.seq], group=g), g) for g in (1, -1)],
     *[(QuireError, lambda s, g=g: s.seq.block_ids(g), g) for g in (1, -1)],
     (TruncateError, lambda s: ops.truncate(s.manager, s.seq, np.array([1, 2])), "array"),
@@ -359,7 +359,7 @@ def test_more_pinned_than_there_is_room_for_fails_fast():
     seq = manager.open(run(1000, 4))
     with rejected(manager, OutOfBlocks):
         manager.reserve(seq, 4)
-    assert manager.reclaim(4) == 0
+    assert ops.reclaim(manager, 4) == 0
     pin.close()
     manager.reserve(seq, 4)
     with rejected(manager, PinError):

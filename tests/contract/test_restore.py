@@ -77,7 +77,7 @@ def test_only_what_the_sparse_groups_lost_comes_back_where_the_full_one_has_all(
         serve_in_pieces(manager, branches[0])
     for group in (1, 2):
         while required_blocks(manager, group, 6)[-1] in np.flatnonzero(held(manager, group)):
-            assert manager.reclaim(1, group=group) == 1
+            assert ops.reclaim(manager, 1, group=group) == 1
     here = residency(manager, [*run(0, 24), 0])
     assert (here.matched, here.accepted) == (6, 0)
     brought = bring(manager, run(0, 24))

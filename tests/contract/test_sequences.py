@@ -74,7 +74,7 @@ def test_a_hit_says_what_it_consists_of_and_why_it_ends(manager):
     assert hit([*range(12), *range(90, 98)]) == (12, 3, 0, "cold")
     assert hit([*range(12), 9, 9]) == (12, 3, 0, "partial_block")
     assert hit(run(500, 9)) == (0, 0, 0, "cold")
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     assert hit(run(0, 14)) == (8, 2, 0, "evicted")
 
 
@@ -194,7 +194,7 @@ def test_a_resumed_sequence_finds_what_is_left(manager):
     seq = prefill(manager, run(0, 10))
     generate(manager, seq, [70, 71, 72])
     manager.suspend(seq)
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     assert manager.resume(seq) == 13 - 8
     assert (seq.state, seq.computed, seq.tokens.tolist()) == ("open", 8, list(range(8)))
     generate(manager, seq, [8, 9, 70, 71, 72])
@@ -238,7 +238,7 @@ def test_eviction_of_a_scope_leaves_other_scopes(manager):
 def test_one_block_is_freed_when_one_is_asked():
     manager = CacheManager(num_blocks=512, block_size=BLOCK, sub_block=False)
     serve(manager, run(0, 500 * BLOCK))
-    assert manager.reclaim(1) == 1
+    assert ops.reclaim(manager, 1) == 1
     assert found(manager, run(0, 500 * BLOCK)) == 499 * BLOCK
     seq = manager.open(run(5000, 14 * BLOCK))
     manager.reserve(seq, 14 * BLOCK)
@@ -275,7 +275,7 @@ def test_every_missed_token_is_counted_under_its_reason(manager):
     assert missed(run(0, 8)) == {"last_token": 1, "cold": 7}
     assert missed(run(0, 14)) == {"last_token": 1, "cold": 5}
     assert missed(run(0, 14)) == {"last_token": 1, "partial_block": 1}
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     assert missed(run(0, 18)) == {"last_token": 1, "evicted": 4, "cold": 5}
     assert missed(run(0, 14), Scope(salt="x")) == {"last_token": 1, "cold": 13}
     assert missed(run(0, 17)) == {"last_token": 1}

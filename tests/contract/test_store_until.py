@@ -130,7 +130,7 @@ def test_a_path_that_runs_on_beyond_what_is_stored_is_used_all_the_same(manager)
 def test_what_is_stored_outlives_by_its_priority(manager):
     serve(manager, run(0, 16), store_until=8, priority=1)
     serve(manager, run(1000, 8))
-    manager.reclaim(2)
+    ops.reclaim(manager, 2)
     assert (found(manager, run(0, 16)), found(manager, run(1000, 8))) == (8, 0)
 
 

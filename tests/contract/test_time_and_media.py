@@ -30,7 +30,7 @@ def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
     manager.close(manager.open([*prompt[:12], 99]))
     clock.now = 20
     for left in (20, 16, 12, 8, 4, 0):
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         ops.check(manager)
         assert hit(manager, prompt) == left
 
@@ -50,7 +50,7 @@ def test_a_priority_that_rises_while_retention_runs_out_is_harmless(clock):
     seq = manager.open(prompt, priority=5)
     clock.now = 20
     manager.close(seq)
-    assert manager.reclaim(1) == 1
+    assert ops.reclaim(manager, 1) == 1
     ops.check(manager)
 
 
@@ -63,7 +63,7 @@ def test_a_clock_that_steps_back_is_held(clock):
     clock.now = 11
     manager.close(first)
     clock.now = 9
-    manager.reclaim(1)
+    ops.reclaim(manager, 1)
     ops.check(manager)
 
 
@@ -89,7 +89,7 @@ def test_text_behind_an_important_prompt_is_not_important_itself():
     serve(manager, system, priority=10)
     serve(manager, [5] * 8, priority=5)
     serve(manager, [*system, *[7] * 8], priority=0)
-    manager.reclaim(2)
+    ops.reclaim(manager, 2)
     assert hit(manager, [5] * 8) == 8
     assert hit(manager, [*system, *[7] * 8]) == 8
 

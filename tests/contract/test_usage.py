@@ -84,6 +84,6 @@ def test_the_drawing_says_what_a_window_has_dropped():
     groups = [LayerGroup("full", 32), LayerGroup("sliding", 12, SlidingWindow(8, interval=16))]
     manager = CacheManager(groups=groups, block_size=BLOCK, sub_block=False)
     serve(manager, run(0, 24))
-    manager.reclaim(3, group=1)
+    ops.reclaim(manager, 3, group=1)
     (node,) = [line for line in ops.dump(manager).splitlines() if "tokens 0-24" in line]
     assert node.endswith("cached, sliding 3/6")

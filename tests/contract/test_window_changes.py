@@ -113,7 +113,7 @@ def test_all_that_is_cached_can_be_reclaimed():
     for start in range(0, 5000, 1000):
         serve(manager, run(start, 30))
     while any(counts(manager, group)[2] for group in (0, 1)):
-        manager.reclaim(1)
+        ops.reclaim(manager, 1)
         assert conserved(manager)
     assert [counts(manager, group)[0] for group in (0, 1)] == [512, 20]
 

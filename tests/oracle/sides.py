@@ -507,6 +507,9 @@ class New(Old):
         self.pins[name] = ops.pin(self.manager, tokens, scope, media=media, ttl_s=ttl_s)
         return self.pins[name].num_tokens
 
+    def reclaim(self, num_blocks, group):
+        return ops.reclaim(self.manager, num_blocks, group)
+
     def evict(self, tokens, scope, media):
         return ops.invalidate(self.manager, tokens, self.scope(scope), media=self.media(media))
 

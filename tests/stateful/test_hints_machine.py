@@ -241,7 +241,7 @@ class HintsMachine(RuleBasedStateMachine):
 
     @rule(num_blocks=st.sampled_from([1, 1, 1, 2, 3, 7]))
     def reclaim(self, num_blocks):
-        self.manager.reclaim(num_blocks)
+        ops.reclaim(self.manager, num_blocks)
         self.after()
 
     @rule(waited=seconds)

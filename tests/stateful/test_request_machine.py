@@ -318,9 +318,9 @@ class RequestMachine(RuleBasedStateMachine):
         elif change == "evict":
             world.drop(ops.invalidate, world.manager, tokens, scope, media=media)
         elif change == "reclaim":
-            world.drop(world.manager.reclaim, amount)
+            world.drop(ops.reclaim, world.manager, amount)
         elif change == "reclaim_group":
-            world.drop(world.manager.reclaim, amount, group % groups)
+            world.drop(ops.reclaim, world.manager, amount, group % groups)
         elif change == "clear" and amount > 12:
             world.drop(ops.clear, world.manager)
             assert all(pool.num_cached == 0 for pool in world.pools)

@@ -3,7 +3,7 @@
 from dict_tier import DictTier
 from simulated_lanes import SimulatedLanes
 
-from quire.tiers.contract.samples import buffers_like, names_of, records_of
+from quire.tiers.contract.samples import names_of, records_of
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
@@ -89,11 +89,11 @@ def put(tier, numbers):
 
 
 def load(stack, numbers, timeout_s=None, found=None):
-    """Load keys; return outcomes in words and the buffers."""
-    buffers = buffers_like([RECORDS[i] for i in numbers])
-    outcomes = stack.load([KEYS[i] for i in numbers], buffers, timeout_s, found=found)
+    """Load keys, and return outcomes in words; hits are the right records."""
+    keys, sizes = [KEYS[i] for i in numbers], [len(RECORDS[i]) for i in numbers]
+    outcomes, buffers = stack.load(keys, sizes, timeout_s, found=found)
     for i, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
-        assert outcome != "hit" or buffer == RECORDS[i]
+        assert buffer == (RECORDS[i] if outcome == "hit" else None)
     return [outcome.value for outcome in outcomes]
 
 

@@ -83,7 +83,6 @@ class World:
         self.history = []
         self.jumping = jumping
         self.num_jumps = 0
-        self.buffers = []
         plans = [all_faults(self.random) for _ in range(2)]
         self.faulty = [
             Faulty(self._tier(index), plan, 10 * seed + index, sleep=self.lanes.sleep)
@@ -96,15 +95,14 @@ class World:
             tiers.append(DictTier("host", capacity=12))
         self.settings = all_settings(self.random)
         self.stack = TierStack(tiers, self.settings, lanes=self.lanes)
-        copy = self.stack._reader._copy
+        copied = self.stack._reader._copied
 
-        def slowly(copies):
-            for each in copies:
-                if self.lanes.current.may_stall:
-                    self.lanes.sleep(self.random.choice([0.0, 0.02]))
-                copy([each])
+        def slowly(size, record):
+            if self.lanes.current.may_stall:
+                self.lanes.sleep(self.random.choice([0.0, 0.02]))
+            return copied(size, record)
 
-        self.stack._reader._copy = slowly
+        self.stack._reader._copied = slowly
 
     def _tier(self, index):
         tier = DictTier(("disk", "remote")[index], capacity=30)
@@ -172,22 +170,21 @@ class World:
         if random.random() < 0.7:
             keys, found = keys[:num_keys], found[:num_keys]
         timeout_s = random.choice([None, None, 0.01, 0.1, 0.15, 0.2, 0.3])
-        buffers = stack.buffers(sizes(keys))
-        self.buffers.append(buffers)
         hint = found if random.random() < 0.5 else None
-        outcomes = self.timed(
+        outcomes, buffers = self.timed(
             "load",
             settings.load_timeout_s if timeout_s is None else timeout_s,
-            lambda: stack.load(keys, buffers, timeout_s, found=hint),
+            lambda: stack.load(keys, sizes(keys), timeout_s, found=hint),
         )
         self.note("loaded", found, [each.value for each in outcomes])
         # Marked as the caller's: whoever writes there later is seen.
         for key, outcome, buffer in zip(keys, outcomes, buffers, strict=True):
-            if outcome is Outcome.HIT:
+            assert (outcome is Outcome.HIT) == (buffer is not None)
+            if buffer is not None:
                 assert bytes(buffer) == RECORDS[key], "wrong bytes"
-            buffer[:] = b"!" * len(buffer)
+                buffer[:] = b"!" * len(buffer)
         self.lanes.sleep(random.choice([0.0, 0.05, 1.0]))
-        for buffer in buffers:
+        for buffer in filter(None, buffers):
             assert bytes(buffer) == b"!" * len(buffer), "written after it was given back"
         stack.give_back(buffers)
 

@@ -96,9 +96,10 @@ class Grid(Stacked):
             chosen = stack.choose(keys, found, sizes, recompute_s)
             came = 0
             if chosen:
-                buffers = stack.buffers(sizes[:chosen])
                 saved_s = recompute_s(0) - recompute_s(chosen)
-                outcomes = stack.load(keys[:chosen], buffers, found=found[:chosen], saved_s=saved_s)
+                outcomes, buffers = stack.load(
+                    keys[:chosen], sizes[:chosen], found=found[:chosen], saved_s=saved_s
+                )
                 came = [*outcomes, "end"].index(
                     next((each for each in outcomes if each != "hit"), "end")
                 )

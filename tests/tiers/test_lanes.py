@@ -7,11 +7,11 @@ import pytest
 from simulated_lanes import SimulatedLanes
 
 from quire.errors import InvariantError
-from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, TierLane
+from quire.tiers.stack.lanes import Deadline, Lanes, TierLane
 
 
 def job(work, drop=lambda: None):
-    return LaneJob(work, drop)
+    return work, drop
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_jobs_of_one_owner_run_in_order(lanes):
     def main():
         lane = a_lane(lanes)
         for number in range(20):
-            lane.submit("me", job(lambda number=number: done.append(number)))
+            lane.submit("me", *job(lambda number=number: done.append(number)))
         lanes.sleep(1)
 
     lanes.run(main)
@@ -46,9 +46,9 @@ def test_an_owner_with_many_jobs_does_not_hold_up_one_with_one(lanes):
     def main():
         lane = a_lane(lanes)
         for _ in range(100):
-            lane.submit("many", job(lambda: one("many")))
+            lane.submit("many", *job(lambda: one("many")))
         lanes.sleep(0.5)
-        lane.submit("few", job(lambda: one("few")))
+        lane.submit("few", *job(lambda: one("few")))
         lanes.sleep(5)
 
     lanes.run(main)
@@ -60,9 +60,9 @@ def test_a_job_that_hangs_occupies_one_thread(lanes):
 
     def main():
         lane = a_lane(lanes, num_threads=2)
-        lane.submit("hung", job(lambda: lanes.sleep(1e9)))
+        lane.submit("hung", *job(lambda: lanes.sleep(1e9)))
         for number in range(10):
-            lane.submit("me", job(lambda number=number: done.append(number)))
+            lane.submit("me", *job(lambda number=number: done.append(number)))
         lanes.sleep(1)
         assert lane.num_alive == 2
 
@@ -75,13 +75,13 @@ def test_a_closed_lane_drops_what_waits_and_what_comes(lanes):
 
     def main():
         lane = a_lane(lanes)
-        lane.submit("me", job(lambda: lanes.sleep(5)))
+        lane.submit("me", *job(lambda: lanes.sleep(5)))
         lanes.sleep(1)
         for number in range(3):
-            lane.submit("me", job(lambda: done.append(1), lambda n=number: dropped.append(n)))
+            lane.submit("me", *job(lambda: done.append(1), lambda n=number: dropped.append(n)))
         lane.close()
         lane.close()
-        lane.submit("me", job(lambda: done.append(1), lambda: dropped.append("late")))
+        lane.submit("me", *job(lambda: done.append(1), lambda: dropped.append("late")))
         assert not lane.ended.wait(0)
         lane.ended.wait()
         closed.append(lanes.time_s)
@@ -96,7 +96,7 @@ def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
     assert threading.active_count() == before
     done = threading.Semaphore(0)
     for _ in range(50):
-        lane.submit("me", job(done.release))
+        lane.submit("me", *job(done.release))
     for _ in range(50):
         assert done.acquire(timeout=10)
     assert threading.active_count() <= before + 3

@@ -81,8 +81,7 @@ def test_it_is_tried_again_and_used_when_it_is_there(server, monkeypatch):
                 break
             time.sleep(0.01)
         assert stack.find(KEYS[:1]) == [0]
-        buffers = stack.buffers([SIZE])
-        assert stack.load(KEYS[:1], buffers) == ["hit"]
+        assert stack.load(KEYS[:1], [SIZE]) == (["hit"], RECORDS[:1])
         assert stack.stats().tiers[0].tier.num_records == 1
     assert server.within.is_closed
 

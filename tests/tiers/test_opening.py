@@ -2,12 +2,15 @@
 
 import sys
 import tomllib
+import traceback
 from importlib.metadata import distribution
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from quire.errors import ConfigError, TierBusy, TierError
+from quire.tiers.addresses import shown
 from quire.tiers.base import Outcome, Tier
 from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.disk import Disk
@@ -15,6 +18,7 @@ from quire.tiers.files import Files
 from quire.tiers.host import Host
 from quire.tiers.objects import Objects
 from quire.tiers.opening import open_tier, open_tiers
+from quire.tiers.redis.url import parse_server
 
 
 def works(tier):
@@ -118,19 +122,70 @@ def test_a_table_that_cannot_be_is_refused_with_what_to_write(table, message):
         open_tier(table)
 
 
+SPECIAL = [
+    f"{before}{each}{after}"
+    for each in "/#@%?:&=[ "
+    for before, after in [
+        ("hunter2", "hunter2"),
+        ("", "hunter2"),
+        ("hunter2", ""),
+        ("1", "hunter2"),
+        ("x=1&", "hunter2"),
+    ]
+]
+LINES = [
+    "redis://user:{}@127.0.0.1:1",
+    "redis://:{}@127.0.0.1:1/0",
+    "redis://{}@127.0.0.1:1",
+    "rediss://{}:{}@127.0.0.1:1",
+    "redis+cluster://:{}@127.0.0.1:1",
+    "unix://u:{}@/x.sock",
+    "redis://user:{}@127.0.0.1:1?wrong=hunter2",
+    "redsi://user:{}@127.0.0.1:1?x",
+    "redis:{}@127.0.0.1",
+    "user:{}@127.0.0.1:1",
+    ":{}@127.0.0.1:1",
+    "az://user:{}@container",
+    "file://user:{}@host/x",
+    "s3:?secret_access_key={}",
+    "s3://b?secret_access_key={}&allow_http={}",
+    "s3://b?nonsense={}",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_no_error_shows_a_password_whatever_is_in_it(line):
+    for password in ("hunter2", *SPECIAL):
+        given = line.replace("{}", password)
+        try:
+            tier = open_tier(given)
+        except (ConfigError, TierError) as error:
+            said = "".join(traceback.format_exception(error))
+        else:
+            with tier:
+                tier.contains([name_of(1)], timeout_s=0.01)
+                said = f"{tier!r} {tier.stats()}"
+        assert "hunter2" not in said, given
+
+
+@pytest.mark.parametrize("password", ["a/b", "a#b", "a@b", "a%b", "a?b", "a:b", " &=+"])
+def test_a_percent_encoded_password_is_what_the_server_is_given(password):
+    words, _ = parse_server(f"redis://user:{quote(password, safe='')}@host:1/2")
+    assert (words["username"], words["password"]) == ("user", password)
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("line", "seen"),
     [
-        "redis://user:hunter2@127.0.0.1:1",
-        "redsi://user:hunter2@127.0.0.1:1?x",
-        "s3:?secret_access_key=hunter2",
-        "redis://user:hunter2@127.0.0.1:1?wrong=hunter2",
+        ("redis://user:a/b#c@d@host:1/2?x=y", "redis://...@host:1/2"),
+        ("redis://user:a?b@host:1", "redis://..."),
+        ("s3://bucket/x?secret=y", "s3://bucket/x"),
+        ("host:8GiB", "host:8GiB"),
+        ("disk:/var/kv?capacity=1GiB", "disk:/var/kv"),
     ],
 )
-def test_no_message_shows_a_password(line):
-    with pytest.raises((ConfigError, TierError)) as caught:
-        open_tier(line)
-    assert "hunter2" not in str(caught.value)
+def test_an_address_is_shown_without_what_is_secret(line, seen):
+    assert shown(line) == seen
 
 
 def test_options_of_an_object_store_are_its_configuration():

@@ -1,6 +1,7 @@
 """Opening a Redis tier: what is refused, and with which reason."""
 
 import sys
+import traceback
 
 import pytest
 from processes import wait_until
@@ -69,6 +70,15 @@ def test_a_login_that_fails_is_refused_at_opening_with_the_servers_reason(tmp_pa
 
 
 @needs_redis
+def test_a_server_that_repeats_the_password_is_quoted_without_it(tmp_path):
+    word = "hunter2"
+    with running(tmp_path, "--rename-command", "AUTH", "LOGIN") as server:
+        with pytest.raises(TierError, match=r"unknown command 'AUTH'.*\.\.\.") as caught:
+            Redis(f"redis://:{word}@127.0.0.1:{server.port}")
+        assert word not in "".join(traceback.format_exception(caught.value))
+
+
+@needs_redis
 def test_a_server_that_is_not_there_is_refused_at_opening(server, tmp_path):
     with (
         server.gone(),
@@ -104,10 +114,10 @@ def test_a_certificate_that_nobody_trusts_is_refused_at_opening(tmp_path):
         ("127.0.0.1:6379", "begins with one of"),
         ("redis://127.0.0.1:port", "cannot be read"),
         ("redis://127.0.0.1:99999", "cannot be read"),
-        ("redis://127.0.0.1/zero", "is a database number, not 'zero'"),
+        ("redis://127.0.0.1/zero", "is a database number: write redis:"),
         ("redis://127.0.0.1?db=-1", "database -1"),
         ("redis+cluster://127.0.0.1/1", "database 1: it is 0 in a cluster"),
-        ("redis://name@127.0.0.1", "user 'name' without a password"),
+        ("redis://name@127.0.0.1", "a user without a password"),
         ("redis://127.0.0.1?socket_timeout=3", "unknown option 'socket_timeout'"),
         ("redis://127.0.0.1?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'"),
         ("rediss://127.0.0.1?ssl_ca_certs=/nowhere", "certificates that cannot be read"),

@@ -31,8 +31,7 @@ def after(world):
             stack.store_evicted([key], fresh([key]))
             assert stack.drain(5)
         world.lanes.sleep(10)
-        buffers = stack.buffers(sizes(keys))
-        outcomes = stack.load(keys, buffers)
+        outcomes, buffers = stack.load(keys, sizes(keys))
     assert outcomes == [Outcome.HIT] * len(keys)
     assert [bytes(buffer) for buffer in buffers] == [RECORDS[key] for key in keys]
     if stack.settings.write != "back":

@@ -3,10 +3,12 @@
 import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put
 
+from quire.tiers.base import Outcome
 from quire.tiers.stack.asking import PROBE_S
 from quire.tiers.stack.settings import StackSettings
 
 TEN = list(range(10))
+SIZES = [SIZE] * 10
 
 
 def find(stack, start=0, saved_s=0.1, count=10):
@@ -170,12 +172,11 @@ def test_a_load_of_which_nothing_comes_is_given_up_for_half_of_computing_and_50_
     def scenario(stack, host, remote):
         put(remote, TEN)
         remote.get_s = 1e3
-        buffers = [memoryview(bytearray(SIZE)) for _ in TEN]
 
         def request():
             found = find(stack, saved_s=saved_s)
             places = [where for where in found if where >= 0]
-            stack.load(KEYS[: len(places)], buffers[: len(places)], found=places, saved_s=saved_s)
+            stack.load(KEYS[: len(places)], [SIZE] * len(places), found=places, saved_s=saved_s)
 
         _, took_s = world.timed(request)
         assert took_s <= saved_s / 2 + 0.05 + 1e-6
@@ -211,12 +212,11 @@ def test_a_slow_load_that_goes_on_coming_is_not_given_up():
             for index, key in enumerate(keys):
                 world.lanes.sleep(0.09)
                 buffers[index][:] = RECORDS[KEYS.index(key)]
-                answers.settle(index, "hit")
+                answers.settle(index, Outcome.HIT)
 
         remote._get = slowly
-        buffers = [memoryview(bytearray(SIZE)) for _ in TEN]
-        call = lambda: stack.load(KEYS[:10], buffers, found=[1] * 10, saved_s=0.1)  # noqa: E731
-        assert world.timed(call) == (["hit"] * 10, 0.9)
+        call = lambda: stack.load(KEYS[:10], SIZES, found=[1] * 10, saved_s=0.1)  # noqa: E731
+        assert world.timed(call) == ((["hit"] * 10, RECORDS[:10]), 0.9)
         assert stack.stats().tiers[1].reading == "closed"
 
     world = Stacked("host", "remote")
@@ -228,9 +228,8 @@ def test_several_tiers_that_hang_take_no_longer_than_one():
         for tier in (disk, remote):
             put(tier, TEN)
             tier.get_s = 1e3
-        buffers = [memoryview(bytearray(SIZE)) for _ in TEN]
-        call = lambda: stack.load(KEYS[:10], buffers, saved_s=0.2)  # noqa: E731
-        outcomes, took_s = world.timed(call)
+        call = lambda: stack.load(KEYS[:10], SIZES, saved_s=0.2)  # noqa: E731
+        (outcomes, _), took_s = world.timed(call)
         assert (outcomes, took_s) == (["timeout"] * 10, 0.15)
         assert {each.reading for each in stack.stats().tiers} == {"open"}
 
@@ -242,8 +241,7 @@ def test_without_a_gate_a_load_has_all_of_its_time():
     def scenario(stack, remote):
         put(remote, TEN)
         remote.get_s = 3.0
-        buffers = [memoryview(bytearray(SIZE)) for _ in TEN]
-        outcomes = stack.load(KEYS[:10], buffers, saved_s=0.1)
+        outcomes, _ = stack.load(KEYS[:10], SIZES, saved_s=0.1)
         assert outcomes == ["hit"] * 10
 
     Stacked("remote", gate=False).run(scenario)

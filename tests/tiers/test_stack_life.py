@@ -10,7 +10,6 @@ from dict_tier import DictTier
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store, wanted
 
 from quire.errors import ConfigError
-from quire.tiers.contract.samples import buffers_like
 from quire.tiers.disk import Disk
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
@@ -235,8 +234,8 @@ def test_in_real_threads_clients_read_what_was_written_while_a_tier_misbehaves()
                 keys = [KEYS[i] for i in numbers]
                 stack.store(keys, [RECORDS[i] for i in numbers])
                 stack.find(keys)
-                buffers = stack.buffers([SIZE] * 30)
-                outcomes = stack.load(keys, buffers, 0.05 if turn % 5 == 0 else 2.0)
+                timeout_s = 0.05 if turn % 5 == 0 else 2.0
+                outcomes, buffers = stack.load(keys, [SIZE] * 30, timeout_s)
                 for i, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
                     if outcome == "hit":
                         hits.append(i)
@@ -273,10 +272,8 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
     settings = StackSettings(lookup_timeout_s=0.2, load_timeout_s=0.4, close_timeout_s=0.3)
     stack = TierStack([disk, remote], settings)
     began_s = time.monotonic()
-    buffers = buffers_like(RECORDS[:10])
     assert stack.find(KEYS[:10]) == [1] * 10
-    assert stack.load(KEYS[:10], buffers) == ["hit"] * 10
-    assert buffers == RECORDS[:10]
+    assert load(stack, TEN) == ["hit"] * 10
     assert time.monotonic() - began_s < 5
     stack.close()
     assert time.monotonic() - began_s < 8
@@ -350,9 +347,9 @@ shared, levels = stack._shared, stack._levels
 with shared.lock, levels[0].loads._lock, levels[0].stores._lock, shared.pool._lock:
     child = os.fork()
     if not child:
-        buffers = stack.buffers([len(records[0])])
+        assert len(stack.buffers([len(records[0])])) == 1
         assert stack.find(keys[:1]) == [-1]
-        assert stack.load(keys[:1], buffers) == ["skipped"]
+        assert stack.load(keys[:1], [len(records[0])]) == (["skipped"], [None])
         assert stack.store(keys[1:2], records[1:2]) == ["skipped"]
         assert not stack.wanted(keys).any()
         assert not stack.feeding.has_room(1 << 20)

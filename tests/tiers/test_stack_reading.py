@@ -4,7 +4,6 @@ import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put
 
 from quire.errors import ConfigError
-from quire.tiers.contract.samples import buffers_like
 
 TEN = list(range(10))
 
@@ -159,25 +158,27 @@ def test_a_tier_that_hangs_leaves_half_the_time_to_the_next_one():
     world.run(scenario)
 
 
-def test_a_buffer_that_a_late_read_may_write_is_replaced():
+def test_a_late_read_writes_to_no_record_that_anybody_was_given():
     world = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 1.0
-        given = buffers_like(RECORDS[:10])
-        buffers = list(given)
-        stack.load(KEYS[:10], buffers, 0.5)
-        assert all(new.obj is not old.obj for new, old in zip(buffers, given, strict=True))
+        assert set(load(stack, TEN, 0.5)) == {"timeout"}
+        disk.get_s = 0.0
+        _, records = stack.load(KEYS[10:20], [SIZE] * 10)
+        mine = stack.buffers([SIZE] * 10)
+        for each in mine:
+            each[:] = b"!" * SIZE
         world.lanes.sleep(5)
-        assert given == RECORDS[:10]
-        assert [bytes(buffer) for buffer in buffers] == [bytes(SIZE)] * 10
+        assert records == [None] * 10
+        assert [bytes(each) for each in mine] == [b"!" * SIZE] * 10
         assert stack.stats().tiers[0].late == 10
 
     world.run(scenario)
 
 
-def test_a_buffer_whose_read_never_began_is_left_in_place():
+def test_a_read_that_nobody_waits_for_any_more_never_begins():
     world = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
@@ -185,12 +186,8 @@ def test_a_buffer_whose_read_never_began_is_left_in_place():
         disk.get_s = 1.0
         first = world.beside(lambda: load(stack, [0]))
         world.lanes.sleep(0.1)
-        given = buffers_like(RECORDS[1:2])
-        buffers = list(given)
-        stack.load(KEYS[1:2], buffers, 0.5)
-        assert buffers[0] is given[0]
+        assert load(stack, [1], 0.5) == ["timeout"]
         world.lanes.sleep(5)
-        assert bytes(given[0]) == bytes(SIZE)
         assert len(disk.asked("get")) == 1
         assert first == [(["hit"], 1.0)]
 
@@ -237,21 +234,18 @@ def test_a_shared_read_goes_on_for_the_second_request_when_the_first_has_left():
         disk.get_s = 1.0
         world.beside(lambda: load(stack, [19]))
         world.lanes.sleep(0.5)
-        given = buffers_like(RECORDS[:10])
-        buffers = list(given)
-        first = world.beside(lambda: stack.load(KEYS[:10], buffers, 0.9))
+        first = world.beside(lambda: load(stack, TEN, 0.9))
         world.lanes.sleep(0.1)
         second = world.beside(lambda: load(stack, TEN, 1.5))
         world.lanes.sleep(5)
         assert set(first[0][0]) == {"timeout"}
         assert second == [(["hit"] * 10, 1.4)]
-        assert [bytes(buffer) for buffer in buffers] == [bytes(SIZE)] * 10
         assert len(disk.asked("get")) == 2
 
     world.run(scenario)
 
 
-def test_a_first_request_that_leaves_before_its_read_began_has_nothing_written_to_its_buffers():
+def test_who_joined_gets_what_the_first_request_left_before_it_was_read():
     world = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
@@ -260,18 +254,29 @@ def test_a_first_request_that_leaves_before_its_read_began_has_nothing_written_t
         world.beside(lambda: load(stack, [19]))
         world.lanes.sleep(0.1)
         disk.get_s = 0.1
-        buffers = buffers_like(RECORDS[:10])
-        first = world.beside(lambda: stack.load(KEYS[:10], buffers, 0.8))
+        first = world.beside(lambda: load(stack, TEN, 0.8))
         world.lanes.sleep(0.1)
         second = world.beside(lambda: load(stack, TEN, 1.3))  # half of that is left: it joins
-        world.lanes.sleep(0.71)
-        assert set(first[0][0]) == {"timeout"}
-        for buffer in buffers:
-            buffer[:] = b"!" * SIZE
         world.lanes.sleep(5)
-        assert [bytes(buffer) for buffer in buffers] == [b"!" * SIZE] * 10
+        assert set(first[0][0]) == {"timeout"}
         assert second[0][0] == ["hit"] * 10
         assert stack.stats().tiers[0].joined == 10
+
+    world.run(scenario)
+
+
+def test_requests_that_share_a_read_have_records_of_their_own():
+    world = Stacked("disk")
+
+    def scenario(stack, disk):
+        put(disk, TEN)
+        disk.get_s = 1.0
+        both = [world.beside(lambda: stack.load(KEYS[:10], [SIZE] * 10)) for _ in range(2)]
+        world.lanes.sleep(2)
+        (((_, one), _),), (((_, two), _),) = both
+        assert one == two == RECORDS[:10]
+        assert len({id(each.obj) for each in one + two}) == 20
+        assert len(disk.asked("get")) == 1
 
     world.run(scenario)
 
@@ -401,8 +406,8 @@ def test_without_a_gate_all_that_was_found_is_loaded():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda stack: stack.load(KEYS[:2], buffers_like(RECORDS[:1])),
-        lambda stack: stack.load(KEYS[:2], buffers_like(RECORDS[:2]), found=[0]),
+        lambda stack: stack.load(KEYS[:2], [SIZE]),
+        lambda stack: stack.load(KEYS[:2], [SIZE, SIZE], found=[0]),
         lambda stack: stack.find([b"short"]),
         lambda stack: stack.choose(KEYS[:2], [0], [1, 1], float),
         lambda stack: stack.prefetch(KEYS[:2], [1]),

@@ -98,7 +98,7 @@ def test_a_stack_that_is_read_only_writes_nothing():
         assert wanted(stack, KEYS[:2]) == [False, False]
         assert store(stack, [0]) == ["skipped"]
         stack.store_evicted(KEYS[:1], RECORDS[:1])
-        stack.load(KEYS[1:2], [memoryview(bytearray(SIZE))])
+        stack.load(KEYS[1:2], [SIZE])
         assert (held(host), held(disk)) == ([], [1])
 
     Stacked("host", "disk", read_only=True).run(scenario)

@@ -411,7 +411,7 @@ def test_only_what_was_evicted_is_known_again():
     for prompt in prompts:
         world.serve(prompt)
     assert ops.invalidate(world.manager, np.array(prompts[0], np.int32)) == 4
-    assert (world.manager.reclaim(1), list(world.mind.ghosts)) == (1, [2])
+    assert (ops.reclaim(world.manager, 1), list(world.mind.ghosts)) == (1, [2])
     ops.clear(world.manager)
     assert list(world.mind.ghosts) == [2]
 

@@ -236,7 +236,7 @@ def test_a_note_names_the_last_request_that_used_all_of_what_was_found_or_forgot
         return tuple(watcher(manager, LiveCurve)._notes[-2:])
 
     def forget(num_blocks):
-        manager.reclaim(num_blocks)
+        ops.reclaim(manager, num_blocks)
 
     assert noted(10)[0] == 0
     assert noted(10) == (10 * BLOCK, 1)

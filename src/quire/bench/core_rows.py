@@ -11,6 +11,7 @@ from itertools import islice
 
 import numpy as np
 
+from quire import ops
 from quire.bench import hybrid_rows, serving, timing, turn_rows
 from quire.bench import workloads as load
 from quire.bench.serving import PLAIN, Features, manager_of
@@ -90,13 +91,15 @@ def _leaf_manager() -> CacheManager:
 def _evict_one() -> Row:
     manager = _leaf_manager()
     return {
-        "median_us": timing.each_us(manager.reclaim, [load.LEAF_TOKENS // load.BLOCK_SIZE] * 2_000)
+        "median_us": timing.each_us(
+            partial(ops.reclaim, manager), [load.LEAF_TOKENS // load.BLOCK_SIZE] * 2_000
+        )
     }
 
 
 def _evict_all() -> Row:
     manager = _leaf_manager()
-    return {"median_us": timing.once_us(lambda: manager.reclaim(manager.num_cached))}
+    return {"median_us": timing.once_us(lambda: ops.reclaim(manager, manager.num_cached))}
 
 
 def _decode(batch_size: int) -> Row:

@@ -131,11 +131,10 @@ class _Cell:
         chosen = stack.choose(keys, found, self._sizes, self._rest_s)
         came = 0
         if chosen:
-            buffers = stack.buffers(self._sizes[:chosen])
             saved_s = self._rest_s(0) - self._rest_s(chosen)
-            outcomes = stack.load(keys[:chosen], buffers, found=found[:chosen], saved_s=saved_s)
-            hits = [outcome is Outcome.HIT for outcome in outcomes]
-            came = hits.index(False) if False in hits else len(hits)
+            sizes, places = self._sizes[:chosen], found[:chosen]
+            _, buffers = stack.load(keys[:chosen], sizes, found=places, saved_s=saved_s)
+            came = buffers.index(None) if None in buffers else chosen
             stack.give_back(buffers)
         time.sleep(self._rest_s(came))
         return time.perf_counter() - begun_s

@@ -170,7 +170,7 @@ def demonstration() -> dict[str, Any]:
         manager.reserve(seq, len(reply))
         manager.take_copies()
         manager.commit(seq, list(reply))
-    manager.reclaim(20)
+    ops.reclaim(manager, 20)
     manager.close(serve(b"A long story that nobody asks for again.", mine))
     manager.close(serve(rules + b"Where are the maps?", other))
     ops.check(manager)

@@ -43,32 +43,18 @@ class Replays:
 
     def page(self, document: dict[str, Any], asked: Asked) -> str:
         """Return the rows as a page, with a closer look at one capacity. Raises `ConfigError`."""
-        from quire.sim.report import Focus, Report, focus_capacity, html
+        from quire.sim.report import Report, focus_capacity, html
 
         rows = document["rows"]
         capacity = focus_capacity([row["capacity_blocks"] for row in rows], self.curves.num_unique)
         policies = list(dict.fromkeys(row["policy"] for row in rows))
-        policy = next((name for name in policies if name != "optimum"), policies[0])
-        measures = [
-            partial(HitsOverTime, MAX_STRETCHES),
-            partial(SharedPrefixes, document["block_size"]),
-        ]
-        timed = {
-            each.policy: each for each in self._results(points_of([capacity], policies), measures)
-        }
-        focus = Focus(
-            capacity_blocks=capacity,
-            policy=policy,
-            over_time={name: each.measured["over_time"] for name, each in timed.items()},
-            hit_tokens=timed[policy].hit_tokens,
-            prefixes=timed[policy].measured["prefixes"],
-            reuse_times=self._read.blocks_by_gap(),
-            new_blocks=self._read.num_unique,
-        )
+        size = document["block_size"]
+        measures = [partial(HitsOverTime, MAX_STRETCHES), partial(SharedPrefixes, size)]
+        closer = self._results(points_of([capacity], policies), measures)
         asked = asked.without_folders()
         commands = asked.command(), asked.command(capacity=capacity)
         facts = {key: value for key, value in document.items() if key != "rows"}
-        return html(Report(facts, rows, self.curves, focus, *commands))
+        return html(Report(facts, rows, self.curves, self._read, closer, *commands))
 
     def _results(
         self, points: Sequence[SweepPoint], measures: Sequence[Measure]

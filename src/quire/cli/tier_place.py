@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _SLAB = re.compile(r"slab-\d+\.quire")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
-_SECRET = re.compile(r"//[^/@]*@")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
 
@@ -85,8 +84,10 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTi
 
 
 def shown(place: str) -> str:
-    """Return a place as it may be printed: without user and password."""
-    return _SECRET.sub("//...@", place)
+    """Return a place as it may be printed: an address without user, password and options."""
+    from quire.tiers.addresses import shown as address_shown
+
+    return address_shown(place) if is_address(place) else place
 
 
 def path_of(place: str) -> Path | None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.core.tokens import IntArray
+from quire.core.tokens import BoolArray, IntArray
 from quire.errors import InvariantError, OutOfBlocks
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 GAP = -1
 """Stands in a list of blocks where there is none."""
@@ -141,7 +137,7 @@ class BlockPool:
         """Return the free ids in the order in which they will be given out, as a copy."""
         return self._stack[self._top :].copy()
 
-    def resize(self, num_blocks: int, held: npt.NDArray[np.bool_], renamed: IntArray) -> None:
+    def resize(self, num_blocks: int, held: BoolArray, renamed: IntArray) -> None:
         """End the pool at `num_blocks`, of which so many are `held`; block b is `renamed[b]` now.
 
         The caller has made sure that all fit, and renames the blocks everywhere.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from quire.core.node import FOREVER, Node
 from quire.core.tree import PrefixTree
 
@@ -45,13 +47,9 @@ class Holds:
         """Return the holds whose time has run out, the first one due first."""
         timed = [hold for hold in self.all.values() if hold.due < FOREVER]
         now = self._tree.order.now() if timed else 0.0
-        return sorted((hold for hold in timed if hold.due <= now), key=_due)
+        return sorted((hold for hold in timed if hold.due <= now), key=attrgetter("due"))
 
     def let_go_expired(self) -> None:
         """Let go of every hold whose time has run out."""
         for hold in self.expired() if self.all else ():
             self.let_go(hold)
-
-
-def _due(hold: Hold) -> float:
-    return hold.due

@@ -15,11 +15,10 @@ from quire.core.lookup import Hit
 from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
 from quire.core.policy import PolicyFactory
-from quire.core.room import check_fits, evict, evict_in
+from quire.core.room import check_fits
 from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
-from quire.core.sparse import sparse_at
 from quire.core.stats import Stats
 from quire.core.terms import ORDINARY, RequestTerms, check_session_id, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
@@ -108,22 +107,6 @@ class CacheManager(Interruptible):
         if scope is not None or media is not NO_MEDIA or len(self.kernel.tree.media) or not key:
             root, key = self.read(key, scope, media)
         return self.kernel.lookup.hit(root, key)
-
-    @mutating
-    def reclaim(self, num_blocks: int, group: int | None = None) -> int:
-        """Make room: evict up to `num_blocks` cached blocks by policy; return how many. For a prefix see `quire.ops.invalidate`.
-
-        Without a group, leaves lose their last blocks in every group. In one group with a
-        window or a state, blocks go where they are missed least, and the prefixes stay.
-        """
-        num_blocks, sparse = check_count("num_blocks", num_blocks), None
-        if group is not None:
-            check_group(group, len(self.pools))
-            sparse = sparse_at(self.kernel.tree.sparse, group)
-        self.kernel.holds.let_go_expired()
-        if sparse is not None:
-            return evict_in(self.kernel, sparse, num_blocks)
-        return evict(self.kernel, num_blocks)
 
     @mutating
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:

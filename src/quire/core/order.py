@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import count
+from operator import attrgetter
 
 from quire.core.node import FOREVER, Mark, Node, Owner
 from quire.core.policy import Capacity, Clock, LazyHeap, Policy, PolicyFactory
@@ -183,7 +184,7 @@ class Order:
 
     def _refile(self, nodes: Iterable[Node]) -> None:
         """Take the cached ones of these nodes to the classes that they belong to now."""
-        for node in sorted(nodes, key=_last_use):
+        for node in sorted(nodes, key=attrgetter("uses")):
             mark = node.mark
             if node.locks or mark is None:
                 continue
@@ -212,7 +213,3 @@ class Order:
 def _is_there(entry: tuple[float, int, Node | Owner]) -> bool:
     item = entry[2]
     return bool(item.nodes) if isinstance(item, Owner) else item.mark is not None
-
-
-def _last_use(node: Node) -> int:
-    return node.uses

@@ -67,7 +67,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class SparseGroup(ABC):
-    """One such group: it hears of every change of the tree, tells its pool, and keeps `node.parts[place]`.
+    """One such group: it hears of every change of the tree, tells its pool, and keeps a struct as `node.parts[place]`.
 
     Its blocks in the tree are cached unless they are guarded:
 
@@ -183,10 +183,6 @@ class SparseGroup(ABC):
         """Return what is wrong with the part of a node at whose end so many stand, or nothing."""
 
     @abstractmethod
-    def data(self, node: Node) -> dict[str, Any]:
-        """Return the part of a node as data that JSON can hold, `group` among it."""
-
-    @abstractmethod
     def eviction_order(self) -> list[int]:
         """Return the ends of the nodes in the order in which they lose blocks, for snapshots."""
 
@@ -202,10 +198,6 @@ class TableGroup(SparseGroup):
     @abstractmethod
     def first_read(self, num_tokens: int) -> int:
         """Return the first block that the next token after so many reads, sinks apart."""
-
-    @abstractmethod
-    def lacks(self, node: Node, first: int, end: int) -> bool:
-        """Whether one of the blocks [first, end) of a path is gone."""
 
     @abstractmethod
     def recount(self, node: Node) -> None:

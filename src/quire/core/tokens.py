@@ -27,6 +27,8 @@ Key: TypeAlias = "memoryview[int]"
 
 IntArray: TypeAlias = "npt.NDArray[np.int32]"
 
+BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
+
 IndexArray: TypeAlias = "npt.NDArray[np.intp]"
 
 TOKEN_BYTES = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,15 +16,9 @@ from quire.core.node import Match, Node
 from quire.core.room import room_left
 from quire.core.scope import Scope
 from quire.core.sparse import Standing, sparse_at
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
+from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds, key_of
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Places = npt.NDArray[np.bool_]
-
 
 NOTHING: Mapping[Node, int] = {}
 
@@ -43,7 +36,7 @@ class Residency(msgspec.Struct, frozen=True):
 
     matched: int
     accepted: int
-    held: tuple[Places, ...]
+    held: tuple[BoolArray, ...]
     room: tuple[int, ...]
     digests: list[bytes]
 
@@ -84,7 +77,7 @@ def required_blocks(manager: CacheManager, group: int, end: int) -> list[int]:
     return sparse.required(end) if sparse is not None else list(range(end))
 
 
-def held_places(manager: CacheManager, match: Match, group: int) -> Places:
+def held_places(manager: CacheManager, match: Match, group: int) -> BoolArray:
     """Return which of a match's blocks (or states after them) a group holds, bool [matched]."""
     sparse = sparse_at(manager.kernel.tree.sparse, group)
     if sparse is None:
@@ -100,7 +93,7 @@ def room_beside(
     manager: CacheManager,
     match: Match,
     accepted: int,
-    held: tuple[Places, ...],
+    held: tuple[BoolArray, ...],
     gone: Mapping[Node, int] = NOTHING,
 ) -> tuple[int, ...]:
     """Return what each group can give once the match is referenced, and stood at where it ends and at `accepted`.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from operator import gt, index
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
@@ -35,15 +35,10 @@ from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import Terms
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
 from quire.interrupts import mutating
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Places = npt.NDArray[np.bool_]
 
 Brought = Mapping[int, Items[int]]
 """Per layer group, rising: which blocks of a prefix come back. Number i of a recurrent group is the
@@ -285,7 +280,7 @@ def _as_places(brought: Brought) -> dict[int, list[int]]:
 
 
 def _check_brought(
-    manager: CacheManager, ends: tuple[int, int], brought: Brought, held: Items[Places]
+    manager: CacheManager, ends: tuple[int, int], brought: Brought, held: Items[BoolArray]
 ) -> None:
     """Raise `ConfigError` unless what comes back is missing here, and a hit then lacks nothing."""
     accepted, end = ends

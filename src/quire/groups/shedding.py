@@ -175,9 +175,6 @@ class SheddingGroup(SparseGroup):
             return "it has blocks to give and no eviction class"
         return ""
 
-    def data(self, node: Node) -> dict[str, Any]:
-        return msgspec.structs.asdict(node.parts[self.place]) | {"group": self.index}
-
     def eviction_order(self) -> list[int]:
         kept = [node.end for rank in sorted(self._kept) for node in self._kept[rank]]
         return [node.end for node in self._passing] + [-1] + kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -169,11 +168,6 @@ class SnapshotGroup(SheddingGroup, StateGroup):
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         yield from sorted(self._part(node).snapshots.items())
-
-    def data(self, node: Node) -> dict[str, Any]:
-        part = self._part(node)
-        snapshots = [list(item) for item in sorted(part.snapshots.items())]
-        return super().data(node) | {"snapshots": snapshots, "passing": sorted(part.passing)}
 
     def _evict(self, node: Node, part: StatePart, gone: list[int], tell: Tell | None) -> None:
         for at in gone:

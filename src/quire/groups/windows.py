@@ -114,9 +114,6 @@ class WindowGroup(SheddingGroup, TableGroup):
     def least(self, end: int) -> int:
         return self.reach(end) + 1
 
-    def lacks(self, node: Node, first: int, end: int) -> bool:
-        return first < end and self._last_gap(node.holding(end - 1), first, end) >= 0
-
     def _last_gap(self, node: Node, first: int, end: int) -> int:
         """Return the last gap in blocks [first, end) of a path, -1 if there is none."""
         while True:

@@ -4,7 +4,7 @@ checks    every invariant, recounted
 checked   a pool that checks every block that it gives or takes back
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
-invalidation   a prefix, a scope or all, dropped
+dropping  blocks by policy, a prefix, a scope, or all
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
 pins      prefixes that stay
@@ -16,9 +16,9 @@ from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
 from quire.ops.drafts import Draft, TokenMove, draft
 from quire.ops.drawing import draw, dump, held_notes, snapshot
+from quire.ops.dropping import clear, invalidate, reclaim
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
-from quire.ops.invalidation import clear, invalidate
 from quire.ops.memory import Usage, compact, resize, usage
 from quire.ops.pins import Pin, pin
 from quire.ops.rollback import truncate
@@ -43,6 +43,7 @@ __all__ = [
     "held_notes",
     "invalidate",
     "pin",
+    "reclaim",
     "resize",
     "snapshot",
     "truncate",

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from quire.core.blocks import BlockPool
-from quire.core.tokens import IntArray
+from quire.core.tokens import BoolArray, IntArray
 from quire.errors import InvariantError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class CheckedPool(BlockPool):
@@ -37,7 +32,7 @@ class CheckedPool(BlockPool):
         super().give_back(block_ids)
         self._held[np.array(block_ids, dtype=np.int32)] = False
 
-    def resize(self, num_blocks: int, held: npt.NDArray[np.bool_], renamed: IntArray) -> None:
+    def resize(self, num_blocks: int, held: BoolArray, renamed: IntArray) -> None:
         super().resize(num_blocks, held, renamed)
         self._held = held
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.core.manager import CacheManager
@@ -149,7 +150,7 @@ def _node(
     return {
         "tokens": np.frombuffer(bytes(node.key), np.int32).tolist(),
         "blocks": [ids.tolist() for ids in node.blocks],
-        "parts": [group.data(node) for group in sparse],
+        "parts": [_part(node.parts[group.place]) | {"group": group.index} for group in sparse],
         "end": node.end,
         "locks": node.locks,
         "pins": pins.get(node, 0),
@@ -160,6 +161,14 @@ def _node(
         "uses": node.uses,
         "children": [],
     }
+
+
+def _part(part: msgspec.Struct) -> dict[str, Any]:
+    """Return a group's part of a node, sets as lists and dicts as lists of pairs, in order."""
+    data: dict[str, Any] = msgspec.to_builtins(part, order="sorted")
+    for name in [name for name in data if isinstance(data[name], dict)]:
+        data[name] = [list(pair) for pair in data[name].items()]
+    return data
 
 
 def _due(node: Node) -> float | str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,15 +15,10 @@ from quire.core.groups import check_group
 from quire.core.manager import CacheManager
 from quire.core.room import let_go_expired, make_room
 from quire.core.sparse import sparse_at
-from quire.core.tokens import IntArray
+from quire.core.tokens import BoolArray, IntArray
 from quire.errors import ConfigError, CopyError
 from quire.interrupts import mutating
 from quire.ops.pins import all_pins, check_pins
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Places = npt.NDArray[np.bool_]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -165,7 +159,7 @@ def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
     return len(moved)
 
 
-def _moved_together(pool: BlockPool, num_blocks: int) -> tuple[Places, IntArray]:
+def _moved_together(pool: BlockPool, num_blocks: int) -> tuple[BoolArray, IntArray]:
     """Plan to have all held blocks below `num_blocks`; with the size that the pool has, at the lowest ids.
 
     Returns which blocks are held then, and where each old id has gone, to itself where it stays.
@@ -183,7 +177,7 @@ def _moved_together(pool: BlockPool, num_blocks: int) -> tuple[Places, IntArray]
     return held[:num_blocks], renamed
 
 
-def _held(pool: BlockPool, num_blocks: int) -> Places:
+def _held(pool: BlockPool, num_blocks: int) -> BoolArray:
     """Return which ids below `num_blocks` are held, bool [num_blocks]."""
     held = np.zeros(num_blocks, dtype=np.bool_)
     held[: pool.num_blocks] = True

@@ -72,7 +72,7 @@ def _check_sparse(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     end = keep + (in_tail > 0)
     for window in rows.windows:
         first = window.first_read(num_tokens)
-        lost = window.lacks(node, first, min(end, node.end))
+        lost = any(window.block_at(node, at) == GAP for at in range(first, min(end, node.end)))
         start = max(first, node.end)
         lost |= end > start and GAP in rows.slots(window.index, seq.row, start, end)
         if lost:

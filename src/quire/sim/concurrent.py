@@ -14,7 +14,6 @@ names no blocks of it.
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from array import array
 from collections import deque
@@ -27,7 +26,7 @@ import numpy as np
 
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
-from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.foresight import Advice, foresee
 from quire.sim.hardware import Roofline
 from quire.sim.replay import (
@@ -65,9 +64,7 @@ class Rates(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode"):
-            rate = getattr(self, name)
-            if not (rate > 0 and math.isfinite(rate)):
-                raise ConfigError(f"the {name} rate is {rate}; it is above 0 tokens per second")
+            check_positive(f"the {name} rate in tokens per second", getattr(self, name))
 
     def times(self, request: TraceRequest, cached_tokens: int) -> tuple[float, float]:
         computed = request.prompt_tokens - cached_tokens

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from operator import index
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from quire.config import check_count
 from quire.core import CacheManager, Sequence, Watcher
 from quire.core.tokens import INT32, IntArray
-from quire.errors import ConfigError
 from quire.foresight import Learned, Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
@@ -171,14 +170,7 @@ def open_request(manager: CacheManager, tokens: IntArray, advice: Advice) -> Seq
 
 def check_capacity(capacity_blocks: int) -> int:
     """Return a capacity in blocks; raise `ConfigError` if it cannot be one."""
-    try:
-        blocks = 0 if isinstance(capacity_blocks, bool) else index(capacity_blocks)
-    except TypeError:
-        blocks = 0
-    if not 1 <= blocks <= MAX_CAPACITY:
-        msg = f"a capacity is a whole number of blocks from 1 to {MAX_CAPACITY}"
-        raise ConfigError(f"{msg}, got {capacity_blocks!r}")
-    return blocks
+    return check_count("a capacity in blocks", capacity_blocks, limit=MAX_CAPACITY)
 
 
 class HitTally:

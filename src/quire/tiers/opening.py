@@ -20,7 +20,6 @@ and returns a `Tier`. So does quire itself for `mooncake:127.0.0.1:50051?memory=
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
@@ -34,6 +33,7 @@ import msgspec
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.plugins import load_offered, names_offered
+from quire.tiers.addresses import shown
 from quire.tiers.base import Tier
 from quire.tiers.wrapped import Late
 
@@ -54,7 +54,6 @@ _IN_REDIS_URL = (
     "ssl_check_hostname",
     "db",
 )
-_SECRET = re.compile(r"//[^/@]*@")
 
 
 class _TierKind(msgspec.Struct, frozen=True):
@@ -162,30 +161,35 @@ def _open_or_later(spec: Spec) -> Tier:
 def _parse_line(line: str) -> tuple[str, dict[str, Any]]:
     """Return kind and options of a line."""
     head, colon, rest = line.partition(":")
-    if not colon or not head:
+    if not colon or not head or "@" in head:
         raise ConfigError(
-            f"{_shown(line)!r} names no tier: write kind:where, for example 'host:8GiB' or "
+            f"{shown(line)!r} names no tier: write kind:where, for example 'host:8GiB' or "
             f"'disk:/var/kv?capacity=200GiB'; kinds: {', '.join(_known_kinds())}"
         )
     before, _, query = rest.partition("?")
+    if "@" in query and "@" not in before and before.startswith("//"):
+        raise ConfigError(
+            f"{shown(line)!r}: what stands before an @ is user and password; percent-encode what is "
+            "special in them: ? as %3F, / as %2F, # as %23, @ as %40; elsewhere, write @ as %40"
+        )
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
         raise ConfigError(
-            f"{_shown(line)!r}: behind the question mark stand options, name=value&name=value"
+            f"{shown(line)!r}: behind the question mark stand options, name=value&name=value"
         ) from None
     options: dict[str, Any] = dict(pairs)
     if len(options) < len(pairs):
-        raise ConfigError(f"{_shown(line)!r}: an option is given twice")
+        raise ConfigError(f"{shown(line)!r}: an option is given twice")
     if head in _SCHEMES and not before.startswith("//"):
-        raise ConfigError(f"{_shown(line)!r} is no URL: write {head}://...")
+        raise ConfigError(f"{shown(line)!r} is no URL: write {head}://...")
     kind = _SCHEMES.get(head, head)
     where = f"{head}:{before}" if head in _SCHEMES else before.removeprefix("//")
     known = _KINDS.get(kind)
     option = known.where if known else "where"
     if where:
         if option in options:
-            raise ConfigError(f"{_shown(line)!r}: {option} is given twice")
+            raise ConfigError(f"{shown(line)!r}: {option} is given twice")
         options[option] = where
     return kind, options
 
@@ -268,8 +272,3 @@ def _known_kinds() -> list[str]:
 def _meant(word: str, words: Sequence[str] | Mapping[str, Any]) -> str:
     near = get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f", did you mean {near[0]!r}?" if near else ""
-
-
-def _shown(line: str) -> str:
-    """Return a line without what may be secret: user and password, and values of options."""
-    return _SECRET.sub("//...@", line.partition("?")[0])

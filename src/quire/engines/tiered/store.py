@@ -249,16 +249,12 @@ class TieredStore:
     def _load(self, search: Search, end: int) -> Onboarded:
         asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
-        buffers = self.stack.buffers(sizes)
         saved_s = self._saved_s(search.prompt, search.here, end)
-        outcomes = self.stack.load(keys, buffers, found=levels, saved_s=saved_s)
+        outcomes, buffers = self.stack.load(keys, sizes, found=levels, saved_s=saved_s)
         begun_s = time.perf_counter()
         causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
-        came = {
-            key: buffer
-            for key, buffer, what in zip(keys, buffers, outcomes, strict=True)
-            if what is Outcome.HIT
-        }
+        pairs = zip(keys, buffers, strict=True)
+        came = {key: buffer for key, buffer in pairs if buffer is not None}
         for group, places in search.brought(end).items():
             for key in search.keys(group, places):
                 if key in came and not self.parts[group].reads(came[key]):

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from quire.sim.curves import Curves
-from quire.sim.observers import SharedPrefix
-
-Row: TypeAlias = Mapping[str, Any]
-"""A row of a replay, see `ReplayResult.row`, with `share` and `optimum_token_hit`."""
-
-
-class Focus(msgspec.Struct, frozen=True):
-    """A closer look at one capacity, and there at one policy.
-
-    `over_time`    token hit by policy, in stretches of time: (start_s, stop_s, 0 to 1 or None)
-    `prefixes`     what was found most, by tokens; `hit_tokens` is all that was found
-    `reuse_times`  uses by the time since the last one: bins that double, from below one second;
-                   `new_blocks` counts first uses
-    """
-
-    capacity_blocks: int
-    policy: str
-    over_time: dict[str, list[tuple[float, float, float | None]]]
-    prefixes: list[SharedPrefix]
-    hit_tokens: int
-    reuse_times: list[int]
-    new_blocks: int
+from quire.sim.optimum import OPTIMUM
+from quire.sim.replay import ReplayResult
+from quire.sim.reuse import Reuses
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A report. `facts` are those of `quire replay --json`; commands compute figures again."""
+    """A report. `facts` are those of `quire replay --json`; commands compute figures again.
+
+    `rows`    see `ReplayResult.row`, with `share` and `optimum_token_hit`
+    `reuses`  what the curves are made of
+    `closer`  of each policy at one capacity, measured by `HitsOverTime` and `SharedPrefixes`
+    """
 
     facts: dict[str, Any]
     rows: list[dict[str, Any]]
     curves: Curves
-    focus: Focus
+    reuses: Reuses
+    closer: list[ReplayResult]
     command: str
     focus_command: str
+
+    @property
+    def focus(self) -> ReplayResult:
+        """The first policy that is looked at closer, the optimum only where there is no other."""
+        return next((each for each in self.closer if each.policy != OPTIMUM), self.closer[0])
 
     @property
     def policies(self) -> list[str]:
@@ -52,11 +44,6 @@ class Report(msgspec.Struct, frozen=True):
     def capacities(self) -> list[int]:
         """The capacities of the rows, rising."""
         return sorted({row["capacity_blocks"] for row in self.rows})
-
-    @property
-    def focus_rows(self) -> list[dict[str, Any]]:
-        """The rows of the capacity that is looked at closer."""
-        return [row for row in self.rows if row["capacity_blocks"] == self.focus.capacity_blocks]
 
     def reuse_distances(self) -> tuple[list[int], list[float]]:
         """Return capacities that double, and the share of all tokens that each is the first to find.

@@ -109,9 +109,9 @@ def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
 
 def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
     """Uses of blocks by the time since the last one."""
-    counts = report.focus.reuse_times
+    counts = report.reuses.blocks_by_gap()
     used = max((number + 1 for number, count in enumerate(counts) if count), default=1)
-    total = max(sum(counts) + report.focus.new_blocks, 1)
+    total = max(sum(counts) + report.reuses.num_unique, 1)
     heights = [100 * count / total for count in counts[:used]]
     _draw_bars(axes, heights, 10 if size is WIDE else 5, _duration)
     _label(axes, "time since the last use, up to", "of all block uses")
@@ -120,15 +120,15 @@ def draw_reuse_times(report: Report, axes: Axes, size: FigureSize) -> None:
 def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
     """Hit ratio in the course of the trace, for every policy at one capacity."""
     last = 0.0
-    for policy, stretches in report.focus.over_time.items():
+    for each in report.closer:
         x: list[float] = []
         y: list[float] = []
-        for start, stop, share in stretches:
+        for start, stop, share in each.measured["over_time"]:
             x += start, stop
             y += [float("nan") if share is None else 100 * share] * 2
             last = max(last, stop)
-        style = (0, (4, 2)) if policy == "optimum" else "-"
-        colour = colour_of(policy, report.policies)
+        style = (0, (4, 2)) if each.policy == "optimum" else "-"
+        colour = colour_of(each.policy, report.policies)
         axes.plot(x, y, color=colour, linestyle=style, linewidth=1.5)
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes")
     if last <= 180:
@@ -142,14 +142,12 @@ def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
 
 def draw_misses(report: Report, axes: Axes, _size: FigureSize) -> None:
     """Prompt tokens by their fate: found, or missed for a reason."""
-    rows = report.focus_rows
-    names = [row["policy"] for row in rows]
-    left = [0.0] * len(rows)
+    names = [each.policy for each in report.closer]
+    left = [0.0] * len(names)
     for key, _, colour in miss_legend(report):
-        counts = [row["hit_tokens"] if key == "found" else row["missed"][key] for row in rows]
         shares = [
-            100 * count / max(row["prompt_tokens"], 1)
-            for count, row in zip(counts, rows, strict=True)
+            100 * ({"found": each.hit_tokens} | each.missed)[key] / max(each.prompt_tokens, 1)
+            for each in report.closer
         ]
         axes.barh(names, shares, left=left, height=0.66, color=colour)
         left = [a + b for a, b in zip(left, shares, strict=True)]
@@ -167,7 +165,7 @@ def miss_legend(report: Report) -> list[tuple[str, str, str]]:
     return [
         (key, label, colour)
         for (key, label), colour in fates
-        if key == "found" or any(row["missed"].get(key) for row in report.focus_rows)
+        if key == "found" or any(each.missed.get(key) for each in report.closer)
     ]
 
 

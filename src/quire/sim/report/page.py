@@ -48,7 +48,8 @@ def html(report: Report) -> str:
 
 def _best(report: Report) -> dict[str, Any]:
     """Return the focus row that finds most, the optimum apart where there are others."""
-    rows = report.focus_rows
+    at = report.focus.capacity_blocks
+    rows = [row for row in report.rows if row["capacity_blocks"] == at]
     online = [row for row in rows if row["policy"] != "optimum"]
     return max(online or rows, key=lambda row: row["token_hit"])
 

@@ -14,7 +14,7 @@ import msgspec
 from quire.errors import ConfigError
 from quire.sim.distributions import Lognormal
 from quire.sim.names import unknown
-from quire.sim.workload.settings import KINDS, MIX, Agent, Chat, FewShot, Kind, Rag, Scan
+from quire.sim.workload.settings import KINDS, MIX, Agent, Chat, FewShot, Rag, Scan, TrafficKind
 from quire.sim.workload.stream import Traffic, Workload
 
 __all__ = [
@@ -54,7 +54,7 @@ def parts_named(name: str, changes: Mapping[str, float] | None = None) -> dict[s
     return {kind: Traffic(kinds[kind], share) for kind, share in wanted.items()}
 
 
-def numbers_of(kind: Kind, prefix: str = "") -> dict[str, float]:
+def numbers_of(kind: TrafficKind, prefix: str = "") -> dict[str, float]:
     """Return all numbers of a kind by name: "turns", "question.mean"."""
     numbers: dict[str, float] = {}
     for name in kind.__struct_fields__:
@@ -67,7 +67,7 @@ def numbers_of(kind: Kind, prefix: str = "") -> dict[str, float]:
     return numbers
 
 
-def _changed(kind: Kind, path: str, number: float) -> Kind:
+def _changed(kind: TrafficKind, path: str, number: float) -> TrafficKind:
     name, _, part = path.partition(".")
     value: Lognormal | float = getattr(kind, name)
     try:

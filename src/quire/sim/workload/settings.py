@@ -66,7 +66,7 @@ class Texts:
         return self.library.share((self.name, rank), tokens)
 
 
-class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrafficKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers that are above 0; those that count are from 1 to `MAX_COUNT`."""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
 
-class Chat(Kind, frozen=True, forbid_unknown_fields=True):
+class Chat(TrafficKind, frozen=True, forbid_unknown_fields=True):
     """People who talk with a model in turns. A prompt: system prompt, then all said so far.
 
     `turns`        mean requests per session, geometric
@@ -121,7 +121,7 @@ class Chat(Kind, frozen=True, forbid_unknown_fields=True):
             wait = answer / self.tokens_per_s + self.think_s.draw(texts.rng)
 
 
-class Agent(Kind, frozen=True, forbid_unknown_fields=True):
+class Agent(TrafficKind, frozen=True, forbid_unknown_fields=True):
     """Agents with tools. A prompt: instructions and tools, the task, then calls and results.
 
     `steps`    mean requests per task, geometric; `tool_s` is how long a tool takes
@@ -152,7 +152,7 @@ class Agent(Kind, frozen=True, forbid_unknown_fields=True):
             wait = call / self.tokens_per_s + self.tool_s.draw(texts.rng)
 
 
-class Rag(Kind, frozen=True, forbid_unknown_fields=True):
+class Rag(TrafficKind, frozen=True, forbid_unknown_fields=True):
     """Questions about documents. A prompt: instructions, the documents found, the question.
 
     `documents` there are; each of the `found` ones of a request is drawn by Zipf of exponent `skew`,
@@ -188,7 +188,7 @@ class Rag(Kind, frozen=True, forbid_unknown_fields=True):
         yield SessionTurn(0.0, text, self.answer.draw_tokens(texts.rng))
 
 
-class FewShot(Kind, frozen=True, forbid_unknown_fields=True):
+class FewShot(TrafficKind, frozen=True, forbid_unknown_fields=True):
     """The same examples before every input. A prompt: the examples of a task, the input.
 
     `tasks` there are; which one is Zipf of exponent `skew`.
@@ -206,7 +206,7 @@ class FewShot(Kind, frozen=True, forbid_unknown_fields=True):
         yield SessionTurn(0.0, text, self.answer.draw_tokens(texts.rng))
 
 
-class Scan(Kind, frozen=True, forbid_unknown_fields=True):
+class Scan(TrafficKind, frozen=True, forbid_unknown_fields=True):
     """Long texts that come once: nothing is shared, and everything passes through the cache."""
 
     text: Lognormal = Lognormal(6000.0, 0.8)
@@ -217,7 +217,7 @@ class Scan(Kind, frozen=True, forbid_unknown_fields=True):
         yield SessionTurn(0.0, text, self.answer.draw_tokens(texts.rng))
 
 
-KINDS: dict[str, type[Kind]] = {
+KINDS: dict[str, type[TrafficKind]] = {
     "chat": Chat,
     "agent": Agent,
     "rag": Rag,

@@ -14,13 +14,20 @@ from quire.sim.distributions import check_positive, draw_gap, generator
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, MAX_TOKENS
 from quire.sim.workload.prompts import Library
-from quire.sim.workload.settings import BLOCK_SIZE, KINDS, REQUESTS_PER_S, Kind, SessionTurn, Texts
+from quire.sim.workload.settings import (
+    BLOCK_SIZE,
+    KINDS,
+    REQUESTS_PER_S,
+    SessionTurn,
+    Texts,
+    TrafficKind,
+)
 
 
 class Traffic(msgspec.Struct, frozen=True):
     """One kind of traffic, and its share of the requests beside those of other parts."""
 
-    kind: Kind
+    kind: TrafficKind
     share: float = 1.0
 
 
@@ -89,7 +96,7 @@ class Workload(ReportingTrace):
 
 
 def _flow(
-    kind: Kind, texts: Texts, per_s: float, starts: Generator
+    kind: TrafficKind, texts: Texts, per_s: float, starts: Generator
 ) -> Iterator[tuple[float, str, SessionTurn]]:
     """Yield time, session and turn of one part, in order of time, for ever."""
     waiting: list[tuple[float, int, SessionTurn]] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
+from quire.tiers.addresses import shown, without
 
 try:
     import obstore
@@ -45,12 +46,16 @@ def open_store(
     """Open what a URL names. Raises `ConfigError` for settings that cannot be."""
     scheme, _, rest = url.partition("://")
     if scheme == "file":
-        raise ConfigError(f"{url!r} is no object store; for a directory of files: files:{rest}")
+        raise ConfigError(
+            f"{shown(url)!r} is no object store; for a directory of files: files:{rest}"
+        )
     if scheme in ("http", "https"):
-        raise ConfigError(f"{url!r}: a web server takes no records; give s3://, gs:// or az://")
+        raise ConfigError(
+            f"{shown(url)!r}: a web server takes no records; give s3://, gs:// or az://"
+        )
     if scheme == "memory":
         if config or client_options:
-            raise ConfigError(f"{url!r} takes no config or client options: it is not remote")
+            raise ConfigError(f"{shown(url)!r} takes no config or client options: it is not remote")
         return MemoryStore()
     options = dict(client_options or {})
     endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
@@ -64,14 +69,18 @@ def open_store(
     }
     try:
         return from_url(url, **remote)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic of obstore is no Exception
         # obstore raises its own errors, ValueError and TypeError for what it cannot read.
-        raise ConfigError(f"cannot open {url!r}: {reason_of(error)}") from error
+        secrets = tuple(map(str, [*(config or {}).values(), url]))
+        reason = without(reason_of(error), secrets)
+        raise ConfigError(f"cannot open {shown(url)!r}: {reason}") from None
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error of obstore; below it stand its insides."""
-    return (str(error).partition("\n")[0] or type(error).__name__)[:300]
+    """Return the first line of an error of obstore, below which stand its insides, without what signs a request."""
+    return without(str(error).partition("\n")[0] or type(error).__name__)[:300]
 
 
 class Client:

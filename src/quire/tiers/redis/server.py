@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from quire.errors import InvariantError, TierError
+from quire.tiers.addresses import without
 from quire.tiers.base import Outcome
 from quire.tiers.redis.link import Answer, Failure, Link, RedisRequest, remaining
 from quire.tiers.redis.url import Words
@@ -21,10 +22,10 @@ more to send that of a SET of 1 MiB: what waits to be sent leaves the processor'
 
 
 @contextmanager
-def tier_errors() -> Generator[None]:
+def tier_errors(words: Words | None = None) -> Generator[None]:
     """Turn what redis-py raises into `TimeoutError`, `OSError` where nobody is reached, and `TierError` for the rest.
 
-    A server may say anything, and then any of redis-py's parsers fails.
+    A server may say anything, the password of `words` among it, and then any of redis-py's parsers fails.
     """
     from redis import exceptions  # noqa: PLC0415 - an extra
 
@@ -33,10 +34,11 @@ def tier_errors() -> Generator[None]:
     except exceptions.TimeoutError:
         raise TimeoutError from None
     except (exceptions.RedisError, exceptions.RedisClusterException, *_RUBBISH) as error:
+        said = without(str(error) or type(error).__name__, ((words or {}).get("password", ""),))
         refused = isinstance(error, exceptions.AuthenticationError)
         if isinstance(error, exceptions.ConnectionError) and not refused:
-            raise OSError(str(error)) from None
-        raise TierError(str(error) or type(error).__name__) from None
+            raise OSError(said) from None
+        raise TierError(said) from None
 
 
 _RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
@@ -162,7 +164,7 @@ def _connect(words: Words, deadline: float) -> Link:
     options = dict(words)
     seconds = remaining(deadline)
     options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
-    with tier_errors():
+    with tier_errors(words):
         connection = options.pop("connection_class")(**options)
         connection.connect()
         connected = connection._sock  # noqa: SLF001 - redis-py has no other word for it

@@ -55,7 +55,7 @@ class Servers:
             return
         home = ClusterNode(words.pop("host", "localhost"), words.pop("port", 6379))
         try:
-            with tier_errors():
+            with tier_errors(self._words):
                 self._map = NodesManager(
                     [home], from_url=True, require_full_coverage=False, **words
                 )

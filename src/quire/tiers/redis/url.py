@@ -13,6 +13,11 @@ SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
+_SHAPE = (
+    "write redis://user:password@host:port/db with a number for the port and the db, and in user and "
+    "password / as %2F, # as %23, ? as %3F, @ as %40, % as %25"
+)
+
 Words: TypeAlias = dict[str, Any]
 """`connection_class` and what it is called with; among them the password: never shown."""
 
@@ -32,26 +37,28 @@ def parse_server(url: str) -> tuple[Words, bool]:
         raise ConfigError(lacking("the Redis tier", "redis", "redis")) from None
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
-        raise ConfigError(f"a Redis URL begins with one of {', '.join(SCHEMES)}, not {scheme!r}")
+        raise ConfigError(f"a Redis URL begins with one of {', '.join(SCHEMES)} and ://")
     is_cluster = scheme.endswith("+cluster")
     plain = f"{scheme.removesuffix('+cluster')}://{rest}"
     try:
         words: Words = cast("Any", connection).parse_url(plain)
-        path_of_db = urlsplit(plain).path.strip("/")
-    except ValueError as error:
-        raise ConfigError(f"a Redis URL that cannot be read: {error}") from None
+        parts = urlsplit(plain)
+    except ValueError:
+        # What is wrong in it may be a part of the password, so nothing of it is shown.
+        raise ConfigError(f"a Redis URL that cannot be read: {_SHAPE}") from None
+    if parts.fragment or "@" in parts.query or ("@" in parts.path and parts.netloc):
+        raise ConfigError(f"a Redis URL with a # or @ behind its server: {_SHAPE}")
+    path_of_db = parts.path.strip("/")
     db = words.get("db", 0)
     if scheme == "unix":
         if not words.get("path"):
             raise ConfigError("a unix:// URL names a socket: unix:///run/redis.sock")
     elif path_of_db and (not path_of_db.isdigit() or int(path_of_db) != db):
-        raise ConfigError(f"the path of a Redis URL is a database number, not {path_of_db!r}")
+        raise ConfigError(f"the path of a Redis URL is a database number: {_SHAPE}")
     if db < 0 or (is_cluster and db):
         raise ConfigError(f"database {db}: it is 0 in a cluster, and never negative")
     if "username" in words and "password" not in words:
-        raise ConfigError(
-            f"user {words['username']!r} without a password; write user:password@host"
-        )
+        raise ConfigError("a user without a password: write user:password@host, or :password@host")
     known = {"connection_class", "host", "port", "path", "username", "password", "db"}
     _check_options(scheme, {name: words[name] for name in words if name not in known})
     if scheme.startswith("rediss"):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Keys
-from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane, Work
+from quire.tiers.stack.lanes import Deadline, TierLane, Work
 from quire.tiers.stack.level import Shared
 from quire.tiers.stack.placing import Placing
 
@@ -28,44 +28,44 @@ LOOK_S = 0.03
 
 
 class FeedJob:
-    """Work that waits to be done or is being done. After `wait`, `error` is what it raised, or None."""
+    """Work that waits to be done, is being done or is over. Then `error` is what it raised, or None."""
 
     def __init__(self, feeding: Feeding, keys: Keys, work: Work, num_bytes: int) -> None:
         self.keys = frozenset(keys)
         self.num_bytes = num_bytes
         self.error: BaseException | None = None
         self.is_over = False
-        self.is_wanted = False
         self.patience = Deadline(feeding.lanes, PATIENCE_S)
+        self.done = feeding.lanes.signal()
         self._feeding = feeding
         self._work = work
-        self._done = feeding.lanes.signal()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it is done, or was dropped. It is done next."""
-        if self.is_over:
-            return True
-        self._feeding.prefer([self])
-        return self._done.wait(timeout_s)
+        """Return whether it is over: what has not begun is done here and now, without regard to the budget."""
+        return self.is_over or self._feeding.do(self) or self.done.wait(timeout_s)
 
     def run(self) -> None:
         """Do the work."""
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
-            self.error = error
+        except BaseException as error:
+            self.error = error  # whoever waits raises it
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Say that it is done, or never will be."""
         self.is_over = True
-        self._done.set()
+        self.done.set()
 
 
 class Feeding:
     """A queue of work that ends in `TierStack.store`, the oldest first, and one thread that does it within a budget.
 
-    It copies and seals in memory, so that waiting for it takes milliseconds. Whoever asks for a key
-    that is being made waits for it, and so sees what was stored at once; that costs no budget.
+    It copies and seals in memory, which takes milliseconds. Whoever asks for a key that is to be made does that first, or
+    waits where another thread does, and so sees what was stored at once; that costs no budget.
 
     `passed_over`  prompts that were not stored, or not to the end, for want of time
 
@@ -81,7 +81,7 @@ class Feeding:
         self._lane = TierLane(shared.lanes, "feeding", 1)
         self._wake = shared.lanes.signal()
         self._waiting: dict[FeedJob, None] = {}
-        self._running: FeedJob | None = None
+        self._running: dict[FeedJob, None] = {}
         self._is_awake = False
         self._share = shared.settings.busy_share
         self._budget_s, self._counted_s = FIRST_S, shared.lanes.now()
@@ -106,7 +106,7 @@ class Feeding:
             self._waiting[job] = None
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
-            self._lane.submit(self, LaneJob(self._run, self._drop))
+            self._lane.submit(self, self._feed, self._drop)
         return job
 
     def finish(self, job: FeedJob) -> None:
@@ -135,24 +135,22 @@ class Feeding:
             under_way = frozenset[bytes]().union(*(job.keys for job in self._under_way()))
         return np.array([key in under_way for key in keys], np.bool_)
 
-    def prefer(self, chosen: list[FeedJob]) -> None:
-        """Do these next, whatever the budget: somebody waits."""
+    def do(self, job: FeedJob) -> bool:
+        """Do a job on this thread, if it has not begun; return whether that is so."""
         with self._shared.lock:
-            first = {job: None for job in chosen if job in self._waiting}
-            for job in first:
-                job.is_wanted = True
-            self._waiting = first | self._waiting
-        self._wake.set()
+            if job not in self._waiting:
+                return False
+            self._take(job)
+        self._run(job)
+        return True
 
     def wait(self, timeout_s: float, keys: Keys) -> bool:
         """Wait for what makes one of these keys; return whether it is done."""
-        if not self._is_awake:
+        if not (self._waiting or self._running):
             return True
         with self._shared.lock:
             wanted = [job for job in self._under_way() if not job.keys.isdisjoint(keys)]
         deadline = Deadline(self.lanes, timeout_s)
-        if wanted:
-            self.prefer(wanted)
         return all(job.wait(deadline.left_s) for job in wanted)
 
     def catch_up(self) -> None:
@@ -168,7 +166,7 @@ class Feeding:
                 is_filling = self._placing.is_filling
             if is_filling:
                 self._placing.drain(deadline)
-            if not job.wait(deadline.left_s):
+            if deadline.passed or not job.wait(deadline.left_s):
                 return False
         return True
 
@@ -176,7 +174,7 @@ class Feeding:
         """Take all that is under way for over, in a forked process."""
         for job in self._under_way():
             job.is_over = True
-        self._waiting, self._running, self._is_awake = {}, None, False
+        self._waiting, self._running, self._is_awake = {}, {}, False
 
     def close(self) -> None:
         """Drop what has not begun."""
@@ -191,7 +189,8 @@ class Feeding:
         for job in dropped:
             job.end()
 
-    def _run(self) -> None:
+    def _feed(self) -> None:
+        """Do what waits, the oldest first, as there is time. In the lane."""
         while True:
             with self._shared.lock:
                 self._wake.clear()
@@ -199,25 +198,31 @@ class Feeding:
                 if job is None:
                     self._is_awake = False
                     return
-                pause_s = 0.0 if job.is_wanted else self._pause_s(job)
+                pause_s = self._pause_s(job)
                 if not pause_s:
-                    del self._waiting[job]
-                    self._running = job
+                    self._take(job)
             if pause_s:
                 self._wake.wait(pause_s)
-                continue
-            begun_s = self.lanes.now()
-            job.run()
-            with self._shared.lock:
-                self._running = None
-            job.end()
-            if not job.is_wanted:
+            else:
+                begun_s = self.lanes.now()
+                self._run(job)
                 self.adjust_budget(begun_s - self.lanes.now())
+
+    def _run(self, job: FeedJob) -> None:
+        try:
+            job.run()
+        finally:
+            with self._shared.lock:
+                self._running.pop(job, None)
 
     # The lock is held
 
+    def _take(self, job: FeedJob) -> None:
+        del self._waiting[job]
+        self._running[job] = None
+
     def _under_way(self) -> list[FeedJob]:
-        return [*self._waiting] if self._running is None else [self._running, *self._waiting]
+        return [*self._running, *self._waiting]
 
     def _has_time(self) -> bool:
         """Count the time that went by, and return whether the budget is not spent."""

@@ -1,14 +1,13 @@
 """Fetches, chunks and tickets: reads that requests share, each until its own deadline.
 
-    Fetch    keys that one request wants, and the buffers for them
-    Chunk    keys that one call reads from one tier, into the buffers of the request that came first
+    Fetch    keys that one request wants
+    Chunk    keys that one call reads from one tier, into buffers of its own
     Ticket   a fetch's claim on some keys of a chunk, with a deadline
 
-A request that wants a key that is being read takes a ticket on that chunk and gets a copy. A ticket that is
-given up is out: what the chunk brings later is not for it, and a buffer that may still be written is
-replaced in the request's list by another one.
+A request that wants a key that is being read takes a ticket on that chunk. When the chunk is read, who asked first
+gets its buffers, and the others copies. A ticket that is given up is out: what the chunk brings later is not for it.
 
-    WAITING ── its lane's turn ──▶ READING ── copies for joined tickets ──▶ DONE
+    WAITING ── its lane's turn ──▶ READING ── buffers go to those who still wait ──▶ DONE
        └─ nobody wants it any more ─▶ DONE, without a call
 """
 
@@ -45,7 +44,6 @@ class Ticket:
     places: Sequence[int]
     deadline: Deadline
     idle_s: float
-    is_copying: bool = False
 
     @property
     def left_s(self) -> float:
@@ -54,20 +52,25 @@ class Ticket:
 
     @property
     def is_first(self) -> bool:
-        """Whether the chunk reads into this fetch's buffers; else they get copies."""
+        """Whether the chunk is read for it; others joined."""
         return self.fetch is self.chunk.owner
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of its records."""
+        return [self.fetch.sizes[index] for index in self.indices]
 
 
 class Chunk:
-    """Keys that one call reads from one tier, into the buffers that its owner had for them."""
+    """Keys that one call reads from one tier, for its owner and for those who join."""
 
-    __slots__ = ("allowed_s", "buffers", "deadline", "keys", "level", "owner", "state", "tickets")
+    __slots__ = ("allowed_s", "deadline", "keys", "level", "owner", "sizes", "state", "tickets")
 
     def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
         self.owner = owner
         self.level = level
         self.keys = [owner.keys[index] for index in indices]
-        self.buffers = [owner.buffers[index] for index in indices]
+        self.sizes = [owner.sizes[index] for index in indices]
         self.deadline = deadline
         self.state = ChunkState.WAITING
         self.allowed_s = 0.0
@@ -91,7 +94,7 @@ class Span:
 class Fetch:
     """Keys that one request wants. `pending` counts those that may still come.
 
-    `outcomes`  `TIMEOUT` until a key came, or no tier is left that could have it
+    `outcomes`, `buffers`  `TIMEOUT` and None until a key came, or no tier is left that could have it
     `most_idle_s`  for so long nothing may come
     `is_patient`   nobody waits for it, so each tier has all the time that there is
     """
@@ -100,7 +103,7 @@ class Fetch:
         self,
         shared: Shared,
         keys: Keys,
-        buffers: list[memoryview],
+        sizes: Sequence[int],
         deadline: Deadline,
         most_idle_s: float = math.inf,
         *,
@@ -111,7 +114,8 @@ class Fetch:
         self._lanes = shared.lanes
         self._came_s = shared.lanes.now()
         self.keys = keys
-        self.buffers = buffers
+        self.sizes = sizes
+        self.buffers: list[memoryview | None] = [None] * len(keys)
         self.deadline = deadline
         self.outcomes = [Outcome.TIMEOUT] * len(keys)
         self.causes: dict[int, Outcome] = {}
@@ -133,10 +137,10 @@ class Fetch:
         """Something has come."""
         self._came_s = self._lanes.now()
 
-    def settle(self, index: int, outcome: Outcome) -> None:
-        """Keep a hit, or the first cause that is more than absence. The lock is held."""
+    def settle(self, index: int, outcome: Outcome, buffer: memoryview | None = None) -> None:
+        """Keep a hit and its buffer, or the first cause that is more than absence. The lock is held."""
         if outcome is Outcome.HIT:
-            self.outcomes[index] = outcome
+            self.outcomes[index], self.buffers[index] = outcome, buffer
             self.pending -= 1
         elif outcome is not Outcome.ABSENT:
             self.causes.setdefault(index, outcome)

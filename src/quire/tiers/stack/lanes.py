@@ -73,17 +73,6 @@ class Deadline:
         return not self.left_s
 
 
-class LaneJob:
-    """One call of a tier that waits for its turn. Neither function raises."""
-
-    __slots__ = ("drop", "run")
-
-    def __init__(self, run: Work, drop: Work) -> None:
-        self.run = run
-        self.drop = drop
-        """Called instead of `run` where the lane closes first."""
-
-
 class TierLane:
     """Jobs of one tier and the threads that run them, at most `num_threads`.
 
@@ -98,7 +87,7 @@ class TierLane:
         self.ended = lanes.signal()
         """Set when it is closed and no thread of it is left."""
         self._lock = lanes.lock()
-        self._turns: deque[tuple[object, deque[LaneJob]]] = deque()
+        self._turns: deque[tuple[object, deque[tuple[Work, Work]]]] = deque()
         self._idle: list[threading.Event] = []
         self._num_alive = 0
         self._is_closed = False
@@ -115,8 +104,8 @@ class TierLane:
         with self._lock:
             return self._num_alive
 
-    def submit(self, owner: object, job: LaneJob) -> None:
-        """Run a job when it is its owner's turn; a closed lane drops it."""
+    def submit(self, owner: object, run: Work, drop: Work) -> None:
+        """Call `run` when it is its owner's turn, or `drop` where the lane is closed first. Neither raises."""
         wake: threading.Event | None = None
         spawn = False
         with self._lock:
@@ -124,17 +113,17 @@ class TierLane:
             if not refused:
                 for other, jobs in self._turns:
                     if other is owner:
-                        jobs.append(job)
+                        jobs.append((run, drop))
                         break
                 else:
-                    self._turns.append((owner, deque((job,))))
+                    self._turns.append((owner, deque(((run, drop),))))
                 if self._idle:
                     wake = self._idle.pop()
                 elif self._num_alive < self.num_threads:
                     self._num_alive += 1
                     spawn = True
         if refused:
-            job.drop()
+            drop()
         elif wake is not None:
             wake.set()
         elif spawn:
@@ -150,8 +139,8 @@ class TierLane:
             self._turns.clear()
             idle, self._idle = self._idle, []
             none_alive = not self._num_alive
-        for job in dropped:
-            job.drop()
+        for _, drop in dropped:
+            drop()
         for signal in idle:
             signal.set()
         if none_alive:
@@ -161,29 +150,27 @@ class TierLane:
         signal = self._lanes.signal()
         while True:
             with self._lock:
-                job = self._next()
-                if job is None and self._is_closed:
+                run = self._next()
+                if run is None and self._is_closed:
                     self._num_alive -= 1
                     is_last = not self._num_alive
                     break
-                if job is None:
+                if run is None:
                     signal.clear()
                     self._idle.append(signal)
-            if job is None:
-                signal.wait()
-            else:
-                job.run()
+                    run = signal.wait
+            run()
         if is_last:
             self.ended.set()
 
-    def _next(self) -> LaneJob | None:
+    def _next(self) -> Work | None:
         if not self._turns:
             return None
         owner, jobs = self._turns.popleft()
-        job = jobs.popleft()
+        run, _ = jobs.popleft()
         if jobs:
             self._turns.append((owner, jobs))
-        return job
+        return run
 
 
 class Closable(Protocol):

@@ -108,11 +108,12 @@ class Shared:
         self.pool = BufferPool(self.pool.limit_bytes)
         self.lender = None
 
-    def give_back(self, buffers: Sequence[memoryview]) -> None:
+    def give_back(self, buffers: Sequence[memoryview | None]) -> None:
         """Take back buffers that nobody reads or writes any more."""
-        self.pool.give_back(buffers)
+        given = [each for each in buffers if each is not None]
+        self.pool.give_back(given)
         if self.lender is not None:
-            self.lender.take_back(buffers)
+            self.lender.take_back(given)
 
 
 class Level:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from quire.tiers.base import Keys, Outcome, Tier
 from quire.tiers.stack.asking import PROBE_S, Kind
-from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane
+from quire.tiers.stack.lanes import Deadline, TierLane
 from quire.tiers.stack.level import Level, Shared, guarded
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class LaneCall(Generic[T]):
         self.result: T | None = None
         self._done = shared.lanes.signal()
         self._function = function
-        lane.submit(self, LaneJob(self._run, self._done.set))
+        lane.submit(self, self._run, self._done.set)
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it has returned or was dropped, now or within so long."""
@@ -204,7 +204,7 @@ class TierLookup:
             trial()
             end()
 
-        level.loads.submit(self, LaneJob(run, end))
+        level.loads.submit(self, run, end)
 
     def _look_beside(self, level: Level, keys: Keys) -> None:
         lanes, timeout_s = self._shared.lanes, self._shared.settings.lookup_timeout_s

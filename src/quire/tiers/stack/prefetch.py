@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Fetch
-from quire.tiers.stack.lanes import Deadline, LaneJob, TierLane
+from quire.tiers.stack.lanes import Deadline, TierLane
 from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.reading import Reader
 
@@ -77,15 +77,13 @@ class Prefetch:
         while stop < len(self._keys) and (most > 0 or stop == first):
             most -= self._sizes[stop]
             stop += 1
-        buffers = shared.pool.take(self._sizes[first:stop])
-        deadline = Deadline(shared.lanes, READ_S)
-        fetch = Fetch(shared, self._keys[first:stop], buffers, deadline, is_patient=True)
+        keys, sizes = self._keys[first:stop], self._sizes[first:stop]
+        fetch = Fetch(shared, keys, sizes, Deadline(shared.lanes, READ_S), is_patient=True)
         with shared.lock:
             if first == stop or self._is_over:
                 return False
             self._fetch = fetch
-        reader.begin(fetch, list(range(stop - first)), [1] * (stop - first))
-        reader.wait(fetch)
+        reader.read(fetch, [1] * len(keys))
         hits = [outcome is Outcome.HIT for outcome in fetch.outcomes]
         whole = hits.index(False) if False in hits else len(hits)
         if self._owner.top.in_memory:
@@ -93,7 +91,7 @@ class Prefetch:
         with shared.lock:
             self._fetch = None
             self.num_ready += whole
-        shared.pool.give_back(fetch.buffers)
+        shared.give_back(fetch.buffers)
         return whole == stop - first
 
     def _kept(self, keys: Keys) -> int:
@@ -130,7 +128,7 @@ class Prefetching:
             return prefetch
         with self.shared.lock:
             self.active[prefetch] = None
-        self._lane.submit(prefetch, LaneJob(prefetch.run, prefetch.cancel))
+        self._lane.submit(prefetch, prefetch.run, prefetch.cancel)
         return prefetch
 
     def close(self) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.errors import InvariantError
 from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
-from quire.tiers.stack.lanes import RESOLUTION_S, Deadline, LaneJob
+from quire.tiers.stack.lanes import RESOLUTION_S, Deadline
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
@@ -43,15 +44,18 @@ class Reader:
         with self._shared.lock:
             return sum(map(len, self._flights))
 
-    def begin(self, fetch: Fetch, indices: list[int], levels: Sequence[int]) -> None:
-        """Ask for keys, each from the tier that `levels` says, and then from slower ones."""
+    def read(self, fetch: Fetch, levels: Sequence[int]) -> None:
+        """Read each key from the tier that `levels` says, or else from slower ones; those with -1 are not looked for."""
         by_level: dict[int, list[int]] = {}
-        for index, level in zip(indices, levels, strict=True):
+        for index, level in enumerate(levels):
             by_level.setdefault(level, []).append(index)
+        with self._shared.lock:
+            fetch.miss(by_level.pop(-1, []))
         for level in sorted(by_level, reverse=True):  # what takes longest begins first
             self._ask(fetch, level, by_level[level])
+        self._wait(fetch)
 
-    def wait(self, fetch: Fetch) -> None:
+    def _wait(self, fetch: Fetch) -> None:
         """Return when every key has an outcome, the deadline has passed, or another thread has ended it."""
         lock = self._shared.lock
         while True:
@@ -73,7 +77,7 @@ class Reader:
         self.end(fetch)
 
     def end(self, fetch: Fetch) -> None:
-        """Give up what has not come; nothing is written to the fetch's buffers from now on."""
+        """Give up what has not come."""
         with self._shared.lock:
             fetch.is_over = True
             tickets = list(fetch.tickets)
@@ -119,9 +123,7 @@ class Reader:
             if level.in_memory:
                 self._run(chunk)
             else:
-                level.loads.submit(
-                    fetch, LaneJob(lambda c=chunk: self._run(c), self._dropper(chunk))
-                )
+                level.loads.submit(fetch, partial(self._run, chunk), partial(self._drop, chunk))
         if chunks:
             fetch.signal.set()
 
@@ -138,7 +140,7 @@ class Reader:
             rest: list[int] = []
             for index in indices if flights else ():
                 chunk, place = flights.get(fetch.keys[index], (None, 0))
-                if chunk is None or not _is_joinable(chunk, left_s, fetch.buffers[index], place):
+                if chunk is None or not _is_joinable(chunk, left_s, fetch.sizes[index], place):
                     rest.append(index)
                     continue
                 _, own, places = joined.setdefault(id(chunk), (chunk, [], []))
@@ -178,7 +180,7 @@ class Reader:
         parts: list[list[int]] = []
         room = 0
         for index in indices:
-            size = len(fetch.buffers[index])
+            size = fetch.sizes[index]
             if not parts or size > room or len(parts[-1]) == CHUNK_KEYS:
                 parts.append([])
                 room = most
@@ -196,11 +198,11 @@ class Reader:
                 return
             chunk.state = ChunkState.READING
             left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
+        buffers = self._shared.pool.take(chunk.sizes)
         began_s = lanes.now()
         if left_s:
             outcomes = guarded(
-                lambda: level.tier.get(chunk.keys, chunk.buffers, left_s, chunk.came),
-                len(chunk.keys),
+                lambda: level.tier.get(chunk.keys, buffers, left_s, chunk.came), len(chunk.keys)
             )
         else:
             outcomes = [Outcome.TIMEOUT] * len(chunk.keys)
@@ -208,38 +210,41 @@ class Reader:
         hits = [place for place, outcome in enumerate(outcomes) if outcome is Outcome.HIT]
         if hits and level.index:
             self._keep(
-                level,
-                [chunk.keys[place] for place in hits],
-                [chunk.buffers[place] for place in hits],
+                level, [chunk.keys[place] for place in hits], [buffers[place] for place in hits]
             )
         with lock:
             self._count(chunk, outcomes, hits, took_s)
             self._land(chunk, ChunkState.READING)
-            joined = [ticket for ticket in chunk.tickets if not ticket.is_first]
-            for ticket in joined:
-                ticket.is_copying = True
-            copies = [
-                (ticket.fetch.buffers[index], chunk.buffers[place])
-                for ticket in joined
-                for index, place in zip(ticket.indices, ticket.places, strict=True)
+            tickets = list(chunk.tickets)
+        free: dict[int, memoryview] = dict(enumerate(buffers))
+        shares: dict[Ticket, list[memoryview | None]] = {}
+        for ticket in tickets:
+            shares[ticket] = [
+                free.pop(place, None) or self._copied(ticket.fetch.sizes[index], buffers[place])
                 if outcomes[place] is Outcome.HIT
+                else None
+                for index, place in zip(ticket.indices, ticket.places, strict=True)
             ]
-        self._copy(copies)
-        self._deliver(chunk, outcomes)
+        self._deliver(chunk, outcomes, shares)
+        self._shared.pool.give_back([*free.values()])
 
-    def _copy(self, copies: list[tuple[memoryview, memoryview]]) -> None:
-        for to, record in copies:
-            to[:] = record
+    def _copied(self, size: int, record: memoryview) -> memoryview:
+        (copy,) = self._shared.pool.take([size])
+        copy[:] = record
+        return copy
 
-    def _dropper(self, chunk: Chunk) -> Callable[[], None]:
-        def drop() -> None:
-            with self._shared.lock:
-                self._land(chunk, ChunkState.READING)
-            self._deliver(chunk, [Outcome.SKIPPED] * len(chunk.keys))
+    def _drop(self, chunk: Chunk) -> None:
+        with self._shared.lock:
+            self._land(chunk, ChunkState.READING)
+        self._deliver(chunk, [Outcome.SKIPPED] * len(chunk.keys), {})
 
-        return drop
-
-    def _deliver(self, chunk: Chunk, outcomes: list[Outcome]) -> None:
+    def _deliver(
+        self,
+        chunk: Chunk,
+        outcomes: list[Outcome],
+        shares: dict[Ticket, list[memoryview | None]],
+    ) -> None:
+        """Give what was read to those who still wait; what they lack they ask of the next tier."""
         missing: list[tuple[Fetch, list[int]]] = []
         with self._shared.lock:
             chunk.state = ChunkState.DONE
@@ -247,13 +252,16 @@ class Reader:
             for ticket in tickets:
                 fetch = ticket.fetch
                 fetch.tickets.remove(ticket)
+                share = shares.pop(ticket, [None] * len(ticket.indices))
                 missed: list[int] = []
-                for index, place in zip(ticket.indices, ticket.places, strict=True):
-                    fetch.settle(index, outcomes[place])
+                for index, place, buffer in zip(ticket.indices, ticket.places, share, strict=True):
+                    fetch.settle(index, outcomes[place], buffer)
                     if outcomes[place] is not Outcome.HIT:
                         missed.append(index)
                 self._measure(ticket, len(missed))
                 missing.append((fetch, missed))
+        for share in shares.values():
+            self._shared.pool.give_back([each for each in share if each is not None])
         for fetch, missed in missing:
             if missed:
                 self._ask(fetch, chunk.level.index + 1, missed)
@@ -272,7 +280,7 @@ class Reader:
         level = chunk.level
         if chunk.tickets:
             level.meter.loads.update(outcomes)
-            level.meter.loaded_bytes += sum(len(chunk.buffers[place]) for place in hits)
+            level.meter.loaded_bytes += sum(chunk.sizes[place] for place in hits)
         else:  # counted when they were given up
             level.meter.late += len(chunk.keys)
         level.meter.load_s += took_s
@@ -293,7 +301,7 @@ class Reader:
             return
         span.open_tickets -= 1
         if not num_missed:
-            span.num_bytes += sum(map(len, ticket.chunk.buffers))
+            span.num_bytes += sum(ticket.chunk.sizes)
         if not span.open_tickets:
             del ticket.fetch.spans[level.index]
             if span.num_bytes:
@@ -322,27 +330,17 @@ class Reader:
                     level.given_up("load", waited_s)
                 else:
                     level.hung(waited_s)
-                asked = sum(len(fetch.buffers[index]) for index in ticket.indices)
+                asked = sum(ticket.sizes)
                 if waited_s > level.estimate.seconds(asked):
                     level.estimate.observe(asked, waited_s)
-            if ticket.is_first:
-                is_written = chunk.state is ChunkState.READING or bool(chunk.tickets)
-            else:
-                is_written = ticket.is_copying
             if not chunk.tickets and chunk.state is ChunkState.WAITING:
                 self._land(chunk)
-                chunk.buffers = []  # its job may wait for long yet
-            if is_written:
-                sizes = [len(fetch.buffers[index]) for index in ticket.indices]
-                fresh = self._shared.pool.take(sizes)
-                for index, buffer in zip(ticket.indices, fresh, strict=True):
-                    fetch.buffers[index] = buffer
         return ticket.indices
 
 
 _GONE = (Outcome.ABSENT, Outcome.CORRUPT)
 
 
-def _is_joinable(chunk: Chunk, left_s: float, buffer: memoryview, place: int) -> bool:
+def _is_joinable(chunk: Chunk, left_s: float, size: int, place: int) -> bool:
     """Whether a chunk has not used up its time, and reads a record of the same size."""
-    return 2 * chunk.deadline.left_s >= left_s and len(chunk.buffers[place]) == len(buffer)
+    return 2 * chunk.deadline.left_s >= left_s and chunk.sizes[place] == size

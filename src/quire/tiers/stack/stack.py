@@ -17,7 +17,7 @@ from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sea
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.gate import CostGate
-from quire.tiers.stack.lanes import Deadline, LaneJob, Lanes, Work, close_at_exit
+from quire.tiers.stack.lanes import Deadline, Lanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import TierLookup, patience_s
 from quire.tiers.stack.placing import Bits, Placing
@@ -42,7 +42,7 @@ class TierStack:
     hangs holds up nobody but those who ask for what only it has, and them until their deadlines.
 
     Held at every moment: what waits for a tier takes at most its `queue_bytes`; each tier has at most
-    `threads` + 1 threads, and prefetches have a few; a buffer is written by one call at a time, and by none once `load` has returned it.
+    `threads` + 1 threads, and prefetches have a few; a record that `load` returns is written by nobody any more.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class TierStack:
     def load(
         self,
         keys: Keys,
-        buffers: list[memoryview],
+        sizes: Sequence[int],
         timeout_s: float | None = None,
         *,
         found: Sequence[int] | None = None,
         saved_s: float = math.inf,
-    ) -> list[Outcome]:
-        """Fill a buffer for each key, from the fastest tier that gives it. `HIT` is verified.
+    ) -> tuple[list[Outcome], list[memoryview | None]]:
+        """Return outcomes and records, each from the fastest tier that gives it. `HIT` is verified; else there is no record.
 
-        `buffers`  of exactly the records' sizes. **The list may change**: where a read was given up but may
-                   still write, its buffer is replaced by a fresh one. After the call use the list's items
-                   only, not views taken before.
+        The records are the caller's, who may give them back when they are of no more use.
+
+        `sizes`    bytes of each record
         `found`    what `find` said; saves asking tiers in vain. Keys with -1 are not looked for
         `saved_s`  seconds that having all would save. When nothing has come for half of that and 50 ms, what is still
                    to come is `TIMEOUT`, and the tier is left alone for a while; as long as records come, all is well
@@ -170,21 +170,24 @@ class TierStack:
         Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.
         Every other outcome is the first cause met that is more than absence.
         """
-        check_keys(keys, buffers)
-        if found is not None and len(found) != len(keys):
-            raise ConfigError(f"{len(keys)} keys and {len(found)} places; give one for each")
+        check_keys(keys)
+        if len(sizes) != len(keys) or (found is not None and len(found) != len(keys)):
+            raise ConfigError(
+                f"{len(keys)} keys, {len(sizes)} sizes"
+                f"{'' if found is None else f' and {len(found)} places'}; give one for each"
+            )
         shared = self._shared
         if shared.is_closed or not keys:
-            return [Outcome.SKIPPED] * len(keys)
+            return [Outcome.SKIPPED] * len(keys), [None] * len(keys)
         self._lookup.try_again(keys)
         seconds = self.settings.load_timeout_s if timeout_s is None else max(0.0, timeout_s)
         self.feeding.wait(seconds, keys)
         idle_s = patience_s(saved_s) if self.settings.gate else math.inf
-        fetch = Fetch(shared, keys, buffers, Deadline(shared.lanes, seconds), idle_s)
-        outcomes = self._load(fetch, found or [0] * len(keys))
+        fetch = Fetch(shared, keys, sizes, Deadline(shared.lanes, seconds), idle_s)
+        self._reader.read(fetch, found or [0] * len(keys))
         with shared.lock:
-            self._loads.update(outcomes)
-        return outcomes
+            self._loads.update(fetch.outcomes)
+        return fetch.outcomes, fetch.buffers
 
     def prefetch(self, keys: Keys, sizes: Sequence[int]) -> Prefetch:
         """Begin to load a waiting request's records into the fastest tier, leased there; returns at once.
@@ -235,7 +238,7 @@ class TierStack:
     def call_later(self, level: int, function: Work) -> None:
         """Call what does not raise on the thread that writes to a tier; at `close` at the latest."""
         if not self._shared.is_closed:
-            self._levels[level].stores.submit(self, LaneJob(function, function))
+            self._levels[level].stores.submit(self, function, function)
 
     def delete(self, keys: Keys) -> None:
         """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""
@@ -259,7 +262,7 @@ class TierStack:
         lent = [] if lender is None or self._shared.is_closed else lender.lend(sizes)
         return lent + self._shared.pool.take(sizes[len(lent) :])
 
-    def give_back(self, buffers: Sequence[memoryview]) -> None:
+    def give_back(self, buffers: Sequence[memoryview | None]) -> None:
         """Return buffers that are of no more use, never those given to `store`."""
         self._shared.give_back(buffers)
 
@@ -352,14 +355,6 @@ class TierStack:
         return str(self.stats())
 
     # Helpers
-
-    def _load(self, fetch: Fetch, places: Sequence[int]) -> list[Outcome]:
-        wanted = [index for index, where in enumerate(places) if where >= 0]
-        with self._shared.lock:
-            fetch.miss([index for index, where in enumerate(places) if where < 0])
-        self._reader.begin(fetch, wanted, [places[index] for index in wanted])
-        self._reader.wait(fetch)
-        return fetch.outcomes
 
     def _close_tier(self, level: Level) -> None:
         """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""

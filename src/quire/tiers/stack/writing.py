@@ -8,9 +8,10 @@ it: a tail whose head is missing is found by nobody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from quire.tiers.base import Buffers, Keys, Outcome
-from quire.tiers.stack.lanes import Deadline, LaneJob
+from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared, guarded
 
 CHUNK_KEYS = 256
@@ -178,10 +179,8 @@ class StoreQueue:
         for part in parts:
             level.stores.submit(
                 self,
-                LaneJob(
-                    lambda part=part: self._write(chain, part, keys),
-                    lambda part=part: self._forget(chain, part, keys),
-                ),
+                partial(self._write, chain, part, keys),
+                partial(self._forget, chain, part, keys),
             )
         return outcomes
 
@@ -201,7 +200,7 @@ class StoreQueue:
             if self._num_touches >= MOST_TOUCHES or not level.reading.allows:
                 return
             self._num_touches += 1
-        level.stores.submit(self, LaneJob(touch, done))
+        level.stores.submit(self, touch, done)
 
     def wait(self, deadline: Deadline) -> bool:
         """Return whether nothing waits any more, now or before the deadline."""

@@ -1,18 +1,39 @@
-"""Invalidation: cached blocks are dropped because somebody said so, not to make room."""
+"""Dropping by hand: so many cached blocks by policy, or those of a prefix, of a scope, or all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
+from quire.config import check_count
+from quire.core.groups import check_group
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Node
-from quire.core.room import drop, evict_in
+from quire.core.room import drop, evict, evict_in
 from quire.core.scope import NO_SCOPE, Scope
+from quire.core.sparse import sparse_at
 from quire.core.tokens import Key, TokenIds, key_of
 from quire.interrupts import mutating
+
+
+@mutating
+def reclaim(manager: CacheManager, num_blocks: int, group: int | None = None) -> int:
+    """Evict up to `num_blocks` cached blocks by policy, as for room; return how many. For a prefix see `invalidate`.
+
+    Without a group, leaves lose their last blocks in every group. In one group with a
+    window or a state, blocks go where they are missed least, and the prefixes stay.
+    """
+    kernel, sparse = manager.kernel, None
+    num_blocks = check_count("num_blocks", num_blocks)
+    if group is not None:
+        check_group(group, len(manager.pools))
+        sparse = sparse_at(kernel.tree.sparse, group)
+    kernel.holds.let_go_expired()
+    if sparse is not None:
+        return evict_in(kernel, sparse, num_blocks)
+    return evict(kernel, num_blocks)
 
 
 @mutating
@@ -23,7 +44,7 @@ def invalidate(
     *,
     media: Items[MediaItem] = (),
 ) -> int:
-    """Drop a cached prefix and all that continues it; return the blocks per group. For room see `CacheManager.reclaim`.
+    """Drop a cached prefix and all that continues it; return the blocks per group. For room see `reclaim`.
 
     What other prompts share with it stays, and so does what a sequence or pin references.
     Without tokens the whole scope is dropped. Raises what `probe` raises.
