@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
