@@ -189,8 +189,6 @@ def test_limits_that_cannot_work_are_refused():
         Limits(100, 16, max_step_tokens=256, max_sequences=256)
     with pytest.raises(ConfigError, match="num_blocks"):
         Limits(0, 16)
-    with pytest.raises(ConfigError, match="watermark"):
-        Limits(100, 16, watermark=1.0)
 
 
 # -- tiers ---------------------------------------------------------------------------------

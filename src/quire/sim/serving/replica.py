@@ -24,6 +24,9 @@ from quire.sim.trace.rows import TraceRequest
 MAX_RUN = 1024
 """Decode steps that are simulated at once, at most."""
 
+WATERMARK = 0.01
+"""Share of the blocks that an admission leaves free while others run."""
+
 
 class Timing(Protocol):
     """Durations of steps in seconds, a function of the arguments alone. A `Roofline` is one."""
@@ -52,7 +55,6 @@ class Limits(msgspec.Struct, frozen=True):
     `policy`             of eviction, by name
     `max_step_tokens`    tokens per step: one for each decoding request, the rest for prompts
     `max_sequences`      requests that run at once
-    `watermark`          share of the blocks that an admission leaves free while others run
     """
 
     num_blocks: int
@@ -60,7 +62,6 @@ class Limits(msgspec.Struct, frozen=True):
     policy: str = "lru"
     max_step_tokens: int = 8192
     max_sequences: int = 256
-    watermark: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_step_tokens", "max_sequences"):
@@ -70,13 +71,11 @@ class Limits(msgspec.Struct, frozen=True):
                 f"a step of {self.max_step_tokens} tokens and {self.max_sequences} sequences that "
                 "decode leave prompts no room; allow more tokens or fewer sequences"
             )
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"the watermark is a share from 0 to 1, got {self.watermark:g}")
 
     @property
     def reserve(self) -> int:
         """Blocks that an admission leaves free while others run."""
-        return int(self.watermark * self.num_blocks)
+        return int(WATERMARK * self.num_blocks)
 
     def check(self, request: TraceRequest) -> None:
         """Raise `OutOfBlocks` for a request that would not even fit alone."""
