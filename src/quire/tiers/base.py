@@ -173,7 +173,7 @@ class Tier(ABC):
         """Say that a prompt's records were used just now, the head first: all it is made of."""
 
     def lease(self, keys: Keys, seconds: float) -> None:
-        """Keep these records from making room for so long, as far as the tier decides that."""
+        """Keep these records from making room for so long; asked of tiers in memory."""
 
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return memory of the tier's own for as many leading records as it can.
