@@ -1,22 +1,10 @@
-"""Many records at a time: runs of bounded size, and buffers of one piece."""
+"""Many records at a time: runs of bounded size."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip("xxhash")
 
-from quire.tiers.contents.batches import batches, carved
-
-
-def test_buffers_of_one_piece_are_apart_and_large_ones_lie_on_pages():
-    sizes = [128, 70_000 // 4096 * 4096 + 4096, 64, 0, 1 << 20, 192]
-    buffers = carved(sizes)
-    assert list(map(len, buffers)) == sizes
-    for number, buffer in enumerate(buffers):
-        buffer[:] = bytes([number + 1]) * len(buffer)
-    assert [set(buffer) for buffer in buffers] == [{1}, {2}, {3}, set(), {5}, {6}]
-    for index in (1, 4):
-        assert np.frombuffer(buffers[index], np.uint8).ctypes.data % 4096 == 0
+from quire.tiers.contents.batches import batches
 
 
 def test_batches_are_bounded_in_bytes_and_in_number(monkeypatch):

@@ -203,14 +203,14 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.records)
     def touch(self, data):
-        """A prompt may repeat a block, which counts where it comes first, and name places that hold nothing."""
-        keys = data.draw(st.lists(st.sampled_from([*sorted(self.records), None])))
-        empty = (self.reserved or [None])[0]
-        keys = [key for key in keys if key is not None or empty is not None]
-        self.index.touch([empty if key is None else self.records[key][0] for key in keys])
+        """A prompt may repeat a block, which counts where it comes first, and name keys that are not there."""
+        absent = key_of("absent")
+        keys = data.draw(st.lists(st.sampled_from([*sorted(self.records), absent])))
+        there = self.index.touch(keys, self.index.recency.falling(len(keys)))
+        assert there.tolist() == [key != absent for key in keys]
         self.stamp += len(keys)
         for at, key in reversed(list(enumerate(keys))):
-            if key is not None:
+            if key != absent:
                 self.records[key][2] = self.stamp - at
 
     @rule(data=st.data())
@@ -320,7 +320,8 @@ class Machine(RuleBasedStateMachine):
         assert self.index.num_reserved == len(self.reserved)
         for name in (every := [self.names(number) for number in range(60)]):
             assert (self.index.find(name) != NOWHERE) == (name in self.records)
-        assert self.index.find_many(every).tolist() == [self.index.find(name) for name in every]
+        for find in (self.index.find_many, self.index._find_at_once):
+            assert find(every).tolist() == [self.index.find(name) for name in every]
 
 
 class CrowdedMachine(Machine):

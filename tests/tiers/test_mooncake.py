@@ -194,7 +194,7 @@ class OverwrittenStore(FailingStore):
     """While a record is read for the first time, it is deleted and its room is written again."""
 
     def __init__(self, record):
-        self.record, self.tier, self.num_reads = record, None, 0
+        self.record, self.tier, self.num_reads, self.deleted = record, None, 0, []
 
     def batch_get_into(self, keys, buffers, sizes):
         self.num_reads += 1
@@ -206,19 +206,21 @@ class OverwrittenStore(FailingStore):
         return sizes
 
     def batch_remove(self, keys, force):
+        self.deleted += [key.rpartition(":")[2] for key in keys]
         return [0] * len(keys)
 
 
 @needs_mooncake
-def test_what_a_deletion_tore_while_it_was_read_is_read_again(client):
+def test_what_a_deletion_tore_while_it_was_read_is_absent_and_nothing_else_is_deleted(client):
     record = record_of(name_of(1), 1000)
     with open_tier(client) as tier:
         joined, tier._store = tier._store, OverwrittenStore(record)
         tier._store.tier = tier
         buffer = memoryview(bytearray(len(record)))
+        assert tier.get([name_of(1)], [buffer], timeout_s=10) == [ABSENT]
+        assert tier._store.deleted == [name_of(2).hex()]
         assert tier.get([name_of(1)], [buffer], timeout_s=10) == [HIT]
         assert buffer == record
-        assert tier._store.num_reads == 2
         tier._store = joined
 
 

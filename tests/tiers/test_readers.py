@@ -71,7 +71,7 @@ def test_a_directory_that_is_not_there_is_said(tmp_path):
         FilesReader(tmp_path / "gone")
 
 
-def test_any_tier_is_read_without_being_changed():
+def test_any_tier_is_read_without_being_changed(caplog):
     tier = DictTier()
     keys = store(tier, FULL, BLOCKS)
     record = bytearray(tier.records[keys[1]])
@@ -84,3 +84,20 @@ def test_any_tier_is_read_without_being_changed():
         assert list(reader.scan()) == list(tier.scan())
         assert reader.stats().num_records == 6
     assert tier.records[keys[1]] == bytes(record)
+    assert not caplog.records
+
+
+def test_a_tier_in_use_warns_of_damage_each_time_that_there_is_twice_as_much(caplog):
+    tier = DictTier("shelf")
+    for number in range(1, 9):
+        (key,) = store(tier, FULL, BLOCKS[:1])
+        record = bytearray(tier.records[key])
+        record[300] ^= 1
+        tier.records[key] = bytes(record)
+        assert read(tier, [key]) == [Outcome.CORRUPT]
+        assert not tier.records
+        said = [each.getMessage() for each in caplog.records if each.name == "quire.tiers.base"]
+        assert len(said) == number.bit_length()
+    assert said[-1].startswith(
+        f"shelf has given 8 damaged records so far, the last of key {key.hex()}"
+    )

@@ -43,7 +43,7 @@ def tier(server):
 
 
 def some_replies(numbers, count):
-    """Replies as bytes, and as what they mean to a reader with a buffer of 300 bytes."""
+    """Replies as bytes, and as what they mean to a reader with a buffer of 9,000 bytes."""
     for _ in range(count):
         value = numbers.randbytes(numbers.choice([0, 1, 299, 300, 301, 9000]))
         number = numbers.randrange(-(1 << 40), 1 << 40)
@@ -87,13 +87,23 @@ def test_good_replies_are_read_whatever_pieces_they_come_in(seed):
     replies = list(some_replies(numbers, 40))
     link = link_to(b"".join(data for data, _ in replies), numbers)
     for data, expected in replies:
-        buffer = bytearray(300)
+        buffer = bytearray(9000)
         assert link.read(memoryview(buffer), time.monotonic() + 5) == expected
         if isinstance(expected, Value):
-            body = data.split(b"\r\n", 1)[1][: min(300, expected.num_bytes)]
-            assert buffer.startswith(body)
+            assert buffer.startswith(data.split(b"\r\n", 1)[1][: expected.num_bytes])
     with pytest.raises(ConnectionResetError):
         link.read(None, time.monotonic() + 5)
+    link.close()
+
+
+def test_of_a_value_longer_than_its_buffer_the_head_is_read_and_the_link_is_spent():
+    value = random.Random(1).randbytes(301)
+    link = link_to(bulk(value) + b"+OK\r\n", random.Random(1))
+    buffer = bytearray(300)
+    assert link.read(memoryview(buffer), time.monotonic() + 5) == Value(301)
+    assert buffer == value[:300]
+    assert link.is_spent
+    assert link.has_unread
     link.close()
 
 

@@ -102,7 +102,9 @@ def test_a_row_of_a_report_is_plain_data_with_the_ratios():
 
 @pytest.mark.parametrize("capacity", [0, -1, 2**31, 1.5, "9", True, None])
 def test_a_capacity_that_is_no_number_of_blocks_is_refused(capacity):
-    with pytest.raises(ConfigError, match=r"a whole number of blocks from 1 to \d+, got "):
+    with pytest.raises(
+        ConfigError, match=r"a capacity in blocks must be (from 1 to \d+|an integer), got "
+    ):
         replay(trace_of([[1]]), capacity)
 
 

@@ -124,7 +124,7 @@ def test_hints_reach_the_replay(rows_of, path):
         (["--foreseen", "sessions-end"], "did you mean session-end"),
         (["--executor", "threads"], "unknown executor 'threads'"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),
-        (["--concurrent", "--decode-rate", "0"], "the decode rate is 0"),
+        (["--concurrent", "--decode-rate", "0"], "the decode rate in tokens per second is a number above 0, got 0"),
         (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "there is no folder '/nowhere'"),
     ],
 )  # fmt: skip

@@ -189,8 +189,6 @@ def test_limits_that_cannot_work_are_refused():
         Limits(100, 16, max_step_tokens=256, max_sequences=256)
     with pytest.raises(ConfigError, match="num_blocks"):
         Limits(0, 16)
-    with pytest.raises(ConfigError, match="watermark"):
-        Limits(100, 16, watermark=1.0)
 
 
 # -- tiers ---------------------------------------------------------------------------------
@@ -199,13 +197,12 @@ FAST = MemoryTier("host", 40_000, 1e9, 1e-5)
 SLOW = MemoryTier("disk", 1_000_000, 1e3, 1e-3)
 
 
-def fill(manager, tiers, first, num_blocks):
+def fill(manager, first, num_blocks):
     tokens = np.arange(first, first + num_blocks, dtype=np.int32)
     seq = manager.open(np.concatenate((tokens, [2**31 - 1])))
     manager.reserve(seq, num_blocks - seq.computed)
     manager.commit(seq, tokens[seq.computed :])
     manager.close(seq)
-    tiers.listen()
 
 
 def held(tiers):
@@ -214,13 +211,13 @@ def held(tiers):
 
 def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
     tiers = Tiers((MemoryTier("a", 3000, 1e9), MemoryTier("b", 4000, 1e9)), 1000)
-    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers.log])
-    fill(manager, tiers, 0, 10)
+    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers])
+    fill(manager, 0, 10)
     assert held(tiers) == [0, 0]
-    fill(manager, tiers, 100, 6)
+    fill(manager, 100, 6)
     assert held(tiers) == [3, 2]
     assert tiers.segments(np.arange(5, 10)) == [(0, 3), (1, 2)]  # ends of prefixes go first
-    fill(manager, tiers, 200, 5)
+    fill(manager, 200, 5)
     assert held(tiers) == [3, 4]
     assert tiers.demoted_blocks == [10, 7]
     assert tiers.segments(np.arange(10)) == [(0, 3), (1, 4)]
@@ -228,11 +225,11 @@ def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
 
 def test_what_is_stored_again_leaves_its_tier():
     tiers = Tiers((MemoryTier("a", 50_000, 1e9),), 1000)
-    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers.log])
-    fill(manager, tiers, 0, 10)
-    fill(manager, tiers, 100, 10)
+    manager = CacheManager(11, 1, sub_block=False, watchers=[tiers])
+    fill(manager, 0, 10)
+    fill(manager, 100, 10)
     assert held(tiers) == [9]
-    fill(manager, tiers, 0, 4)
+    fill(manager, 0, 4)
     assert tiers.tier_of(3) is None
     assert tiers.segments(np.arange(4, 10)) == [(0, 6)]
 

@@ -90,7 +90,7 @@ class NeverRuns:
     [
         ([SweepPoint(4, "lruu")], "none", "unknown policy 'lruu'; did you mean lru"),
         ([SweepPoint(4, "optimun")], "none", "did you mean optimum"),
-        ([SweepPoint(0, "lru")], "none", "a capacity is a whole number of blocks"),
+        ([SweepPoint(0, "lru")], "none", "a capacity in blocks must be from 1"),
         ([SweepPoint(4, "lru")], "sesion-end", "did you mean session-end"),
     ],
 )

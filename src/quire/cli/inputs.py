@@ -31,40 +31,37 @@ class Asked(NamedTuple):
     """A command line of `quire replay`: the options that were given, with their values."""
 
     trace: Path
-    options: Mapping[str, Any]
+    options: Mapping[str, list[str]]
+    """The values of each option; a flag has none."""
 
     @classmethod
     def of(cls, trace: Path, context: Any) -> "Asked":
         """Return the command line of a call of typer's."""
-        given = {
-            option.opts[0]: context.params[option.name]
-            for option in context.command.params
-            if context.get_parameter_source(option.name).name == "COMMANDLINE"
-        }
-        told = {name: value for name, value in given.items() if name.startswith("--")}
-        return cls(trace, {name: told[name] for name in told if name not in UNTOLD})
+        options: dict[str, list[str]] = {}
+        for option in context.command.params:
+            name, value = option.opts[0], context.params[option.name]
+            given = context.get_parameter_source(option.name).name == "COMMANDLINE"
+            if given and name.startswith("--") and name not in UNTOLD:
+                values = cast("list[Any]", value if isinstance(value, list) else [value])
+                options[name] = [str(each) for each in values if each is not True]
+        return cls(trace, options)
 
     def command(self, **instead: Any) -> str:
-        """Return the command line, with some options (underscores for dashes) replaced."""
-        options = dict(self.options)
-        options |= {f"--{name.replace('_', '-')}": value for name, value in instead.items()}
+        """Return the command line, with some options replaced."""
         words = ["quire", "replay", str(self.trace)]
-        for option, value in options.items():
-            if value is True:
-                words.append(option)
-            several = cast("list[Any]", value) if isinstance(value, list) else [value]
-            for each in several:
-                if each is not None and not isinstance(each, bool):
-                    words += option, str(each)
+        others = {f"--{name}": [str(value)] for name, value in instead.items()}
+        for option, values in {**self.options, **others}.items():
+            words += [word for value in values for word in (option, value)] or [option]
         return shlex.join(words)
 
     def without_folders(self) -> "Asked":
         """Return the same with files by their names alone: for what is shown to others."""
-        options = dict(self.options)
-        for name in ("--model", "--gpu", "--report"):
-            if options.get(name) and "/" in str(options[name]):
-                options[name] = Path(str(options[name])).name
-        return Asked(Path(self.trace.name), options)
+        files = {
+            name: [Path(value).name if "/" in value else value for value in self.options[name]]
+            for name in ("--model", "--gpu", "--report")
+            if name in self.options
+        }
+        return Asked(Path(self.trace.name), {**self.options, **files})
 
 
 def names(text: str | None) -> list[str]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire.sim.trace.facts import Distances, TraceFacts
-    from quire.sim.workload import Workload
 
 BESIDE_BAR = 18
 """Columns that a table takes beside its first column and its bars."""
@@ -28,6 +27,9 @@ BESIDE_BAR = 18
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 Source = Annotated[Path, typer.Argument(help="A trace: plain, .gz or .zst.", show_default=False)]
+Target = Annotated[
+    Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
+]
 FormatName = Annotated[
     str | None,
     typer.Option(
@@ -109,9 +111,7 @@ def info(
 @app.command("convert")
 def convert(
     source: Source,
-    target: Annotated[
-        Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
-    ],
+    target: Target,
     *,
     format_name: FormatName = None,
     trace_block_size: FileBlockSize = None,
@@ -145,23 +145,14 @@ def convert(
         )
         wanted = with_block_size(trace, to_block_size or trace.block_size)
         count = save_trace(wanted, target)
-    written: dict[str, Any] = {
+    written = {
         "source": str(source),
         "format": trace.format,
         "target": str(target),
         "block_size": wanted.block_size,
         "requests": count,
-        "bytes": target.expanduser().stat().st_size,
     }
-    if as_json:
-        print_json(written)
-        return
-    stdout().print(
-        f"{target}: {count:,} requests in blocks of {wanted.block_size} tokens, "
-        f"{written['bytes']:,} bytes",
-        markup=False,
-        soft_wrap=True,
-    )
+    _tell(written, f"{count:,} requests", as_json=as_json)
 
 
 @app.command("make")
@@ -169,9 +160,7 @@ def make(
     kind: Annotated[
         str, typer.Argument(help="chat, agent, rag, few-shot, scan or mix.", show_default=False)
     ],
-    target: Annotated[
-        Path, typer.Argument(help="The file to write: .gz, .zst, or plain.", show_default=False)
-    ],
+    target: Target,
     *,
     num_requests: Annotated[int, typer.Option(min=0, help="How many requests.")] = 10_000,
     seed: Seed = 0,
@@ -203,7 +192,7 @@ def make(
       quire trace make rag documents.jsonl --set documents=500 --set skew=1.2 --json
     """
     from quire.sim.trace import check_ending, save_trace
-    from quire.sim.workload import Workload, parts_named
+    from quire.sim.workload import Workload, numbers_of, parts_named
     from quire.sim.workload.settings import REQUESTS_PER_S
 
     check_writable(target)
@@ -217,34 +206,30 @@ def make(
     )
     with progress(f"making {num_requests:,} requests"):
         save_trace(workload, target)
-    size = target.expanduser().stat().st_size
-    if as_json:
-        print_json(_made(workload, target, size))
-        return
-    stdout().print(
-        f"{target}: {num_requests:,} requests of {workload.source}, in blocks of {block_size} tokens, "
-        f"{size:,} bytes",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _made(workload: Workload, target: Path, size: int) -> dict[str, Any]:
-    from quire.sim.workload import numbers_of
-
     total = sum(part.share for part in workload.parts.values())
-    return {
+    made = {
         "target": str(target),
-        "requests": workload.num_requests,
-        "seed": workload.seed,
+        "requests": num_requests,
+        "seed": seed,
         "requests_per_s": workload.requests_per_s,
-        "block_size": workload.block_size,
-        "bytes": size,
+        "block_size": block_size,
         "parts": {
             name: {"share": part.share / total} | numbers_of(part.kind)
             for name, part in workload.parts.items()
         },
     }
+    _tell(made, f"{num_requests:,} requests of {workload.source},", as_json=as_json)
+
+
+def _tell(written: dict[str, Any], what: str, *, as_json: bool) -> None:
+    """Say what a trace that was written has in it."""
+    target = written["target"]
+    num_bytes = Path(target).expanduser().stat().st_size
+    if as_json:
+        print_json(written | {"bytes": num_bytes})
+        return
+    line = f"{target}: {what} in blocks of {written['block_size']} tokens, {num_bytes:,} bytes"
+    stdout().print(line, markup=False, soft_wrap=True)
 
 
 def _number(text: str) -> tuple[str, float]:

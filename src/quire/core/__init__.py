@@ -1,6 +1,6 @@
 """The control plane: which blocks hold which tokens. No tensors, no clock, no randomness."""
 
-from quire.core.copies import BlockCopy
+from quire.core.blocks import BlockCopy
 from quire.core.decode import BlockTables, DecodeBatch
 from quire.core.groups import FullAttention, Kind, LayerGroup
 from quire.core.kernel import Watcher

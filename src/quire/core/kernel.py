@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, TypeAlias, TypeVar
 
-from quire.core.blocks import BlockPool
-from quire.core.copies import CopyPlan
+from quire.core.blocks import BlockPool, CopyPlan
 from quire.core.groups import FullAttention
 from quire.core.holds import Holds
 from quire.core.lookup import Lookup

@@ -89,7 +89,8 @@ class Lookup:
         num_tokens = len(key) // TOKEN_BYTES
         found = self.find(root, key, num_tokens - 1)
         cached = found.num_blocks * self._block_size + found.partial_tokens
-        return Hit(cached, found.num_blocks, found.partial_tokens, self.why(key, found).reason)
+        reason = "last_token" if cached == num_tokens - 1 else self.why(key, found).reason
+        return Hit(cached, found.num_blocks, found.partial_tokens, reason)
 
     def why(self, key: Key, found: Match) -> Missed:
         """Return the reason why a hit ends where it does, and how many tokens it explains.

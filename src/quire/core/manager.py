@@ -6,8 +6,8 @@ from collections.abc import Sequence as Items
 from typing import Unpack
 
 from quire.config import check_count
-from quire.core import decode, give, publish, snapshots, take
-from quire.core.copies import BlockCopy
+from quire.core import decode, give, publish, take
+from quire.core.blocks import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_group
 from quire.core.kernel import Kernel, Watcher, check_watchers
@@ -188,8 +188,6 @@ class CacheManager(Interruptible):
         raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self.check_open(seq)
-        if self.kernel.drafts:
-            snapshots.check_settled(self.kernel, seq, "fork")
         return take.fork(self.kernel, seq)
 
     def close(self, seq: Sequence) -> None:

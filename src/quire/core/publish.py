@@ -1,16 +1,16 @@
-"""Publishing: computed blocks enter the prefix tree, or give way to the same ones there."""
+"""Publishing: computed blocks enter the prefix tree, or give way to the same ones there; states are kept."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Items
 
-from quire.core.blocks import GAP
+from quire.core.blocks import GAP, BlockCopy
 from quire.core.kernel import Kernel
 from quire.core.node import Node
 from quire.core.policy import ENDLESS
+from quire.core.room import evict_in
 from quire.core.sequence import Sequence
-from quire.core.snapshots import keep_if_due
 from quire.core.tokens import TOKEN_BYTES, Key, array_of, check_sign, common_prefix
 from quire.errors import CommitError
 
@@ -73,7 +73,7 @@ def commit(kernel: Kernel, seq: Sequence, key: Key) -> None:
     if len(key):
         rows.write_tail(row, in_tail, key)
     if rows.states:
-        keep_if_due(kernel, seq)
+        _keep_if_due(kernel, seq)
     if seq.private_key:
         _release_behind(kernel, seq)
 
@@ -186,7 +186,43 @@ def publish_last_blocks(kernel: Kernel, seqs: Items[Sequence]) -> None:
     kernel.counters.published_blocks += len(seqs) - apart
     if states:
         for seq in seqs:
-            keep_if_due(kernel, seq)
+            _keep_if_due(kernel, seq)
+
+
+def _keep_if_due(kernel: Kernel, seq: Sequence) -> None:
+    """Keep a snapshot if the sequence has come to one of its stops."""
+    computed, size = seq.computed, kernel.rows.block_size
+    if computed % size or not computed or seq.private_key:
+        return
+    regular = (computed in state.due(computed, computed + size) for state in kernel.rows.states)
+    if computed in natural_ends(seq) or any(regular):
+        keep_states(kernel, seq, passing=False)
+
+
+def keep_states(kernel: Kernel, seq: Sequence, *, passing: bool) -> bool:
+    """Keep a snapshot where the sequence stands in every recurrent group, or in none; return whether it is there.
+
+    `passing`: one that matters only while its node ends there.
+    """
+    rows = kernel.rows
+    last = seq.node.end - 1
+    missing = [state for state in rows.states if state.block_at(seq.node, last) == GAP]
+    if any(state.pool.num_available < 1 for state in missing):
+        return False
+    for state in missing:
+        if not state.pool.num_free:
+            evict_in(kernel, state, 1)
+        block = state.pool.take(1)[0]
+        state.keep(seq.node, block, passing=passing)
+        working = rows.flat[state.index][seq.row]
+        kernel.copies.plan(BlockCopy(state.index, working, block, 1))
+    return True
+
+
+def natural_ends(seq: Sequence) -> tuple[int, int]:
+    """Return where a prompt like this can still start: at its end, and at its branch point."""
+    size = seq.rows.block_size
+    return (seq.prompt_len - 1) // size * size, seq.script.branch // size * size
 
 
 def _release_behind(kernel: Kernel, seq: Sequence) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Items
 
 import msgspec
 
-from quire.core.blocks import GAP
-from quire.core.copies import BlockCopy
+from quire.core.blocks import GAP, BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
 from quire.core.media import MediaItem
@@ -17,7 +16,7 @@ from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, check_sign
-from quire.errors import InvariantError
+from quire.errors import DraftError, InvariantError
 
 
 def open_sequence(
@@ -171,6 +170,8 @@ def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
 
 def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     """Return a sequence at the same tokens that shares all blocks; see `CacheManager.fork`."""
+    if kernel.drafts:
+        check_settled(kernel, seq, "fork")
     tree, rows, size = kernel.tree, kernel.rows, kernel.rows.block_size
     computed, capacity = rows.computed[seq.row], rows.capacity[seq.row]
     tail, in_tail = divmod(computed, size)
@@ -204,6 +205,18 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
         twin.terms.owner.num_open += 1
     rows.version += 1
     return twin
+
+
+def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
+    """Raise `DraftError` where drafts wait and a state of a recurrent group may have gone on with them."""
+    drafted, computed = kernel.drafts.get(seq.row), kernel.rows.computed[seq.row]
+    if kernel.rows.states and drafted is not None and drafted.computed == computed:
+        msg = (
+            f"{what} of a sequence with {drafted.num_tokens} drafts: the state of a recurrent group has gone "
+            f"on with them and is not that of its {computed} tokens; accept first, or "
+            "truncate(manager, seq, seq.computed)"
+        )
+        raise DraftError(msg)
 
 
 def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:

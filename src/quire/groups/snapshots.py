@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
+from quire.core.publish import keep_states, natural_ends
 from quire.core.sequence import Sequence
-from quire.core.snapshots import check_settled, keep, natural_ends
+from quire.core.take import check_settled
 from quire.errors import CheckpointError
 from quire.interrupts import mutating
 
@@ -49,4 +50,4 @@ def checkpoint(manager: CacheManager, seq: Sequence) -> bool:
             "stops(manager, seq) first"
         )
         raise CheckpointError(msg)
-    return not seq.private_key and keep(kernel, seq, passing=True)
+    return not seq.private_key and keep_states(kernel, seq, passing=True)

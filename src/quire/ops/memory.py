@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.config import check_count
-from quire.core.blocks import GAP, BlockPool
-from quire.core.copies import BlockCopy
+from quire.core.blocks import GAP, BlockCopy, BlockPool
 from quire.core.groups import check_group
 from quire.core.manager import CacheManager
 from quire.core.room import let_go_expired, make_room

@@ -14,7 +14,6 @@ names no blocks of it.
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from array import array
 from collections import deque
@@ -27,7 +26,7 @@ import numpy as np
 
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
-from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.foresight import Advice, foresee
 from quire.sim.hardware import Roofline
 from quire.sim.replay import (
@@ -35,7 +34,6 @@ from quire.sim.replay import (
     HitTally,
     Observer,
     ReplayResult,
-    Sizes,
     check_capacity,
     manager_of,
     open_request,
@@ -65,9 +63,7 @@ class Rates(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode"):
-            rate = getattr(self, name)
-            if not (rate > 0 and math.isfinite(rate)):
-                raise ConfigError(f"the {name} rate is {rate}; it is above 0 tokens per second")
+            check_positive(f"the {name} rate in tokens per second", getattr(self, name))
 
     def times(self, request: TraceRequest, cached_tokens: int) -> tuple[float, float]:
         computed = request.prompt_tokens - cached_tokens
@@ -224,10 +220,7 @@ class _ConcurrentReplay:
     def _start(self, waiting: Waiting, tokens: IntArray, num_blocks: int) -> int:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
-        seq = open_request(self.manager, tokens, advice)
-        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(
-            self.manager, seq
-        )
+        seq = open_request(self.manager, tokens, request, self._trace.block_size, advice)
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit

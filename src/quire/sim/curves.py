@@ -176,7 +176,7 @@ def _partial_blocks(steps: Steps, read: Reuses) -> tuple[Counts, Counts]:
     found = sums(steps.request, steps.width, read.num_requests)
     whole = np.zeros(read.num_requests, np.int64)
     np.maximum.at(whole, steps.request, steps.below + steps.width)
-    lacking = read.overhang
+    lacking = np.maximum(read.prompt_blocks * read.block_size - read.prompt_tokens, 0)
     at = np.flatnonzero((found == read.prompt_blocks) & (lacking > 0))
     return whole[at], lacking[at]
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quire.config import check_count
 from quire.errors import ConfigError
 from quire.extras import lacking
 from quire.sim.names import unknown
@@ -46,7 +47,7 @@ class Processes:
     """In `num_workers` new Python processes of this machine (spawned: nothing is inherited)."""
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = _checked(num_workers)
+        self._num_workers = check_count("the number of workers", num_workers, limit=4096)
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
         if len(tasks) < 2 or self._num_workers == 1:
@@ -77,7 +78,7 @@ class RayWorkers:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = _checked(num_workers)
+        self._num_workers = check_count("the number of workers", num_workers, limit=4096)
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Done[Result]:
         ray = _ray()
@@ -160,9 +161,3 @@ def _ray() -> Any:
     except ImportError as error:
         raise ConfigError(lacking("--executor ray", "ray", "ray")) from error
     return ray
-
-
-def _checked(num_workers: int) -> int:
-    if type(num_workers) is not int or not 1 <= num_workers <= 4096:
-        raise ConfigError(f"a number of workers is from 1 to 4096, got {num_workers!r}")
-    return num_workers

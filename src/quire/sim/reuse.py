@@ -80,14 +80,6 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
         """Blocks of each request that an earlier one had, int64 [requests]."""
         return sums(self.later, self.num_blocks, self.num_requests)
 
-    @property
-    def overhang(self) -> Counts:
-        """Tokens by which the last block of each request ends beyond its prompt, int64 [requests].
-
-        Zero where a trace names full blocks only.
-        """
-        return np.maximum(self.prompt_blocks * self.block_size - self.prompt_tokens, 0)
-
 
 class Steps(msgspec.Struct, frozen=True, eq=False):
     """Hits by capacity: blocks `below` + 1 ... `below` + `width` each give `request` one more.

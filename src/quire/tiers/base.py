@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,6 +14,8 @@ import msgspec
 
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
+
+_log = logging.getLogger(__name__)
 
 Keys: TypeAlias = Sequence[bytes]
 """Keys of 32 bytes. Where they belong to one prompt, its head comes first."""
@@ -123,6 +126,7 @@ class Tier(ABC):
         if answers.damaged:
             damaged = [keys[index] for index in sorted(answers.damaged)]
             self._guarded([], lambda _: self._delete(damaged, timeout_s))
+            self._say_damaged(damaged)
         self._outcomes.update(outcomes)
         return outcomes
 
@@ -169,7 +173,7 @@ class Tier(ABC):
         """Say that a prompt's records were used just now, the head first: all it is made of."""
 
     def lease(self, keys: Keys, seconds: float) -> None:
-        """Keep these records from making room for so long, as far as the tier decides that."""
+        """Keep these records from making room for so long; asked of tiers in memory."""
 
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return memory of the tier's own for as many leading records as it can.
@@ -238,6 +242,19 @@ class Tier(ABC):
         if self.evicting is None:
             return []
         return list(range(len(keys))) if self.evicting_of is None else self.evicting_of(keys)
+
+    def _say_damaged(self, keys: list[bytes]) -> None:
+        """Warn of damaged records: of the first, and each time that they have become twice as many."""
+        before = self._outcomes[Outcome.CORRUPT]
+        count = before + len(keys)
+        if count.bit_length() > before.bit_length():
+            _log.warning(
+                "%s has given %d damaged records so far, the last of key %s; they read as misses and "
+                "are dropped, but what it stands on changes bytes",
+                self.name,
+                count,
+                keys[-1].hex(),
+            )
 
     def _guarded(
         self, outcomes: list[Outcome], call: Callable[[list[Outcome]], None]

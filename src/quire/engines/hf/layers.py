@@ -77,7 +77,11 @@ class WorkingLayer(CacheLayerMixin):
         k_new, v_new = self.extend(key_states, value_states)
         k_new.copy_(key_states.detach())
         v_new.copy_(value_states.detach())
-        return self._columns(seen, self.length)
+        if seen != self.first:
+            return self._columns(seen, self.length)
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
 
     @property
     def seen_from(self) -> int:
@@ -192,8 +196,8 @@ class WorkingLayer(CacheLayerMixin):
     def _columns(self, start: int, stop: int) -> KV:
         """Return columns of all rows, as views."""
         assert self._held is not None
-        k, v = (each.narrow(-2, start - self.first, stop - start) for each in self._held)
-        return k, v
+        (k, v), at, num_columns = self._held, start - self.first, stop - start
+        return k.narrow(-2, at, num_columns), v.narrow(-2, at, num_columns)
 
     def _show(self, length: int) -> None:
         self.length = max(length, self.first)

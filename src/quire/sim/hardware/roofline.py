@@ -9,7 +9,9 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from quire.config import check_count
 from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.hardware.accelerators import Accelerator
 from quire.sim.hardware.facts import ModelFacts
 from quire.sim.hardware.tiers import MemoryTier
@@ -72,15 +74,10 @@ class Roofline(msgspec.Struct, frozen=True):
     cached_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1:
-            raise ConfigError(f"num_gpus is {self.num_gpus}; it is at least 1")
-        if not self.mfu > 0 or not self.bandwidth_efficiency > 0:
-            raise ConfigError(
-                f"mfu is {self.mfu} and bandwidth_efficiency {self.bandwidth_efficiency}; both are "
-                "above 0, and at most about 1 on real hardware"
-            )
-        if self.attention_mfu is not None and not self.attention_mfu > 0:
-            raise ConfigError(f"attention_mfu is {self.attention_mfu}; it is above 0, or None")
+        check_count("num_gpus", self.num_gpus)
+        for name in ("mfu", "bandwidth_efficiency", "attention_mfu"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
         if not self.overhead_s >= 0 or not self.cached_token_s >= 0:
             raise ConfigError(
                 f"overhead_s is {self.overhead_s} and cached_token_s {self.cached_token_s}; both are "

@@ -7,7 +7,7 @@ from math import ceil
 
 import msgspec
 
-from quire.config import format_bytes
+from quire.config import check_count, format_bytes
 from quire.errors import ConfigError
 from quire.sim.hardware import Accelerator, ModelFacts, Roofline
 
@@ -40,10 +40,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1 or self.block_size < 1:
-            raise ConfigError(
-                f"num_gpus is {self.num_gpus} and block_size {self.block_size}; both are at least 1"
-            )
+        check_count("num_gpus", self.num_gpus)
+        check_count("block_size", self.block_size)
         if not 0 < self.utilization <= 1:
             raise ConfigError(f"utilization is {self.utilization}; it is above 0, at most 1")
 

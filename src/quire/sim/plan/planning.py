@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.hardware import MemoryTier, Roofline
 from quire.sim.plan.blocks import BlockAdvice, advise
@@ -111,8 +112,8 @@ def plan(
     with what it takes, and `TraceError` for a trace that cannot be read.
     """
     model = placement.model
-    if context < 1 or new_tokens < 1:
-        raise ConfigError(f"context is {context} and new_tokens {new_tokens}; both are at least 1")
+    check_count("context", context)
+    check_count("new_tokens", new_tokens)
     if model.max_context and context > model.max_context:
         raise ConfigError(
             f"a context of {context:,} tokens is more than the {model.max_context:,} that "

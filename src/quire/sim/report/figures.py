@@ -96,14 +96,14 @@ def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
     _label(axes, f"capacity in blocks of {both.block_size} tokens", "prompt tokens found")
     ticker = _library("ticker")
     axes.xaxis.set_major_locator(ticker.LogLocator(base=10, numticks=8 if size is WIDE else 5))
-    _mark(axes.xaxis, lambda value: _short(round(value)))
+    _mark(axes.xaxis, lambda value: short(round(value)))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
 def draw_distances(report: Report, axes: Axes, size: FigureSize) -> None:
     """Reuses by the size of the cache that finds them."""
     _, shares = report.reuse_distances()
-    _draw_bars(axes, [100 * share for share in shares], 9 if size is WIDE else 5, _short)
+    _draw_bars(axes, [100 * share for share in shares], 9 if size is WIDE else 5, short)
     _label(axes, "different blocks used since, up to", "of all prompt tokens")
 
 
@@ -244,11 +244,12 @@ def _step(last: float, unit: float, size: FigureSize) -> float:
     return unit * next((step for step in steps if step >= wanted), 10**7)
 
 
-def _short(count: int) -> str:
-    for limit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g}{letter}"
-    return str(count)
+def short(number: float, space: str = "") -> str:
+    """Return a number in three digits and a letter: 12.3k, 4.56M."""
+    for power, letter in zip(range(18, 0, -3), "EPTGMk", strict=True):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g}{space}{letter}"
+    return f"{number:.3g}"
 
 
 def _duration(seconds: int) -> str:

@@ -11,7 +11,7 @@ from quire.errors import ConfigError
 from quire.extras import lacking
 from quire.sim.report import figures
 from quire.sim.report.data import Report
-from quire.sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend
+from quire.sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend, short
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -62,16 +62,13 @@ def _environment() -> Any:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"percent": _percent, "count": "{:,}".format, "large": _large}
+    environment.filters |= {
+        "percent": _percent,
+        "count": "{:,}".format,
+        "large": partial(short, space="\N{NO-BREAK SPACE}"),
+    }
     return environment
 
 
 def _percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-def _large(number: float) -> str:
-    for power, letter in zip(range(18, 0, -3), "EPTGMk", strict=True):
-        if number >= 10**power:
-            return f"{number / 10**power:.3g}\N{NO-BREAK SPACE}{letter}"
-    return f"{number:.3g}"

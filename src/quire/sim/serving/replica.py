@@ -15,7 +15,7 @@ from quire.config import check_count
 from quire.core.terms import NO_HINT
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.hardware.roofline import Chunk, Contexts, Seconds
-from quire.sim.replay import Sizes, manager_of
+from quire.sim.replay import manager_of, tell_sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
@@ -23,6 +23,9 @@ from quire.sim.trace.rows import TraceRequest
 
 MAX_RUN = 1024
 """Decode steps that are simulated at once, at most."""
+
+WATERMARK = 0.01
+"""Share of the blocks that an admission leaves free while others run."""
 
 
 class Timing(Protocol):
@@ -52,7 +55,6 @@ class Limits(msgspec.Struct, frozen=True):
     `policy`             of eviction, by name
     `max_step_tokens`    tokens per step: one for each decoding request, the rest for prompts
     `max_sequences`      requests that run at once
-    `watermark`          share of the blocks that an admission leaves free while others run
     """
 
     num_blocks: int
@@ -60,7 +62,6 @@ class Limits(msgspec.Struct, frozen=True):
     policy: str = "lru"
     max_step_tokens: int = 8192
     max_sequences: int = 256
-    watermark: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_step_tokens", "max_sequences"):
@@ -70,13 +71,11 @@ class Limits(msgspec.Struct, frozen=True):
                 f"a step of {self.max_step_tokens} tokens and {self.max_sequences} sequences that "
                 "decode leave prompts no room; allow more tokens or fewer sequences"
             )
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"the watermark is a share from 0 to 1, got {self.watermark:g}")
 
     @property
     def reserve(self) -> int:
         """Blocks that an admission leaves free while others run."""
-        return int(self.watermark * self.num_blocks)
+        return int(WATERMARK * self.num_blocks)
 
     def check(self, request: TraceRequest) -> None:
         """Raise `OutOfBlocks` for a request that would not even fit alone."""
@@ -117,7 +116,7 @@ class Replica:
         self.busy_s = 0.0
         self.num_steps = 0
         self.preemptions = 0
-        told = [] if tiers is None else [tiers.log]
+        told = [] if tiers is None else [tiers]
         self.manager = manager_of(limits.num_blocks, limits.policy, lambda: self.now, told)
         self.tiers = tiers
         self._pool = self.manager.pools[0]
@@ -232,7 +231,6 @@ class Replica:
                 break
             self.waiting.popleft()
             if tiers is not None:
-                tiers.listen()
                 fetched += self._fetch(request, tiers)
             request.account.recomputed_tokens += max(request.lost - request.computed, 0)
             request.lost = 0
@@ -258,7 +256,7 @@ class Replica:
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            Sizes(request.target, request.trace.output_tokens, size).tell(manager, seq)
+            tell_sizes(manager, seq, request.target, request.trace.output_tokens, size)
         else:
             manager.resume(seq)
         if missing:
@@ -291,7 +289,6 @@ class Replica:
             for tier, count in taken:
                 tiers.fetched_blocks[tier] += count
             self.manager.commit(seq, request.key[start : start + num_blocks])
-            tiers.listen()
             before = request.computed
             request.computed = request.found_tokens(start + num_blocks, size)
             request.account.fetched_tokens += request.computed - before
@@ -322,8 +319,6 @@ class Replica:
             ready = min(request.computed // self.limits.block_size, ready)
         if ready > seq.computed:
             self.manager.commit(seq, request.key[seq.computed : ready])
-            if self.tiers is not None:
-                self.tiers.listen()
 
     def _make_room(self, num_steps: int) -> None:
         """Reserve the blocks that the next steps of the decoding requests write to."""
@@ -331,8 +326,6 @@ class Replica:
             seq = request.seq
             assert seq is not None
             self.manager.reserve(seq, request.num_blocks - seq.computed)
-        if self.tiers is not None:
-            self.tiers.listen()
 
     def _affordable(self, num_steps: int) -> int:
         """Return the number of steps that there are blocks for; the first has them."""

@@ -11,9 +11,6 @@ from quire.sim.names import unknown
 from quire.sim.serving.replica import Replica
 from quire.sim.serving.requests import LiveRequest
 
-ROUTERS = ("round-robin", "least-loaded", "prefix")
-
-
 Router: TypeAlias = Callable[[LiveRequest, Sequence[Replica], float], Replica]
 """Chooses one of the replicas for an arrival: called with it, all of them, and the time."""
 
@@ -52,15 +49,14 @@ class PrefixAware:
 
 def router_named(name: str, *, load_limit: float = 1.25) -> Router:
     """Return a router by name. Raises `ConfigError`."""
-    match name:
-        case "round-robin":
-            return round_robin()
-        case "least-loaded":
-            return least_loaded
-        case "prefix":
-            return PrefixAware(load_limit)
-        case _:
-            raise unknown("router", name, ROUTERS, "write a function like these")
+    made = {
+        "round-robin": round_robin,
+        "least-loaded": lambda: least_loaded,
+        "prefix": lambda: PrefixAware(load_limit),
+    }
+    if name not in made:
+        raise unknown("router", name, made, "write a function like these")
+    return made[name]()
 
 
 def _load(replica: Replica) -> int:

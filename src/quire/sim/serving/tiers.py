@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from quire.core.kernel import Leaving, Watcher
+from quire.core.node import Node
+from quire.core.sequence import Sequence as CacheSequence
 from quire.core.tokens import IntArray
-from quire.errors import ConfigError, InvariantError
-from quire.exchange.events import BlockRemoved, BlockStored, EventLog
+from quire.errors import ConfigError
 from quire.sim.hardware import MemoryTier
 
 
-class Tiers:
+class Tiers(Watcher):
     """The tiers of one replica: exclusive stores of block ids, each in LRU order.
 
-    A block is on the device or in one tier, never in two places: the manager's events say
-    what is stored (it leaves the tiers) and what is evicted (it enters the first tier, whose
-    oldest block goes on to the next one, and out of the last one). Evictions are reported from
-    the deepest block of a prefix upwards, so a tier too drops the ends of prefixes first.
+    A block is on the device or in one tier, never in two places: as a watcher of the manager it is
+    told what is stored (it leaves the tiers) and what is evicted (it enters the first tier, whose
+    oldest block goes on to the next one, and out of the last one), the deepest block of a prefix
+    first, so a tier too drops the ends of prefixes first.
     What goes down is not timed: links work in both directions at once. Raises `ConfigError`.
     """
 
     def __init__(self, tiers: Sequence[MemoryTier], block_bytes: int) -> None:
         self.tiers = tuple(tiers)
-        self.log = EventLog()
         self._block_bytes = block_bytes
         self._capacities = [tier.capacity_bytes // block_bytes for tier in tiers]
         for tier, capacity in zip(tiers, self._capacities, strict=True):
@@ -33,24 +34,17 @@ class Tiers:
                     f"{block_bytes} bytes; give it more"
                 )
         self._stores: list[dict[int, None]] = [{} for _ in tiers]
-        self._ids: dict[bytes, int] = {}  # of blocks on the device, by their hash
         self.demoted_blocks = [0] * len(tiers)
         self.fetched_blocks = [0] * len(tiers)
 
-    def listen(self) -> None:
-        """Take the manager's events: call it after whatever stores or evicts."""
-        for event in self.log.take():
-            if isinstance(event, BlockStored):
-                for name, block in zip(event.block_hashes, event.token_ids, strict=True):
-                    self._ids[name] = block
-                    self._discard(block)
-            elif isinstance(event, BlockRemoved):
-                for name in event.block_hashes:
-                    block = self._ids.pop(name)
-                    if event.reason == "evicted":
-                        self._demote(block)
-        if self.log.num_dropped:
-            raise InvariantError(f"{self.log.num_dropped} events of a manager went unread")
+    def stored(self, seq: CacheSequence, node: Node, num_blocks: int) -> None:
+        for block in _last_blocks(node, num_blocks):
+            self._discard(block)
+
+    def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
+        if group is None and why == "evicted":
+            for block in reversed(_last_blocks(node, len(blocks))):
+                self._demote(block)
 
     def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
         """Return the tiers of the first blocks of a run: (tier, blocks), until one is nowhere."""
@@ -90,3 +84,8 @@ class Tiers:
                 return
             block = next(iter(store))
             del store[block]
+
+
+def _last_blocks(node: Node, count: int) -> list[int]:
+    """Return the ids of the last blocks of a node: in a simulation a block is a token."""
+    return memoryview(node.key).cast("i")[-count:].tolist()

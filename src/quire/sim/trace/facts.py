@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from itertools import pairwise
+from math import ceil
 
 import msgspec
 import numpy as np
 
-from quire.foresight.distances import Floats, Ints
-from quire.sim.reuse import Reuses, Steps, lru_steps, reuses
+from quire.foresight.distances import Ints
+from quire.sim.reuse import Reuses, lru_steps, reuses
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
 
 SHARES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -115,7 +116,7 @@ def describe(trace: ReportingTrace, on_progress: Callable[[int], None] | None = 
         prompt_length=_lengths(found.prompt_tokens),
         output_length=_lengths(np.array(outputs, np.int64)),
         reuse_blocks=_in_blocks(found),
-        reuse_seconds=_in_seconds(found.gaps_s, found.num_blocks),
+        reuse_seconds=_in_seconds(found),
         notes=report.notes,
     )
 
@@ -136,44 +137,30 @@ def _in_blocks(found: Reuses) -> Distances:
     steps = lru_steps(found)
     if not len(steps.below):
         return Distances({}, [])
-    total = int(steps.width.sum())
     largest = int((steps.below + steps.width).max())
-    capacities = range(largest + 1)
-    percentiles = {
-        name: float(
-            bisect_left(capacities, int(np.ceil(share * total)), key=partial(_reached, steps))
-        )
-        for name, share in SHARES.items()
-    }
     ends = [1 << n for n in range(largest.bit_length() + 1) if 1 << n < 2 * largest]
-    return Distances(percentiles, _histogram(ends, [_reached(steps, end) for end in ends], total))
+    return _distances(range(largest + 1), ends, lambda end: int(steps.found(int(end)).sum()))
 
 
-def _reached(steps: Steps, capacity: int) -> int:
-    """Return the number of reuses that are no further apart."""
-    return int(steps.found(capacity).sum())
-
-
-def _in_seconds(gaps: Floats, weights: Ints) -> Distances:
+def _in_seconds(found: Reuses) -> Distances:
+    gaps = np.unique(found.gaps_s)
     if not len(gaps):
         return Distances({}, [])
-    order = np.argsort(gaps, kind="stable")
-    gaps, reach = gaps[order], np.cumsum(weights[order])
-    total = int(reach[-1])
+    weights = np.bincount(np.searchsorted(gaps, found.gaps_s), found.num_blocks)
+    reach = [0, *np.cumsum(weights).astype(np.int64).tolist()]
+    ends = [*(end for end in GAPS_S if end < gaps[-1]), float(gaps[-1])]
+    return _distances(gaps.tolist(), ends, lambda end: reach[np.searchsorted(gaps, end, "right")])
+
+
+def _distances(
+    values: Sequence[float], ends: Sequence[float], reached: Callable[[float], int]
+) -> Distances:
+    """Return distances of these values, rising; `reached` gives how many reuses are no further apart."""
+    total = reached(values[-1])
     percentiles = {
-        name: float(gaps[np.searchsorted(reach, np.ceil(share * total))])
+        name: float(values[bisect_left(values, ceil(share * total), key=reached)])
         for name, share in SHARES.items()
     }
-    ends = [*(end for end in GAPS_S if end < gaps[-1]), float(gaps[-1])]
-    reached = np.concatenate(([0], reach))[np.searchsorted(gaps, ends, side="right")]
-    return Distances(percentiles, _histogram(ends, reached.tolist(), total))
-
-
-def _histogram(
-    ends: Sequence[float], reached: Sequence[int], total: int
-) -> list[tuple[float, float]]:
-    before = [0, *reached[:-1]]
-    return [
-        (float(end), (upto - below) / total)
-        for end, upto, below in zip(ends, reached, before, strict=True)
-    ]
+    counts = [reached(end) for end in ends]
+    shares = [(count - below) / total for below, count in pairwise([0, *counts])]
+    return Distances(percentiles, [*zip(map(float, ends), shares, strict=True)])

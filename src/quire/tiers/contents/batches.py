@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 from quire.tiers.base import ListedRecord, Outcome, Tier
-from quire.tiers.format import PAGE_BYTES, PAGED_FROM, new_buffer
+from quire.tiers.format import new_buffer
 
 BATCH_BYTES = 32 << 20
 BATCH_RECORDS = 4096
+"""Each has a mapping of its own, of which systems allow a process some 65,000."""
 _TIMEOUT_S = 60.0
 
 _T = TypeVar("_T")
@@ -21,7 +21,7 @@ def read_batches(
 ) -> Iterator[tuple[int, list[tuple[ListedRecord, memoryview, Outcome]]]]:
     """Read records in batches; yield how many are read, and the bytes and the outcome of each of a batch."""
     for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
-        buffers = carved([entry.num_bytes for entry in batch])
+        buffers = [new_buffer(entry.num_bytes) for entry in batch]
         outcomes = tier.get([entry.key for entry in batch], buffers, _TIMEOUT_S)
         yield done, list(zip(batch, buffers, outcomes, strict=True))
 
@@ -38,22 +38,3 @@ def batches(
         held += size
     if first < len(items):
         yield len(items), items[first:]
-
-
-def carved(sizes: Sequence[int]) -> list[memoryview]:
-    """Return a buffer of zeros for each record, large ones at the start of a page, of one piece of memory.
-
-    A mapping for each would meet the limit that systems set to their number.
-    """
-    taken = [
-        -(-size // PAGE_BYTES) * PAGE_BYTES if size >= PAGED_FROM else -(-size // 64) * 64
-        for size in sizes
-    ]
-    # Large ones first, so that they stay at the start of pages.
-    order = sorted(range(len(sizes)), key=lambda index: -taken[index])
-    starts = [0, *accumulate(taken[index] for index in order)]
-    memory = new_buffer(starts[-1])
-    found = [memory[:0]] * len(sizes)
-    for index, start in zip(order, starts, strict=False):
-        found[index] = memory[start : start + sizes[index]]
-    return found

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from quire.errors import TierError
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, Outcome, Tier
 from quire.tiers.files.tier import Files
+from quire.tiers.wrapped import Wrapped
 
 
 class ReadOnlyTier(Tier):
-    """A tier without `put` and `delete`."""
+    """A tier without `put`, `delete` and `touch`."""
+
+    def touch(self, keys: Keys) -> None:
+        """Leave the order of uses as it is."""
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         """Leave every record `SKIPPED`."""
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         """Leave what is damaged where it is: `get` would have it dropped."""
+
+    def _say_damaged(self, keys: list[bytes]) -> None:
+        """Say nothing: who looks at a tier says what was found."""
 
 
 class FilesReader(ReadOnlyTier, Files):
@@ -31,26 +37,8 @@ class FilesReader(ReadOnlyTier, Files):
             raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
 
 
-class ReadOnlyView(ReadOnlyTier):
+class ReadOnlyView(ReadOnlyTier, Wrapped):
     """Any other tier, which it owns."""
-
-    def __init__(self, tier: Tier) -> None:
-        super().__init__()
-        self.tier = tier
-        self.name, self.is_local = tier.name, tier.is_local
-
-    def scan(self) -> Iterator[ListedRecord]:
-        return self.tier.scan()
-
-    def close(self) -> None:
-        self.tier.close()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         self.tier._get(keys, buffers, timeout_s, answers)  # noqa: SLF001 - `get` would drop
-
-    def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        return self.tier.contains(keys, timeout_s)
-
-    def _size(self) -> tuple[int, int, int]:
-        stats = self.tier.stats()
-        return stats.num_records, stats.num_bytes, stats.capacity_bytes

@@ -30,9 +30,6 @@ _TAG = Struct("<Q")
 _ENTRIES_AT_ONCE = 4096
 """Entries of an index's file that are written while nothing is published: about 1 ms."""
 
-_FEW = 128
-"""Keys from which on a look at all of them at once is faster than one by one, after a model has had the caches."""
-
 
 class Spot(msgspec.Struct, frozen=True):
     """The slab and place of a record, and the tag that it must carry there.
@@ -136,24 +133,12 @@ class DiskRecords:
         there or not.
         """
         with self.lock:
-            newest = self.recency.take(len(keys))
+            stamps = self.recency.falling(len(keys))
             self.num_touches += len(keys)
-            if len(keys) >= _FEW:
-                there = np.zeros(len(keys), np.bool_)
-                stamps = np.arange(newest, newest - len(keys), -1)
-                for slab in self._all():
-                    places = slab.index.find_many(keys)
-                    found = places != NOWHERE
-                    slab.index.touch(places[found], stamps[found])
-                    there |= found
-                return newest, there.tolist()
-            known = [False] * len(keys)
+            there = np.zeros(len(keys), np.bool_)
             for slab in self._all():
-                for at, place in enumerate(map(slab.index.find, keys)):
-                    if place != NOWHERE:
-                        slab.index.restamp(place, newest - at)
-                        known[at] = True
-        return newest, known
+                there |= slab.index.touch(keys, stamps)
+            return self.recency.now, there.tolist()
 
     def lease(self, keys: Sequence[bytes], until: float) -> None:
         """Keep records from making room until then."""
@@ -300,11 +285,10 @@ class DiskRecords:
 
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key. The lock is held."""
-        there = [False] * len(keys)
+        there = np.zeros(len(keys), np.bool_)
         for slab in self._all():
-            find = slab.index.find
-            there = [was or find(key) != NOWHERE for was, key in zip(there, keys, strict=True)]
-        return there
+            there |= slab.index.find_many(keys) != NOWHERE
+        return there.tolist()
 
 
 def spot_in(slabs: Iterable[Slab], key: bytes) -> Spot | None:

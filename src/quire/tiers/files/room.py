@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 
 from quire.tiers.background import Background
 from quire.tiers.format import KEY_BYTES
@@ -58,19 +58,15 @@ class FilesRoom:
     a sweep, in a thread of its own: it lists the directory and deletes what is too much.
 
         held == bytes of files that this process knows + bytes of files that it is writing
-
-    `clock` gives seconds since the epoch.
     """
 
-    def __init__(self, root: str, capacity: int, clock: Callable[[], float]) -> None:
+    def __init__(self, root: str, capacity: int) -> None:
         self.capacity = capacity
         self._root = root
-        self._clock = clock
         self._lock = threading.Lock()
         self._sweeper = Background(self._sweep, "quire-files")
         self._meanwhile: dict[bytes, int] = {}
         """What was written since the last sweep began, by size, or deleted: -1."""
-        self._leases: dict[bytes, float] = {}
         self._floors: list[int] = []
         self._wanted = self._since_listed = self._in_flight = 0
         listed = list(walk(root))
@@ -117,13 +113,6 @@ class FilesRoom:
             self.records -= 1
             self._meanwhile[key] = -1
 
-    def lease(self, keys: Iterable[bytes], seconds: float) -> None:
-        """Keep files from being deleted by this process for so long."""
-        until = self._clock() + seconds
-        with self._lock:
-            for key in keys:
-                self._leases[key] = max(until, self._leases.get(key, until))
-
     @contextlib.contextmanager
     def sparing(self, floor_ns: int) -> Generator[None]:
         """While entered, delete no file used at that time or later: a call that still writes."""
@@ -159,16 +148,13 @@ class FilesRoom:
         if self.held + wanted <= self.capacity:
             return []
         excess = self.held + max(wanted, int(self.capacity * WATERMARK)) - self.capacity
-        now = self._clock()
-        self._leases = {key: until for key, until in self._leases.items() if until > now}
         floor_ns = min(self._floors, default=None)
         victims: list[tuple[int, bytes]] = []
         for stamp_ns, size, key in settled:
             if excess <= 0 or (floor_ns is not None and stamp_ns >= floor_ns):
                 break
-            if key not in self._leases:
-                victims.append((stamp_ns, key))
-                excess -= size
+            victims.append((stamp_ns, key))
+            excess -= size
         return victims
 
     def _delete(self, key: bytes, used_until_ns: int) -> None:

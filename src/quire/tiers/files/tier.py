@@ -67,7 +67,7 @@ class Files(Tier):
         self._lock = threading.Lock()
         self._stamp_ns = 0
         self._open()
-        self._room = None if num_bytes is None else FilesRoom(self._root, num_bytes, clock)
+        self._room = None if num_bytes is None else FilesRoom(self._root, num_bytes)
 
     def touch(self, keys: Keys) -> None:
         if self._room is None or self._closed:
@@ -77,10 +77,6 @@ class Files(Tier):
             stamp = newest - index * _STEP_NS
             with contextlib.suppress(OSError):
                 os.utime(file_of(self._root, key), ns=(stamp, stamp))
-
-    def lease(self, keys: Keys, seconds: float) -> None:
-        if self._room is not None:
-            self._room.lease(map(bytes, keys), seconds)
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the files, those used last first. Raises `TierError` where that fails."""

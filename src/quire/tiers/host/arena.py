@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 from quire.errors import InvariantError
 from quire.tiers.format import PAGE_BYTES
 from quire.tiers.host.pages import PagesAhead
-from quire.tiers.places.index import NOWHERE, PlaceIndex, Places, Recency
+from quire.tiers.places.index import NOWHERE, PlaceIndex, Recency
 
 CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
 
 FEWEST_CHUNKS = 16
-
-FEW_KEYS = 128
-"""So many keys are found faster one by one, after a model has had the processor's caches."""
 
 
 class Shelf:
@@ -101,16 +98,14 @@ class Arena:
         """Return the keys that have a place: bool [keys]."""
         found = np.zeros(len(keys), np.bool_)
         for shelf in self.shelves.values():
-            found |= _places_of(shelf, keys) != NOWHERE
+            found |= shelf.index.find_many(keys) != NOWHERE
         return found
 
     def use(self, keys: Sequence[bytes]) -> None:
         """Mark records as just used, the first newest of all."""
         stamps = self.recency.falling(len(keys))
         for shelf in self.shelves.values():
-            places = _places_of(shelf, keys)
-            found = places != NOWHERE
-            shelf.index.touch(places[found], stamps[found])
+            shelf.index.touch(keys, stamps)
 
     def shelf(self, size: int) -> Shelf | None:
         """Return the shelf of a size, made if need be; None where a chunk is too small for it."""
@@ -169,10 +164,3 @@ class Arena:
             shelf.index.check()
             if shelf.index.num_places != len(shelf.chunks) * shelf.per_chunk:
                 raise InvariantError(f"{shelf.index.num_places} places in {shelf.chunks}")
-
-
-def _places_of(shelf: Shelf, keys: Sequence[bytes]) -> Places:
-    """Return the place of each key, `NOWHERE` where there is none: int64 [keys]."""
-    if len(keys) < FEW_KEYS:
-        return np.array([shelf.index.find(key) for key in keys], np.int64)
-    return shelf.index.find_many(keys)

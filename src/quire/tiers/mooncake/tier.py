@@ -186,29 +186,20 @@ class Mooncake(Tier):
         return -1, -1, -1
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
+        ended = self._deletions_ended
         with self._callers.taken(timeout_s) as caller:
-            torn: Sequence[int] = range(len(keys))
-            for _ in range(4):
-                ended = self._deletions_ended
-                self._fetch(caller, keys, buffers, torn, answers)
-                if self._deletions_begun == ended:
-                    return
-                # Room of a record that was deleted meanwhile may have been written again while it was read.
-                torn = [index for index in torn if answers.outcomes[index] is Outcome.CORRUPT]
-            for index in torn:  # deletions go on: what was torn each time is not there for long
+            for batch, views, where in self._parts(caller, keys, buffers, range(len(keys))):
+                codes = caller.call(partial(self._store.batch_get_into, *where))
+                for index, view, code in zip(batch, views, codes, strict=True):
+                    if code == len(view):
+                        buffers[index][:] = view
+                        answers.settle(index, Outcome.HIT)
+                    else:
+                        answers.settle(index, _outcome_of(code, Outcome.FOREIGN))
+        if self._deletions_begun != ended:
+            # Room of a record that was deleted meanwhile may have been written again while it was read.
+            for index in list(answers.damaged):
                 answers.settle(index, Outcome.ABSENT)
-
-    def _fetch(
-        self, caller: Caller, keys: Keys, buffers: Buffers, indices: Sequence[int], answers: Answers
-    ) -> None:
-        for batch, views, where in self._parts(caller, keys, buffers, indices):
-            codes = caller.call(partial(self._store.batch_get_into, *where))
-            for index, view, code in zip(batch, views, codes, strict=True):
-                if code == len(view):
-                    buffers[index][:] = view
-                    answers.settle(index, Outcome.HIT)
-                else:
-                    answers.settle(index, _outcome_of(code, Outcome.FOREIGN))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         with self._callers.taken(timeout_s) as caller:

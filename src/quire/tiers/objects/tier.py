@@ -214,12 +214,10 @@ class Objects(Tier):
             # A slow first listing must not keep a writer from writing: copies do no harm.
             with suppress(TimeoutError, TierError):
                 self._refresh(self._refresh_s, began + timeout_s / 2)
-        held = [self._index.find(key) for key in keys]
-        sizes = map(len, records)
         stale = [
             key
-            for key, place, size in zip(keys, held, sizes, strict=True)
-            if place is not None and place[0].record_bytes != size
+            for key, record in zip(keys, records, strict=True)
+            if (place := self._index.find(key)) and place[0].record_bytes != len(record)
         ]
         if stale:
             self._delete(stale, deadline - time.monotonic())

@@ -35,6 +35,9 @@ from quire.tiers.places.recency import Recency, oldest
 NOWHERE = -1
 """What `find` returns for a key that is not there: no index of a place."""
 
+_FEW_KEYS = 128
+"""Below, one by one is faster, after a model has had the processor's caches."""
+
 _PREFIX = Struct("=Q")
 _MAX_SLOTS = (1 << 31) - 2
 
@@ -99,20 +102,11 @@ class PlaceIndex:
     def find_many(self, keys: Sequence[bytes] | NDArray[np.uint8]) -> Places:
         """Return the place of each key, `NOWHERE` where there is none: int64 [keys].
 
-        Takes keys one by one or as an array [keys, 32]; worth it from about 16 keys on.
+        Takes keys one by one or as an array [keys, 32].
         """
-        wanted = as_words(keys)
-        found = np.full(len(wanted), NOWHERE, np.int64)
-        open_ = np.arange(len(wanted))
-        probes = (wanted[:, 0] & np.uint64(self._mask)).astype(np.int64)
-        while len(open_):
-            places = self._table[probes].astype(np.int64) - 1
-            taken = places >= 0
-            open_, probes, places = open_[taken], probes[taken], places[taken]
-            same = (self._words[places] == wanted[open_]).all(axis=1)
-            found[open_[same]] = places[same]
-            open_, probes = open_[~same], (probes[~same] + 1) & self._mask
-        return found
+        if len(keys) < _FEW_KEYS:
+            return np.array([self.find(bytes(key)) for key in keys], np.int64)
+        return self._find_at_once(keys)
 
     def key_of(self, place: int) -> bytes:
         """Return the key that a published place holds. Raises `SlotError`."""
@@ -216,24 +210,17 @@ class PlaceIndex:
         if lease is not None:
             self._leases[to] = lease
 
-    def touch(
-        self, places: Sequence[int] | Places, stamps: NDArray[np.int64] | None = None
-    ) -> None:
-        """Mark places as just used, the head of a prompt first: it becomes the newest.
+    def touch(self, keys: Sequence[bytes], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark a prompt's records as used, the head's stamp first; return which are there: bool [keys].
 
-        Places that hold nothing are left out. Where a prompt lies in several indexes, their
-        owner gives the stamps, from `Recency.falling`.
+        The stamps fall and are newer than all before, from `Recency.falling`: where a prompt lies in several
+        indexes, each is told all of it.
         """
-        each = np.asarray(places, dtype=np.int64)
-        stamps = self.recency.falling(len(each)) if stamps is None else stamps
-        used = self._stamps[each] > 0
+        places = self.find_many(keys)
+        found = places != NOWHERE
         # The last of equal indices is kept, and where a prompt repeats a block the first counts.
-        self._stamps[each[used][::-1]] = stamps[used][::-1]
-
-    def restamp(self, place: int, stamp: int) -> None:
-        """Mark one published place as used then, if it was not used later."""
-        self._check_published(place)
-        self._stamp_view[place] = max(stamp, self._stamp_view[place])
+        self._stamps[places[found][::-1]] = stamps[found][::-1]
+        return found
 
     def lease(self, places: Sequence[int] | Places, until: float) -> None:
         """Keep published places out of `victims` until that time of its clock; a longer lease stays."""
@@ -385,6 +372,20 @@ class PlaceIndex:
         self._table = filled_table(self._words[places, 0], places, len(self._stamps))
         self._mask = len(self._table) - 1
         self._table_view = element_view(self._table)
+
+    def _find_at_once(self, keys: Sequence[bytes] | NDArray[np.uint8]) -> Places:
+        wanted = as_words(keys)
+        found = np.full(len(wanted), NOWHERE, np.int64)
+        open_ = np.arange(len(wanted))
+        probes = (wanted[:, 0] & np.uint64(self._mask)).astype(np.int64)
+        while len(open_):
+            places = self._table[probes].astype(np.int64) - 1
+            taken = places >= 0
+            open_, probes, places = open_[taken], probes[taken], places[taken]
+            same = (self._words[places] == wanted[open_]).all(axis=1)
+            found[open_[same]] = places[same]
+            open_, probes = open_[~same], (probes[~same] + 1) & self._mask
+        return found
 
     def _end_leases_until(self, now: float) -> None:
         self._leases = {place: until for place, until in self._leases.items() if until > now}

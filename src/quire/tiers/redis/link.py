@@ -24,9 +24,6 @@ from quire.tiers.base import Outcome
 LINE_BYTES = 4096
 """Room for what is read ahead: the longest line that a reply may have."""
 
-DRAIN_BYTES = 8 << 20
-"""How much of a value that does not fit is read and thrown away; beyond, a new connection is cheaper."""
-
 MAX_VECTORS = 512
 
 WAKE_BYTES = 256 << 10
@@ -185,12 +182,11 @@ class Link:
     def _value(self, length: int, into: memoryview, deadline: float) -> Value:
         fits = min(length, len(into))
         self._fill(into[:fits], deadline)
-        if length - fits > DRAIN_BYTES:
+        if length > fits:
+            # Another size than the caller's is rare: a new connection is simpler than reading it to its end.
             self.is_spent = True
-        else:
-            self._drain(length - fits, deadline)
-            if self._line(deadline):
-                raise Rubbish("a value that does not end where it said")
+        elif self._line(deadline):
+            raise Rubbish("a value that does not end where it said")
         return Value(length)
 
     def _fill(self, into: memoryview, deadline: float) -> None:
@@ -203,14 +199,6 @@ class Link:
             self._start = self._end = 0
             ahead += self._receive(into[ahead:], deadline, self._view)
             self._end = max(0, ahead - size)
-
-    def _drain(self, length: int, deadline: float) -> None:
-        while length:
-            if self._start == self._end:
-                self._read_ahead(deadline)
-            dropped = min(length, self._end - self._start)
-            self._start += dropped
-            length -= dropped
 
     def _line(self, deadline: float) -> bytes:
         while (stop := self._ahead.find(b"\r\n", self._start, self._end)) < 0:

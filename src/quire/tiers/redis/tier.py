@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from quire.errors import ConfigError, RecordError, TierError
@@ -84,8 +85,9 @@ class Redis(Tier):
     def scan(self) -> Iterator[ListedRecord]:
         seen: set[bytes] = set()
         for place, client in self._servers.clients().items():
-            for keys in self._scan_one(place, client):
-                fresh = [key for key in dict.fromkeys(keys) if key not in seen]
+            listed = self._listed(place, client)
+            while some := list(islice(listed, SCAN_COUNT)):
+                fresh = [key for key in dict.fromkeys(some) if key not in seen]
                 seen.update(fresh)
                 deadline = time.monotonic() + OPEN_TIMEOUT_S
                 sizes = self._ask((b"STRLEN",), self._names(fresh), deadline)
@@ -263,19 +265,17 @@ class Redis(Tier):
             raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
         return answers
 
-    def _scan_one(self, place: str, client: Any) -> Iterator[list[bytes]]:
-        """Yield the keys that one server has, in parts; some may come twice."""
+    def _listed(self, place: str, client: Any) -> Iterator[bytes]:
+        """Yield the keys that one server has; some may come twice."""
         pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
         shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
-        cursor: int | None = None
-        while cursor != 0:
-            try:
-                with tier_errors():
-                    cursor, names = client.scan(cursor or 0, match=pattern, count=SCAN_COUNT)
-                    matches = [shape.fullmatch(name) for name in names]
-            except (TierError, OSError) as error:
-                raise TierError(f"{place} cannot be listed: {error or 'no answer'}") from None
-            yield [bytes.fromhex(match[1].decode()) for match in matches if match]
+        try:
+            with tier_errors():
+                for name in client.scan_iter(match=pattern, count=SCAN_COUNT):
+                    if match := shape.fullmatch(name):
+                        yield bytes.fromhex(match[1].decode())
+        except (TierError, OSError) as error:
+            raise TierError(f"{place} cannot be listed: {error or 'no answer'}") from None
 
     def _failed(self, answer: Answer) -> Outcome | None:
         """Note a failure and return its outcome; None for an answer that is none."""
