@@ -3,12 +3,17 @@
 import resource
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
 from disk_help import get, put
+from prefixes_help import FULL as NAMESPACE
+from prefixes_help import book_of, hashes_of
+from prefixes_help import store as store_blocks
 
 from quire.tiers.base import Outcome
+from quire.tiers.contents.names import NameBook, write_names
 from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
 from quire.tiers.disk import Disk
 
@@ -136,6 +141,20 @@ def test_on_a_full_file_system_a_tier_without_files_stores_nothing_and_says_so(s
         (system / "other").unlink()
         if not disk.is_read_only:
             assert put(disk, range(3)) == [STORED] * 3
+
+
+def test_a_full_file_system_can_be_evicted_from(system):
+    path = system / "tier"
+    with Disk(path, "1MiB", ahead=1) as disk:
+        tokens = list(range(80))
+        store_blocks(disk, NAMESPACE, hashes_of(tokens))
+    write_names(book_of([NAMESPACE], [(tokens, None)]), path)
+    fill(system)
+    for words in (["verify"], ["evict", "--to", "4KiB"], ["verify"], ["evict", "--all"]):
+        program = [sys.executable, "-m", "quire.cli", "cache", words[0], path, *words[1:]]
+        done = subprocess.run(program, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert not NameBook.read(path).parents
 
 
 def test_on_a_read_only_file_system_records_are_found(system):

@@ -150,7 +150,7 @@ def evict(
     """
     if sum((to is not None, scope is not None, prefix is not None, everything)) != 1:
         raise ConfigError("say what goes: one of --to SIZE, --scope, --prefix or --all")
-    from quire.cli.tier_choice import behind, oldest
+    from quire.cli.tier_choice import behind, oldest, prune_names
 
     with (reading if dry_run else writing)(place) as held:
         entries = list(held.tier.scan())
@@ -167,16 +167,14 @@ def evict(
                     batch = gone[start : start + 1000]
                     held.tier.delete([entry.key for entry in batch], 60.0)
                     advance(start + len(batch), len(gone))
-            if held.path is not None:
-                from quire.cli.tier_choice import prune_names
-
+            if held.path is not None and kind_of(held.path) != "disk":
                 prune_names(held.names, held.path, held.tier)
     gone_bytes = sum(entry.num_bytes for entry in gone)
     left = sum(entry.num_bytes for entry in entries) - gone_bytes
     path = path_of(place)
     if not dry_run and path is not None and kind_of(path) == "disk":
-        with writing(str(path), left):
-            """Slabs are made to fit the capacity that they are opened with."""
+        with writing(str(path), left) as held:  # slabs are made to fit this, so there is space
+            prune_names(held.names, path, held.tier)
     found = {
         "place": shown(place),
         "dry_run": dry_run,

@@ -34,7 +34,6 @@ from quire.sim.replay import (
     HitTally,
     Observer,
     ReplayResult,
-    Sizes,
     check_capacity,
     manager_of,
     open_request,
@@ -221,10 +220,7 @@ class _ConcurrentReplay:
     def _start(self, waiting: Waiting, tokens: IntArray, num_blocks: int) -> int:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
-        seq = open_request(self.manager, tokens, advice)
-        Sizes(request.prompt_tokens, request.output_tokens, self._trace.block_size).tell(
-            self.manager, seq
-        )
+        seq = open_request(self.manager, tokens, request, self._trace.block_size, advice)
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
         computing = self._computing(tokens) - num_hit

@@ -114,8 +114,16 @@ def replay(
             evicted_before = manager.kernel.counters.evicted_blocks
             tally.start_counting()
         blocks = request.blocks
-        sizes = Sizes(request.prompt_tokens, request.output_tokens, trace.block_size)
-        num_hit = serve(manager, blocks[:capacity_blocks], sizes, foresight(number))
+        tokens = np.concatenate((blocks[:capacity_blocks], UNFINISHED))
+        advice = foresight(number)
+        seq = open_request(manager, tokens, request, trace.block_size, advice)
+        num_hit = seq.num_cached
+        if num_hit < len(tokens) - 1:
+            manager.reserve(seq, len(tokens) - num_hit)
+            manager.commit(seq, tokens[num_hit:-1])
+        manager.close(seq)
+        if advice.ends is not None:
+            manager.end_session(advice.ends)
         hit_tokens = tally.count(request, blocks, num_hit)
         for observe in watching:
             observe(request, hit_tokens)
@@ -131,41 +139,24 @@ def manager_of(
     return CacheManager(num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=told)
 
 
-class Sizes(msgspec.Struct, frozen=True, gc=False):
-    """The sizes of a request in tokens, where a token of the replay stands for a block."""
-
-    prompt: int
-    output: int
-    block_size: int
-
-    def tell(self, manager: CacheManager, seq: Sequence) -> None:
-        """Give a policy that watches requests their true sizes."""
-        learned = manager.kernel.watchers.find(Learned)
-        if learned is not None:
-            walk = learned.walk_of(seq)
-            walk.prompt, walk.output, walk.block_size = self.prompt, self.output, self.block_size
-
-
-def serve(manager: CacheManager, blocks: IntArray, sizes: Sizes, advice: Advice) -> int:
-    """Let a request come and go: look its blocks up, compute the others; return how many hit."""
-    tokens = np.concatenate((blocks, UNFINISHED))
-    num_blocks = len(tokens) - 1
-    seq = open_request(manager, tokens, advice)
-    sizes.tell(manager, seq)
-    num_hit = seq.num_cached
-    if num_hit < num_blocks:
-        manager.reserve(seq, num_blocks - num_hit + 1)
-        manager.commit(seq, tokens[num_hit:-1])
-    manager.close(seq)
-    if advice.ends is not None:
-        manager.end_session(advice.ends)
-    return num_hit
-
-
-def open_request(manager: CacheManager, tokens: IntArray, advice: Advice) -> Sequence:
-    """Open a request: the ids of its blocks, and `UNFINISHED`."""
+def open_request(
+    manager: CacheManager, tokens: IntArray, request: TraceRequest, block_size: int, advice: Advice
+) -> Sequence:
+    """Open a request by `tokens`, the ids of its blocks and `UNFINISHED`."""
     store_until = advice.stored_blocks if advice.stored_blocks < len(tokens) - 1 else None
-    return manager.open(tokens, hint=advice.hint, store_until=store_until)
+    seq = manager.open(tokens, hint=advice.hint, store_until=store_until)
+    tell_sizes(manager, seq, request.prompt_tokens, request.output_tokens, block_size)
+    return seq
+
+
+def tell_sizes(
+    manager: CacheManager, seq: Sequence, prompt: int, output: int, block_size: int
+) -> None:
+    """Give a policy that watches requests the true sizes of one, in tokens."""
+    learned = manager.kernel.watchers.find(Learned)
+    if learned is not None:
+        walk = learned.walk_of(seq)
+        walk.prompt, walk.output, walk.block_size = prompt, output, block_size
 
 
 def check_capacity(capacity_blocks: int) -> int:

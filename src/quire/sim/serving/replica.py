@@ -15,7 +15,7 @@ from quire.config import check_count
 from quire.core.terms import NO_HINT
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.hardware.roofline import Chunk, Contexts, Seconds
-from quire.sim.replay import Sizes, manager_of
+from quire.sim.replay import manager_of, tell_sizes
 from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
@@ -256,7 +256,7 @@ class Replica:
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            Sizes(request.target, request.trace.output_tokens, size).tell(manager, seq)
+            tell_sizes(manager, seq, request.target, request.trace.output_tokens, size)
         else:
             manager.resume(seq)
         if missing:
