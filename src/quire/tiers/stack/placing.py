@@ -59,7 +59,7 @@ class Placing:
     def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
         """Give a prompt's records to all tiers that are written at once, or to those that want them."""
         levels = [each for each in self._levels if each.settings.write != "back"]
-        return self._give(levels, keys, Chain(self._shared, records, is_ordered=True), wanted)
+        return self._give(levels, keys, Chain(self._shared, records, is_prompt=True), wanted)
 
     def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Give what the device evicted to the fastest tier, and to those that should have it anyway."""
@@ -67,7 +67,7 @@ class Placing:
         levels = [
             each for at, each in enumerate(writing) if not at or each.settings.write != "back"
         ]
-        return self._give(levels, keys, Chain(self._shared, records, is_ordered=False))
+        return self._give(levels, keys, Chain(self._shared, records))
 
     def lacking_below(self, above: Level, keys: list[bytes]) -> list[int]:
         """Return the indices of the victims of a tier that the next written one lacks."""
@@ -78,7 +78,7 @@ class Placing:
         """Give what a tier lets go to the next one that is written, unless that has it. Copies."""
         below = self._below(above, keys)
         if below is not None:
-            self._copy_to(below, keys, records)
+            self._give([below], keys, Chain(self._shared, records, is_lent=True))
 
     def _below(self, above: Level, gone: list[bytes]) -> Level | None:
         """Return the next tier that is written; what is gone from above is known to be."""
@@ -91,7 +91,7 @@ class Placing:
         """Give what a slower tier gave to the fastest one. The records stay the caller's."""
         top = self._levels[0]
         if below.index and top.writes and self._shared.settings.promote:
-            self._copy_to(top, keys, records)
+            self._give([top], keys, Chain(self._shared, records, is_lent=True))
 
     def count_use(self, keys: Keys) -> None:
         """Count a use of each key, and tell the tiers."""
@@ -153,30 +153,6 @@ class Placing:
         if not level.in_memory:
             return self.queues[level.index].offer(chain, indices, keys)
         return write(self._shared, level, chain, indices, keys)
-
-    def _copy_to(self, level: Level, keys: list[bytes], records: list[memoryview]) -> None:
-        if self._shared.is_closed:
-            return
-        lacks = self._lacks(level, keys)
-        indices: list[int] = np.flatnonzero(lacks).tolist()
-        if level.in_memory:
-            chain = Chain(self._shared, records, is_ordered=False)
-            if indices:
-                write(self._shared, level, chain, indices, keys)
-            return
-        with self._shared.lock:
-            room = self.queues[level.index].room
-            level.meter.dropped += max(0, len(indices) - room)
-        del indices[room:]
-        if not indices:
-            return
-        copies = self._shared.pool.take([len(records[index]) for index in indices])
-        for copy, index in zip(copies, indices, strict=True):
-            copy[:] = records[index]
-        chain = Chain(self._shared, copies, is_ordered=False)
-        kept = [keys[index] for index in indices]
-        self.queues[level.index].offer(chain, range(len(kept)), kept)
-        chain.let_go()
 
 
 def _has_bit(level: Level, bits: Bits) -> NDArray[np.bool_]:

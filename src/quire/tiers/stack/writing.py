@@ -27,12 +27,16 @@ _KEPT = (Outcome.STORED, Outcome.PRESENT)
 class Chain:
     """Records that were given together, and who still reads them: the caller, and queues.
 
-    `is_ordered`  they are one prompt's, its head first; `broken_at` has the tiers that refused one
+    `is_prompt`  they are one prompt's, its head first; `broken_at` has the tiers that refused one
+    `is_lent`    they stay whose they are: a queue takes copies
     """
 
-    def __init__(self, shared: Shared, records: Buffers, *, is_ordered: bool) -> None:
+    def __init__(
+        self, shared: Shared, records: Buffers, *, is_prompt: bool = False, is_lent: bool = False
+    ) -> None:
         self.records = records
-        self.is_ordered = is_ordered
+        self.is_prompt = is_prompt
+        self.is_lent = is_lent
         self.broken_at: set[int] = set()
         self.num_holders = 1
         self._shared = shared
@@ -42,8 +46,15 @@ class Chain:
         with self._shared.lock:
             self.num_holders -= 1
             is_last = not self.num_holders
-        if is_last:
+        if is_last and not self.is_lent:
             self._shared.give_back(self.records)
+
+    def copied(self, indices: Sequence[int]) -> Chain:
+        """Return a chain of copies, of the records with these indices only."""
+        copies = self._shared.pool.take([len(self.records[index]) for index in indices])
+        for copy, index in zip(copies, indices, strict=True):
+            copy[:] = self.records[index]
+        return Chain(self._shared, copies)
 
 
 def write(
@@ -61,7 +72,7 @@ def write(
     outcomes = _put(level, wanting, records)
     refused = next((at for at, each in enumerate(outcomes) if each not in _KEPT), len(indices))
     answers = list(outcomes)
-    if chain.is_ordered:
+    if chain.is_prompt:
         stranded = [at for at in range(refused, len(indices)) if outcomes[at] is Outcome.STORED]
         if stranded:
             lost = [wanting[at] for at in stranded]
@@ -78,7 +89,7 @@ def write(
             if each is Outcome.STORED
         )
         level.answered("store", answers)
-        if chain.is_ordered and refused < len(indices):
+        if chain.is_prompt and refused < len(indices):
             chain.broken_at.add(level.index)
         if not level.answers_at_once:
             kept = [key for key, each in zip(wanting, outcomes, strict=True) if each in _KEPT]
@@ -172,16 +183,16 @@ class StoreQueue:
                     self.waiting_bytes += size
                 outcomes[at] = Outcome.STORED
             level.meter.dropped += outcomes.count(Outcome.SKIPPED)
-            chain.num_holders += len(parts)
+            if not chain.is_lent:
+                chain.num_holders += len(parts)
             self._num_jobs += len(parts)
             if parts:
                 self._idle.clear()
         for part in parts:
-            level.stores.submit(
-                self,
-                partial(self._write, chain, part, keys),
-                partial(self._forget, chain, part, keys),
-            )
+            call = chain, part, keys
+            if chain.is_lent:
+                call = chain.copied(part), range(len(part)), [keys[index] for index in part]
+            level.stores.submit(self, partial(self._write, *call), partial(self._forget, *call))
         return outcomes
 
     def touch(self, keys: Keys) -> None:
@@ -212,11 +223,11 @@ class StoreQueue:
 
     # In the tier's lane
 
-    def _write(self, chain: Chain, indices: list[int], keys: Keys) -> None:
+    def _write(self, chain: Chain, indices: Sequence[int], keys: Keys) -> None:
         write(self._shared, self._level, chain, indices, keys)
         self._forget(chain, indices, keys)
 
-    def _forget(self, chain: Chain, indices: list[int], keys: Keys) -> None:
+    def _forget(self, chain: Chain, indices: Sequence[int], keys: Keys) -> None:
         with self._shared.lock:
             for index in indices:
                 self.waiting_bytes -= self._waiting.pop(keys[index], 0)
