@@ -151,11 +151,14 @@ class IndexFile:
     def write(
         self,
         places: Sequence[int] | Places,
-        keys: NDArray[np.uint8],
+        keys: Sequence[bytes] | NDArray[np.uint8],
         tags: Sequence[int] | NDArray[np.uint64],
         stamps: Sequence[int] | NDArray[np.int64],
     ) -> None:
-        """Say what lies in places: keys [n, 32], tags, stamps, 0 where nothing does. Raises `OSError`."""
+        """Say what lies in places: keys, one by one or [n, 32], tags, and stamps, 0 where nothing does.
+
+        Raises `OSError`, maybe in the middle.
+        """
         at = np.asarray(places, np.int64)
         words = np.empty((len(at), ROW_BYTES // 8), _WORD)  # by fields it takes twice as long
         words[:, 1], words[:, 2] = stamps, tags
@@ -211,11 +214,6 @@ class IndexFile:
                 f"{self.path}: version {major} of the index format; this reader knows {_MAJOR}; "
                 "use another directory, or the quire that wrote this one"
             )
-
-
-def key_rows(keys: Sequence[bytes]) -> NDArray[np.uint8]:
-    """Return keys as an array [n, 32]."""
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
 def checksums(entries: NDArray[Any]) -> NDArray[np.uint64]:

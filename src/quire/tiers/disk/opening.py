@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import RecordError
-from quire.tiers.disk.index_file import ENTRY, KEY_AT, ROW_BYTES, SIZE_UNIT, IndexContents, key_rows
+from quire.tiers.disk.index_file import ENTRY, KEY_AT, ROW_BYTES, SIZE_UNIT, IndexContents
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT, read_header, record_bytes
-from quire.tiers.places.key_table import KEY_WORDS, later_duplicates
+from quire.tiers.places.key_table import KEY_WORDS, as_words, later_duplicates
 
 _NAME = re.compile(r"slab-(\d+)\.quire")
 
@@ -130,7 +130,7 @@ def _by_headers(slab: Slab, contents: IndexContents) -> NDArray[Any]:
     entries["size"] = slab.record_bytes // SIZE_UNIT
     if found:
         entries["place"], keys, tags = zip(*found, strict=True)
-        entries["key"] = key_rows(keys)
+        _key_words(entries)[:] = as_words(keys)
         entries["tag"] = np.frombuffer(b"".join(tags), "<u8")
     return entries
 

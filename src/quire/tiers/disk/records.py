@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import compress
 from struct import Struct
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
-from quire.tiers.disk.index_file import key_rows
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT
 from quire.tiers.places.index import NOWHERE, PlaceIndex
-from quire.tiers.places.key_table import Places
+from quire.tiers.places.key_table import Places, as_words, later_duplicates
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -82,7 +81,11 @@ class DiskRecords:
 
     def find(self, key: bytes) -> Spot | None:
         """Return the spot of a key's record. The caller holds `lock`."""
-        return spot_in(self.slabs.values(), key)
+        for slab in self._all():
+            place = slab.index.find(key)
+            if place != NOWHERE:
+                return Spot(slab, place, slab.index.generation_of(place))
+        return None
 
     def pinned(self, key: bytes) -> Spot | None:
         """Return the spot of a key's record; its bytes stay until `unpin`."""
@@ -263,16 +266,29 @@ class DiskRecords:
     def entries(self) -> Iterator[ListedRecord]:
         """List the records there are now; of one that goes meanwhile, too."""
         with self.lock:
-            return entries_of(self._all())
+            held = [(slab, slab.index.published()) for slab in self._all()]
+            listed = [
+                (slab.record_bytes, slab.index.keys_of(places), slab.index.stamps[places])
+                for slab, places in held
+            ]
+        stamps = np.sort(np.concatenate([own for _, _, own in listed] or [np.zeros(0)]))
+
+        def each() -> Iterator[ListedRecord]:
+            for record_bytes, keys, own in listed:
+                ages = len(stamps) - 1 - np.searchsorted(stamps, own)
+                for key, age in zip(keys, ages.tolist(), strict=True):
+                    yield ListedRecord(key.tobytes(), record_bytes, age)
+
+        return each()
 
     def check(self) -> None:
         """Verify the indexes and that no key is in two; raises `InvariantError`."""
         with self.lock:
-            keys: list[bytes] = []
-            for slab in self._all():
+            slabs = self._all()
+            words = [as_words(slab.index.keys_of(slab.index.published())) for slab in slabs]
+            for slab in slabs:
                 slab.check()
-                keys += [key.tobytes() for key in _arrays(slab)[0]]
-            if len(set(keys)) != len(keys):
+            if slabs and len(later_duplicates(np.concatenate(words))):
                 raise InvariantError("a key lies in two slabs")
 
     def close(self) -> None:
@@ -291,29 +307,6 @@ class DiskRecords:
         return there.tolist()
 
 
-def spot_in(slabs: Iterable[Slab], key: bytes) -> Spot | None:
-    """Return the spot of a key's record."""
-    for slab in slabs:
-        place = slab.index.find(key)
-        if place != NOWHERE:
-            return Spot(slab, place, slab.index.generation_of(place))
-    return None
-
-
-def entries_of(slabs: Sequence[Slab]) -> Iterator[ListedRecord]:
-    """List the records of slabs as they are when this is called."""
-    held = [(slab.record_bytes, *_arrays(slab)) for slab in slabs]
-    stamps = np.sort(np.concatenate([own for _, _, own in held] or [np.zeros(0)]))
-
-    def each() -> Iterator[ListedRecord]:
-        for record_bytes, keys, own in held:
-            ages = len(stamps) - 1 - np.searchsorted(stamps, own)
-            for key, age in zip(keys, ages.tolist(), strict=True):
-                yield ListedRecord(key.tobytes(), record_bytes, age)
-
-    return each()
-
-
 def tag_of(record: memoryview) -> int:
     """Return a record's header checksum: it covers key, generation and payload checksum."""
     return _TAG.unpack_from(record, TAG_AT)[0]
@@ -330,7 +323,7 @@ def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:
     """Write what lies in places of a slab from here on into its index's file."""
     slab.index_file.write(
         [each.place for each in batch],
-        key_rows([each.key for each in batch]),
+        [each.key for each in batch],
         [each.tag for each in batch],
         [each.stamp for each in batch],
     )
@@ -345,9 +338,3 @@ def is_there(spot: Spot) -> bool:
         return False
     stamp = index.stamp_of(place)
     return stamp > 0 and index.generation_of(place) == spot.tag and spot.stamp in (0, stamp)
-
-
-def _arrays(slab: Slab) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return copies of a slab's keys and their stamps."""
-    places = slab.index.published()
-    return slab.index.keys_of(places), slab.index.stamps[places]

@@ -133,13 +133,13 @@ class Disk(Tier):
         if self.is_read_only:
             return
         remove_empty(slabs)
-        with suppress(OSError):  # on a full disk as it is
+        with suppress(OSError):  # on a full or failing disk it stays as it is
             for slab in slabs.values():
                 slab.cut()
                 slab.index_file.reserve(slab.index.num_places)
             if not self.recovered.is_clean:
                 self._records.write_all()
-        self._room.fit()
+            self._room.fit()
 
     @property
     def path(self) -> Path:
