@@ -55,9 +55,10 @@ def at_a_distance(model: torch.nn.Module, rtt_s: float, num_tokens: int) -> str:
         told: list[str] = []
         for kind, texts in (("hit", hits), ("miss", misses)):
             took_ms: dict[str, list[float]] = {name: [] for name in caches}
-            for ids in texts:
-                for name, cache in caches.items():
-                    took_ms[name].append(first_token_ms(cache, ids))
+            for turn, ids in enumerate(texts):
+                names = [*caches][turn % 3 :] + [*caches][: turn % 3]
+                for name in names:
+                    took_ms[name].append(first_token_ms(caches[name], ids))
             told += [f"{kind} {name} {median(took_ms[name][WARM_UPS:]):.0f}" for name in caches]
         for each in (*caches.values(), *stacks.values()):
             each.close()

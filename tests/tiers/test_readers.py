@@ -1,5 +1,7 @@
 """Tiers that are looked at: what they show, and that they change nothing."""
 
+import time
+
 import pytest
 from dict_tier import DictTier
 from prefixes_help import FULL, hashes_of, sealed, store
@@ -85,6 +87,22 @@ def test_any_tier_is_read_without_being_changed(caplog):
         assert reader.stats().num_records == 6
     assert tier.records[keys[1]] == bytes(record)
     assert not caplog.records
+
+
+def test_dropping_what_is_damaged_has_what_is_left_of_the_time_of_the_read():
+    class Slow(DictTier):
+        def _get(self, keys, buffers, timeout_s, answers):
+            time.sleep(0.2)
+            super()._get(keys, buffers, timeout_s, answers)
+
+        def _delete(self, keys, timeout_s):
+            self.had_s = timeout_s
+
+    tier = Slow()
+    (key,) = store(tier, FULL, BLOCKS[:1])
+    tier.records[key] = tier.records[key][:-1] + b"x"
+    assert tier.get([key], [new_buffer(384)], timeout_s=1.0) == [Outcome.CORRUPT]
+    assert 0.0 < tier.had_s <= 0.8
 
 
 def test_a_tier_in_use_warns_of_damage_each_time_that_there_is_twice_as_much(caplog):

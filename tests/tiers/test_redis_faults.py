@@ -150,7 +150,7 @@ def test_many_records_go_over_one_connection_without_either_side_waiting_for_the
     assert tier.put(many, records_of(many, 100), timeout_s=20) == [STORED] * 3000
     assert get(tier, many, 100, timeout_s=20) == [HIT] * 3000
     assert tier.contains(many, timeout_s=20) == [True] * 3000
-    assert the_server(tier)._num_open == 1
+    assert len(the_server(tier)._idle) == 1
 
 
 # connections
@@ -178,7 +178,7 @@ def test_a_late_answer_is_never_taken_for_the_answer_to_a_later_question(server,
     with server.hanging():
         for key in keys[:3]:
             assert get(tier, [key], timeout_s=0.03) == [TIMEOUT]
-        assert the_server(tier)._num_open == 0
+        assert len(the_server(tier)._idle) == 0
     assert get(tier, keys[3:]) == [HIT] * 3
     assert get(tier, keys) == [HIT] * 6
 
@@ -205,7 +205,7 @@ def test_threads_wait_in_turn_for_few_connections(open_tier):
 
     run_in_threads(work, 12)
     assert wrong == []
-    assert the_server(tier)._num_open <= 2
+    assert len(the_server(tier)._idle) <= 2
 
 
 def test_a_thread_waits_for_a_connection_no_longer_than_its_timeout(server, open_tier):

@@ -288,7 +288,7 @@ def test_an_answer_of_another_kind_than_the_commands_ends_the_connection(server,
     server.mischief = lambda _, command: answer
     assert tier.get([name_of(1)], buffers_like([record_of(name_of(1))])) == [ERROR]
     assert "another kind" in tier.last_failure
-    assert the_server(tier)._num_open == 0
+    assert len(the_server(tier)._idle) == 0
 
 
 def test_the_answer_to_another_key_is_corrupt(server, tier):

@@ -278,6 +278,8 @@ def test_a_copied_directory_is_the_same_tier(place, tmp_path):
     [
         ("/no/such/place", "there is no such directory"),
         ("redis://user:secret@localhost:1", "localhost:1 cannot be"),
+        ("redis://user:x/secret#secret@localhost:1", "# as %23"),
+        ("redis://user:x?secret@localhost:1", "? as %3F"),
         ("nonsense:x", "no tier is called"),
     ],
 )

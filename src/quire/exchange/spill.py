@@ -30,7 +30,7 @@ class Spill(Watcher):
 
     So it is never longer than the pools: a block that was given out and evicted again stands
     in it once. Blocks that wait for a planned copy hold nothing yet and are left out, and so are
-    passing blocks of windows, which no boundary needs that is kept, and what `evict` and `clear` drop.
+    passing blocks of windows, which no boundary needs that is kept, and what `invalidate` and `clear` drop.
     """
 
     needs = (Digests,)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 from quire.core.node import Node
-from quire.core.policy import ENDLESS, Capacity, Entry, Policy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
 from quire.foresight.mind import Mind
 from quire.foresight.reentry import Record
 
@@ -28,7 +28,7 @@ class Queues(Policy):
         self._mind = mind
         mind.doubts.append(self._doubt)
         mind.exposures.append(self._expose)
-        self._heaps: dict[int, list[tuple[float, int, Entry]]] = {}
+        self._heaps: dict[int, LazyHeap[tuple[float, int, Entry]]] = {}
         self._held: dict[int, Entry] = {}
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
@@ -79,7 +79,7 @@ class Queues(Policy):
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
         for heap in self._heaps.values():
-            for pair in heap:
+            for pair in heap.items:
                 if self._holds(pair):
                     held[id(pair[2])] = pair[2]
         if self._mind.is_lru:
@@ -131,12 +131,9 @@ class Queues(Policy):
 
     def _push(self, entry: Entry) -> None:
         queue = self._queue(entry)
-        heap = self._heaps.setdefault(queue, [])
-        if len(heap) > 2 * len(self._held) + 64:
-            current = {id(pair[2]): pair for pair in heap if self._holds(pair)}
-            heap[:] = current.values()
-            heapq.heapify(heap)
-        heapq.heappush(heap, (_age(entry), self.tick(), entry))
+        if queue not in self._heaps:
+            self._heaps[queue] = LazyHeap(self._holds)
+        self._heaps[queue].push((_age(entry), self.tick(), entry))
         front = self._fronts.get(queue)
         if queue >= FIRST_CLASS and (front is None or _age(entry) <= front[1]):
             self._doubt(queue - FIRST_CLASS)
@@ -144,13 +141,12 @@ class Queues(Policy):
     def _head(self, queue: int) -> Entry | None:
         """Return the oldest entry of a queue; drop what no longer belongs there."""
         heap = self._heaps.get(queue)
-        while heap:
-            holds, entry = self._holds(heap[0]), heap[0][2]
-            if holds and self._queue(entry) == queue:
+        while heap is not None and (first := heap.first()) is not None:
+            entry = first[2]
+            if self._queue(entry) == queue:
                 return entry
-            heapq.heappop(heap)
-            if holds:
-                self._push(entry)
+            heapq.heappop(heap.items)
+            self._push(entry)
         return None
 
     def _holds(self, pair: tuple[float, int, Entry]) -> bool:

@@ -88,7 +88,7 @@ class Recurrent(Kind, frozen=True):
     A hit of n tokens needs a snapshot of the state after exactly n. A block of this group is
     one state; a sequence works on one of its own. Snapshots are kept at every multiple of
     `interval` tokens (None: no regular ones), at branch points, at the end of prompts, and
-    wherever `CacheManager.checkpoint` is called.
+    wherever `checkpoint` is called.
     """
 
     interval: int | None = None

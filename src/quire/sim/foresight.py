@@ -7,6 +7,7 @@ have said at that moment. What such hints are worth is a bound for those that re
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
@@ -39,7 +40,7 @@ class Advice(msgspec.Struct, frozen=True):
     ends: str | None = None
 
 
-NOTHING = Advice()
+NOTHING, NEVER = Advice(), Advice(Hint("never"))
 
 Foresight: TypeAlias = Callable[[int], Advice]
 """Gives what is said of a request, by its number in the trace, from 0."""
@@ -68,57 +69,9 @@ def check_kind(kind: str) -> None:
         raise unknown("hints", kind, KINDS)
 
 
-def _none(_trace: Trace) -> Foresight:
-    return lambda _number: NOTHING
-
-
 def _recorded(trace: Trace) -> Foresight:
     hints = [request.hint or NO_HINT for request in trace]
     return lambda number: Advice(hints[number])
-
-
-def _never(trace: Trace) -> Foresight:
-    seen = _Uses(trace)
-    said = Advice(Hint("never"))
-    return lambda number: said if seen.none_comes_back(number) else NOTHING
-
-
-def _no_store(trace: Trace) -> Foresight:
-    seen = _Uses(trace)
-    return lambda number: Advice(stored_blocks=seen.shared_blocks(number))
-
-
-def _session_end(trace: Trace) -> Foresight:
-    names = _Uses(trace).sessions()
-    last = {name: number for number, name in enumerate(names)}
-    hints = {name: Hint(session_id=name) for name in last}
-
-    def advice(number: int) -> Advice:
-        name = names[number]
-        return Advice(hints[name], ends=name if last[name] == number else None)
-
-    return advice
-
-
-def _last_use(trace: Trace) -> Foresight:
-    no_store, session_end = _no_store(trace), _session_end(trace)
-
-    def advice(number: int) -> Advice:
-        said = session_end(number)
-        return Advice(said.hint, no_store(number).stored_blocks, said.ends)
-
-    return advice
-
-
-KINDS: dict[str, Callable[[Trace], Foresight]] = {
-    "none": _none,
-    "recorded": _recorded,
-    "never": _never,
-    "no-store": _no_store,
-    "session-end": _session_end,
-    "last-use": _last_use,
-}
-"""Kinds of hints, by the name they are asked for with."""
 
 
 class _Uses:
@@ -158,20 +111,38 @@ class _Uses:
         self._sessions.append(request.session)
         self._rows.append(request.row)
 
+    def never(self, number: int) -> Advice:
+        """Say never where a request has new blocks, and no later one uses any of them."""
+        new = self.new_ids(number)
+        gone = new.start < new.stop and self._last.values[new.start] == number
+        return NEVER if gone else NOTHING
+
+    def no_store(self, number: int) -> Advice:
+        """Leave out the blocks at the end of a prompt that no other request uses."""
+        new = self._uses.values[self.new_ids(number)]
+        alone = len(new) - int(np.count_nonzero(new > 1))
+        return Advice(stored_blocks=self._num_blocks[number] - alone)
+
+    def session_end(self, number: int) -> Advice:
+        """Say whose turn a request is, and after the last one that the session is over."""
+        names, last = self._turns
+        name = names[number]
+        return Advice(Hint(session_id=name), ends=name if last[name] == number else None)
+
+    def last_use(self, number: int) -> Advice:
+        """Say both."""
+        said = self.session_end(number)
+        return Advice(said.hint, self.no_store(number).stored_blocks, said.ends)
+
     def new_ids(self, number: int) -> slice:
         """The ids that a request is the first to use."""
         return slice(self._first_new[number], self._first_new[number + 1])
 
-    def none_comes_back(self, number: int) -> bool:
-        """Whether a request has new blocks, and no later one uses any of them."""
-        new = self.new_ids(number)
-        return new.start < new.stop and bool(self._last.values[new.start] == number)
-
-    def shared_blocks(self, number: int) -> int:
-        """Return the number of leading blocks of a prompt that another request uses too."""
-        new = self._uses.values[self.new_ids(number)]
-        alone = len(new) - int(np.count_nonzero(new > 1))
-        return self._num_blocks[number] - alone
+    @cached_property
+    def _turns(self) -> tuple[list[str], dict[str, int]]:
+        """The session of each request, and the last request of each session."""
+        names = self.sessions()
+        return names, {name: number for number, name in enumerate(names)}
 
     def sessions(self) -> list[str]:
         """Return the session of each request."""
@@ -188,3 +159,14 @@ class _Uses:
                 names.append(f"row {self._rows[number]}")
             owner[self.new_ids(number)] = number
         return names
+
+
+KINDS: dict[str, Callable[[Trace], Foresight]] = {
+    "none": lambda _: lambda _: NOTHING,
+    "recorded": _recorded,
+    "never": lambda trace: _Uses(trace).never,
+    "no-store": lambda trace: _Uses(trace).no_store,
+    "session-end": lambda trace: _Uses(trace).session_end,
+    "last-use": lambda trace: _Uses(trace).last_use,
+}
+"""Kinds of hints, by the name they are asked for with."""

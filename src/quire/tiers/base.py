@@ -119,13 +119,15 @@ class Tier(ABC):
         `came` is called on the way, on any thread, whenever a key is answered or a part of a record has come.
         """
         check_keys(keys, buffers)
+        deadline = time.monotonic() + timeout_s
         answers = Answers(keys, buffers, came)
         outcomes = self._guarded(
             answers.outcomes, lambda _: self._get(keys, buffers, timeout_s, answers)
         )
         if answers.damaged:
             damaged = [keys[index] for index in sorted(answers.damaged)]
-            self._guarded([], lambda _: self._delete(damaged, timeout_s))
+            left_s = max(deadline - time.monotonic(), 0.0)
+            self._guarded([], lambda _: self._delete(damaged, left_s))
             self._say_damaged(damaged)
         self._outcomes.update(outcomes)
         return outcomes

@@ -6,8 +6,9 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from quire.errors import InvariantError, TierError
 from quire.tiers.addresses import without
@@ -47,18 +48,14 @@ _RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
 class Server:
     """Connections to one server, made by `words`. Any number of threads may ask at once; `limit` are served, others wait.
 
-    A connection goes back only when everything sent over it was answered and nothing else came;
-    else it is closed. `num_open = len(idle) + those that a thread has`, and `num_open <= limit`.
+    A connection is kept for the next one only when everything sent over it was answered and nothing else came; else it
+    is closed. Who has one has a permit, and the idle ones are never more than were in use at once: `len(idle) <= limit`.
     """
 
     def __init__(self, words: Words, limit: int) -> None:
-        self._words = words
-        self._limit = limit
-        self._changed = threading.Condition()
-        self._idle: list[Link] = []
-        self._num_open = 0
+        self._words, self._limit = words, limit
         self._is_closed = False
-        self._process = os.getpid()
+        self._begin()
 
     def ask(self, requests: Sequence[RedisRequest], deadline: float) -> list[Answer]:
         """Return an answer for each request; after a failure, `Failure` for all that follow it."""
@@ -77,86 +74,71 @@ class Server:
 
     def open(self, deadline: float) -> None:
         """Make sure that there is a connection. Raises `OSError` and `TierError`."""
-        self._give_back(self._take(deadline))
+        with self._taken(deadline):
+            """It stays open, for the first who asks."""
 
     def close(self) -> None:
         """Close what is idle; what threads have is closed when they are done."""
-        with self._changed:
-            self._is_closed = True
-            self._close_idle()
-            self._changed.notify_all()
+        self._is_closed = True
+        self._close_idle()
 
     def check(self) -> None:
         """Verify the conservation law. Raises `InvariantError`."""
-        with self._changed:
-            if not len(self._idle) <= self._num_open <= self._limit:
-                raise InvariantError(
-                    f"{len(self._idle)} idle of {self._num_open} connections, at most {self._limit}"
-                )
+        if len(self._idle) > self._limit:
+            raise InvariantError(f"{len(self._idle)} idle connections, at most {self._limit}")
 
     def _ask_over_one(
         self, requests: Sequence[RedisRequest], deadline: float, answers: list[Answer]
     ) -> None:
-        link = self._take(deadline)
-        try:
+        with self._taken(deadline) as link:
             link.exchange(requests, deadline, answers)
-        except BaseException:
-            self._drop(link)
-            raise
-        self._give_back(link)
 
-    def _take(self, deadline: float) -> Link:
-        with self._changed:
-            while True:
-                if self._is_closed:
-                    raise TierError("the tier is closed")
-                self._leave_parent()
-                while self._idle:
-                    link = self._idle.pop()
-                    if link.is_quiet:
-                        return link
-                    link.close()
-                    self._num_open -= 1
-                if self._num_open < self._limit:
-                    self._num_open += 1
-                    break
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
-        try:
-            return _connect(self._words, deadline)
-        except BaseException:
-            self._forget_one()
-            raise
-
-    def _give_back(self, link: Link) -> None:
-        with self._changed:
-            if not (self._is_closed or link.has_unread):
-                self._idle.append(link)
-                self._changed.notify()
-                return
-        self._drop(link)
-
-    def _drop(self, link: Link) -> None:
-        link.close()
-        self._forget_one()
-
-    def _forget_one(self) -> None:
-        with self._changed:
-            self._num_open -= 1
-            self._changed.notify()
-
-    def _leave_parent(self) -> None:
-        """After a fork: two processes that read from one connection would take each other's answers."""
+    @contextmanager
+    def _taken(self, deadline: float) -> Generator[Link]:
+        """Give a connection to this thread alone."""
         if self._process != os.getpid():
-            self._process = os.getpid()
+            # After a fork: two processes that read from one connection would take each other's answers.
             self._close_idle()
-            self._num_open = 0
+            self._begin()
+        permits, idle = self._permits, self._idle
+        if not permits.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        try:
+            link = self._idle_one() or _connect(self._words, deadline)
+            try:
+                yield link
+            except BaseException:
+                link.close()
+                raise
+            if link.has_unread:
+                link.close()
+            else:
+                idle.append(link)
+                if self._is_closed:
+                    self._close_idle()
+        finally:
+            permits.release()
+
+    def _idle_one(self) -> Link | None:
+        while not self._is_closed:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return None
+            if link.is_quiet:
+                return link
+            link.close()
+        raise TierError("the tier is closed")
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._permits = threading.BoundedSemaphore(self._limit)
+        self._idle: deque[Link] = deque()
 
     def _close_idle(self) -> None:
-        for link in self._idle:
-            link.close()
-        self._num_open -= len(self._idle)
-        self._idle.clear()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
 
 def _connect(words: Words, deadline: float) -> Link:
