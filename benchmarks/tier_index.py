@@ -34,7 +34,7 @@ def make(directory, count):
     for start in range(0, count, 1 << 16):
         places = np.arange(start, min(start + (1 << 16), count))
         keys = rng.integers(0, 256, (len(places), 32), np.uint8)
-        slab.index_file.write(places, keys, places, places + 1)
+        slab.index_file.write_many(places, places.astype(np.uint64), places + 1, keys)
     slab.close()
     os.truncate(slab.path, count * RECORD_BYTES)
 

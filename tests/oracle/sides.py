@@ -18,7 +18,7 @@ from quire.core import FullAttention
 from quire.core.blocks import BlockPool
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
-from quire.errors import ConfigError, OutOfBlocks, QuireError
+from quire.errors import ConfigError, QuireError
 from quire.foresight import LiveCurve
 from watching import take_evicted, watcher, watchers, what_if
 
@@ -442,15 +442,14 @@ class New(Old):
 
     @classmethod
     def mended(cls):
-        """Return the patch that lets go of expired pins though the call is refused, as the old core does."""
-        room = cls.module("room")
-        checked = room.let_go_expired
-
-        def first(kernel, needed):
-            kernel.holds.let_go_expired()
-            checked(kernel, needed)
-
-        return [mock.patch.object(room, "let_go_expired", first)]
+        """Return the patches that let go of expired pins before a call is refused, as the old core does."""
+        checks = {
+            "quire.core.room": "let_go_expired",
+            "quire.exchange.restore": "room_beside",
+            "quire.ops.memory": "check_pins",
+            "quire.ops.pins": "_check_budget",
+        }
+        return [letting_go_first(importlib.import_module(at), name) for at, name in checks.items()]
 
     @classmethod
     def module(cls, name):
@@ -496,11 +495,6 @@ class New(Old):
 
     def usage(self, group):
         return plain(ops.usage(self.manager, group))
-
-    def let_go_expired(self, error):
-        """Let go of expired pins though a call is refused for want of room, as the old core does."""
-        if isinstance(error, OutOfBlocks):
-            self.manager.kernel.holds.let_go_expired()
 
     def pin(self, name, tokens, scope, media, ttl_s):
         media, scope = self.media(media), self.scope(scope)
@@ -556,6 +550,17 @@ class New(Old):
         self.holds[name] = exchange.hold(self.manager, self.seqs[seq])
 
 
+def letting_go_first(module, name):
+    """Return a patch of a check, of a manager or its kernel, before which expired pins are let go."""
+    check = getattr(module, name)
+
+    def checked(manager, *args):
+        getattr(manager, "kernel", manager).holds.let_go_expired()
+        return check(manager, *args)
+
+    return mock.patch.object(module, name, checked)
+
+
 def alike_by_terms(tree, upper, lower, now):
     """Join runs of the oracle wherever their terms are alike, whatever held them before."""
     kept = upper.grown, upper.policy
@@ -581,8 +586,6 @@ def outcome(side, call, args):
     try:
         return "gave", getattr(side, call)(*args)
     except QuireError as error:
-        if isinstance(side, New) and call in ("pin", "resize", "restore"):
-            side.let_go_expired(error)
         message = str(error).replace("(manager, seq", "(seq")  # what was a method once
         return "raised", type(error).__name__, message
     except (TypeError, AttributeError, ValueError) as error:

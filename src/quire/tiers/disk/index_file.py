@@ -66,6 +66,7 @@ _HALF = np.uint64(32)
 
 _MAGIC, _MAJOR, _MINOR = b"quire-ix", 1, 0
 _HEAD = Struct("<Q8sHH44x")
+_ENTRY = Struct("<QqQII32s")
 _ROWS_AT_ONCE = 1 << 14
 
 _FACTORS = np.array(
@@ -148,30 +149,31 @@ class IndexFile:
         """Drop the entries of places from there on. Raises `OSError`."""
         self._files.truncate(self._descriptor, (num_places + 1) * ROW_BYTES)
 
-    def write(
+    def write(self, entries: Sequence[tuple[int, int, int, bytes]]) -> None:
+        """Say what lies in some places: place, tag, stamp and key of each. Raises `OSError`, maybe in the middle."""
+        data = bytearray(len(entries) * ROW_BYTES)
+        for at, (place, tag, stamp, key) in enumerate(entries):
+            _ENTRY.pack_into(data, at * ROW_BYTES, 0, stamp, tag, place, self._size, key)
+        self._seal_and_write([entry[0] for entry in entries], data)
+
+    def write_many(
         self,
-        places: Sequence[int] | Places,
-        keys: Sequence[bytes] | NDArray[np.uint8],
-        tags: Sequence[int] | NDArray[np.uint64],
-        stamps: Sequence[int] | NDArray[np.int64],
+        places: Places,
+        tags: NDArray[np.uint64],
+        stamps: NDArray[np.int64],
+        keys: NDArray[np.uint8],
     ) -> None:
-        """Say what lies in places: keys, one by one or [n, 32], tags, and stamps, 0 where nothing does.
-
-        Raises `OSError`, maybe in the middle.
-        """
-        at = np.asarray(places, np.int64)
-        words = np.empty((len(at), ROW_BYTES // 8), _WORD)  # by fields it takes twice as long
-        words[:, 1], words[:, 2] = stamps, tags
-        words[:, 3] = at | self._size << 32
+        """Say what lies in many places, keys [n, 32]; nothing where the stamp is 0. Raises `OSError`."""
+        data = bytearray(len(places) * ROW_BYTES)
+        words = np.frombuffer(data, _WORD).reshape(-1, ROW_BYTES // 8)
+        words[:, 1], words[:, 2], words[:, 3] = stamps, tags, places | self._size << 32
         words[:, 4:] = as_words(keys)
-        words[words[:, 1] == 0] = 0
-        words[:, 0] = _sums(words)
-        self._write_rows(at, byte_view(words))
+        words[stamps == 0] = 0
+        self._seal_and_write(places.tolist(), data)
 
-    def clear(self, places: Sequence[int] | Places) -> None:
+    def clear(self, places: Sequence[int]) -> None:
         """Say that nothing lies in places. Raises `OSError`, maybe in the middle."""
-        rows = np.sort(np.asarray(places, np.int64))
-        self._write_rows(rows, memoryview(bytes(len(rows) * ROW_BYTES)))
+        self._write_rows(sorted(places), bytes(len(places) * ROW_BYTES))
 
     def sync(self) -> None:
         """Return when what was written would survive a loss of power."""
@@ -186,11 +188,18 @@ class IndexFile:
         if self._descriptor >= 0:
             self._files.close(self._descriptor)
 
-    def _write_rows(self, places: Places, data: memoryview[int]) -> None:
-        cuts = (np.flatnonzero(places[1:] - places[:-1] != 1) + 1).tolist()
-        for start, stop in pairwise([0, *cuts, len(places)] if len(places) else ()):
-            some = data[start * ROW_BYTES : stop * ROW_BYTES]
-            self._files.write_at(self._descriptor, some, (int(places[start]) + 1) * ROW_BYTES)
+    def _seal_and_write(self, places: list[int], rows: bytearray) -> None:
+        words = np.frombuffer(rows, _WORD).reshape(-1, ROW_BYTES // 8)
+        words[:, 0] = _sums(words)
+        self._write_rows(places, rows)
+
+    def _write_rows(self, places: Sequence[int], rows: bytes | bytearray) -> None:
+        """Write rows, neighbours by one call of the system."""
+        view = memoryview(rows)
+        cuts = [at for at, (last, place) in enumerate(pairwise(places), 1) if place != last + 1]
+        for start, stop in pairwise([0, *cuts, len(places)] if places else ()):
+            some = view[start * ROW_BYTES : stop * ROW_BYTES]
+            self._files.write_at(self._descriptor, some, (places[start] + 1) * ROW_BYTES)
 
     def _read_rows(self, rows: NDArray[Any], first: int) -> NDArray[np.bool_]:
         """Read rows; return which of them hold. The head's does, and says that nothing is in its place."""

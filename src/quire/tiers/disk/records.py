@@ -12,14 +12,13 @@ from struct import Struct
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT
-from quire.tiers.places.index import NOWHERE, PlaceIndex
-from quire.tiers.places.key_table import Places, as_words, later_duplicates
+from quire.tiers.places.index import NOWHERE
+from quire.tiers.places.key_table import as_words, later_duplicates
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -230,15 +229,18 @@ class DiskRecords:
             with self._changes:
                 with self.lock:
                     some = [pair for pair in copies[start : start + _AT_ONCE] if is_there(pair[0])]
-                    places = np.array([spot.place for spot, _ in some], np.int64)
-                    entries = _entries_at(slab.index, places)
+                    index = slab.index
+                    entries = [
+                        (to, spot.tag, index.stamp_of(spot.place), index.key_of(spot.place))
+                        for spot, to in some
+                    ]
                 if not some:
                     continue
                 # In this order: whenever the power goes, a record is in one of its places, or in both.
                 try:
-                    slab.index_file.write([to for _, to in some], *entries)
+                    slab.index_file.write(entries)
                     slab.index_file.sync()
-                    slab.index_file.clear(places)
+                    slab.index_file.clear([spot.place for spot, _ in some])
                 except OSError:
                     break
                 with self.lock:
@@ -257,8 +259,10 @@ class DiskRecords:
                         with self.lock:
                             stop = min(start + _ENTRIES_AT_ONCE, slab.index.num_places)
                             places = np.arange(start, stop)
-                            entries = _entries_at(slab.index, places)
-                        slab.index_file.write(places, *entries)
+                            tags = slab.index.generations_of(places)
+                            stamps = slab.index.stamps[places]
+                            keys = slab.index.keys_of(places)
+                        slab.index_file.write_many(places, tags, stamps, keys)
         except OSError:
             self.num_touches = 1  # there is something left to do, and no hurry: it costs much
             raise
@@ -301,10 +305,11 @@ class DiskRecords:
 
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key. The lock is held."""
-        there = np.zeros(len(keys), np.bool_)
+        there = [False] * len(keys)
         for slab in self._all():
-            there |= slab.index.find_many(keys) != NOWHERE
-        return there.tolist()
+            find = slab.index.find
+            there = [was or find(key) != NOWHERE for was, key in zip(there, keys, strict=True)]
+        return there
 
 
 def tag_of(record: memoryview) -> int:
@@ -312,21 +317,9 @@ def tag_of(record: memoryview) -> int:
     return _TAG.unpack_from(record, TAG_AT)[0]
 
 
-def _entries_at(
-    index: PlaceIndex, places: Places
-) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return copies of the keys, tags and stamps of places."""
-    return index.keys_of(places), index.generations_of(places), index.stamps[places]
-
-
 def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:
     """Write what lies in places of a slab from here on into its index's file."""
-    slab.index_file.write(
-        [each.place for each in batch],
-        [each.key for each in batch],
-        [each.tag for each in batch],
-        [each.stamp for each in batch],
-    )
+    slab.index_file.write([(each.place, each.tag, each.stamp, each.key) for each in batch])
     if slab.is_removed():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(slab.path))
 
