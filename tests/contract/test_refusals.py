@@ -23,7 +23,7 @@ from quire.errors import (
     TokensError,
     TruncateError,
 )
-from quire.exchange import blocks_of, required_blocks, restore
+from quire.exchange import blocks_of, required_blocks, residency, restore
 from quire.groups import SlidingWindow
 
 NAN = float("nan")
@@ -159,6 +159,32 @@ def test_a_content_digest_has_16_to_64_bytes(num_bytes):
     assert MediaItem(b"d" * 16, 0, 4) != MediaItem(b"d" * 64, 0, 4)
 
 
+LOOKUPS = [ops.fits, ops.pin, ops.invalidate, ops.explain, residency, CacheManager.open]
+
+
+@pytest.mark.parametrize("call", LOOKUPS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("at", [0, 5, 7, 8])
+def test_a_negative_id_in_an_int32_array_is_seen_wherever_it_stands(stage, call, at):
+    tokens = np.array([*CACHED, 7], np.int32)
+    tokens[at] = -5
+    with rejected(stage.manager, TokensError, -5):
+        call(stage.manager, tokens)
+
+
+def test_a_pin_whose_time_has_run_out_counts_as_closed():
+    clock = Clock()
+    stage = Stage(clock=clock)
+    pin = ops.pin(stage.manager, CACHED, ttl_s=10)
+    assert pin.is_held
+    assert pin.tokens.tolist() == CACHED.tolist()
+    clock.now += 10
+    assert not pin.is_held
+    assert pin.tokens.tolist() == []
+    pin.close()
+    ops.check(stage.manager)
+    assert not stage.manager.kernel.holds.all
+
+
 # -- hints ---------------------------------------------------------------------------------
 
 HINTS = [
@@ -193,6 +219,7 @@ OF_A_SEQUENCE = {
     "tables": lambda m, seq: m.tables([seq]),
     "resume": lambda m, seq: m.resume(seq),
     "close": lambda m, seq: m.close(seq),
+    "blocks_of": blocks_of,
 }
 
 

@@ -30,8 +30,9 @@ class BlockPool:
         free -- take --> active -- cache --> cached -- drop --> free
         free <- give_back - active <-- use --- cached
 
-    These five calls (`protect` is `use` or `cache`) are the only ones that change the state of a block. Totals are counted always;
-    `quire.ops.CheckedPool` looks at every block too.
+    Only these five change the state of a block (`protect` is `use` or `cache`, `drop_hold` goes through `give_back`, `resize`
+    renumbers): a test looks at every assignment. Totals are counted always; `quire.ops.CheckedPool` sees too that no block
+    is taken or given back twice.
     """
 
     def __init__(self, num_blocks: int, name: str = "full") -> None:
@@ -139,7 +140,7 @@ class BlockPool:
         return self._stack[self._top :].copy()
 
     def resize(self, num_blocks: int, held: BoolArray, renamed: IntArray) -> None:
-        """End the pool at `num_blocks`, of which so many are `held`; block b is `renamed[b]` now.
+        """End the pool at `num_blocks`, bool `held[b]` says whether block b of that size is held; old block b is now `renamed[b]`.
 
         The caller has made sure that all fit, and renames the blocks everywhere.
         """

@@ -106,9 +106,8 @@ class Audience:
 class Kernel:
     """Pools, tree and rows of one manager. The modules beside this one are functions on it.
 
-    `take` opens, reserves and forks; `publish` commits; `give` closes and truncates; `decode` does
-    a step of a batch; `room` evicts; `snapshots` keeps states. None of them checks arguments:
-    `CacheManager` does.
+    `take` opens, reserves and forks; `publish` commits; `give` closes and suspends; `decode` does
+    a step of a batch; `room` evicts. None of them checks arguments: `CacheManager` does.
     """
 
     def __init__(

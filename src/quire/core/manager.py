@@ -33,7 +33,7 @@ class CacheManager(Interruptible):
     `block_size`  tokens per block, from 1
     `policy`      "lru", "fifo", "lfu", "learned" or another package's name, or what makes `Policy` objects
     `sub_block`   reuse the shared head of a block where a prompt diverges, through a copy
-    `pin_budget`  share of the smallest group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
+    `pin_budget`  share of the smallest full group's blocks that pins may hold (`quire.ops.pin`), 0 to 1
     `pool`        the class of the block pools; `quire.ops.CheckedPool` checks every block, for tests
     `clock`       seconds, rising; needed for `retain_s` and `ttl_s` only
     `watchers`    told of requests and blocks, in this order: `EventLog`, `LiveCurve`, `Recorder`
@@ -100,6 +100,8 @@ class CacheManager(Interruptible):
         self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
     ) -> Hit:
         """Return what `open` would find cached of a prompt. Changes nothing, counts nothing.
+
+        A negative id in an int32 array is not seen here: nothing is found from it on.
 
         Raises `TokensError`, `ScopeError`, `MediaError`.
         """

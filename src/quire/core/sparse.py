@@ -104,7 +104,7 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def created(self, node: Node) -> None:
-        """Make the part of a node that was just added; its blocks were active, are cached now."""
+        """Make the part of a node that was just added; its blocks go from active to cached, until something guards them."""
 
     @abstractmethod
     def extended(self, node: Node, num_blocks: int) -> None:

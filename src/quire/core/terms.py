@@ -71,7 +71,7 @@ class Terms(msgspec.Struct, frozen=True):
     """The terms on which the blocks of a request are kept.
 
     `priority`     from -100 to 100: blocks of a higher one are evicted later than any of a lower one
-    `retain_s`     seconds after its last use for which the path is evicted only when nothing else is left; 0 for none
+    `retain_s`     seconds after its last use for which the path is evicted only when nothing else is left; 0 (None, to `open`) for none
     `store_until`  tokens that are stored at most, rounded down to a block: 0 stores nothing of the request,
                    the prompt's length none of its answer; None all
     `hint`         what the caller foresees of their reuse

@@ -35,7 +35,15 @@ from quire.core.room import make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import Terms
-from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds, check_sign, key_of
+from quire.core.tokens import (
+    TOKEN_BYTES,
+    BoolArray,
+    Key,
+    TokenIds,
+    check_sign,
+    checked_key_of,
+    key_of,
+)
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
 from quire.interrupts import mutating
@@ -128,7 +136,7 @@ def restore(
     copies wait to be taken, `ConfigError` where a hit would lack something or a block is here
     already, and what `probe` raises.
     """
-    root, key = manager.read(key_of(tokens), scope, media)
+    root, key = manager.read(checked_key_of(tokens), scope, media)
     end, brought = as_int("end", end), _as_places(brought)
     num_bytes = end * manager.kernel.tree.block_bytes
     if not 0 < num_bytes <= len(key):

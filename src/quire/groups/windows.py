@@ -45,7 +45,7 @@ class WindowKind(Kind, frozen=True):
         raise NotImplementedError
 
     def border(self, end: int, block_size: int) -> int:
-        """Return the last block boundary up to `end` at which a hit needs nothing, 0 without any."""
+        """Return the last boundary up to `end` that needs no block of this group (the end of a chunk), 0 without any."""
         del end, block_size
         return 0
 
@@ -174,7 +174,7 @@ class WindowGroup(SheddingGroup, TableGroup):
     def extended_by_one(self, node: Node) -> None:
         """`extended` by one block, quickly where a whole window or the whole leaf is guarded.
 
-        In the second case nodes above the leaf protect what the window has left, until it stands in the leaf.
+        In the second case the nodes above go on protecting what the window has passed, until all of it lies in the leaf.
         """
         part: WindowPart = node.parts[self.place]
         quick = self._quick and part.rank is not None

@@ -14,7 +14,7 @@ from quire.core.media import MediaItem
 from quire.core.node import FOREVER, Match, Node
 from quire.core.scope import Scope
 from quire.core.terms import check_seconds
-from quire.core.tokens import IntArray, TokenIds, array_of, key_of
+from quire.core.tokens import IntArray, TokenIds, array_of, checked_key_of
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
 
@@ -37,12 +37,15 @@ class Pin(Hold):
     @property
     def is_held(self) -> bool:
         """Whether it keeps its prefix still: not closed, nor let go with its time, nor with the manager."""
-        return not self._manager.interrupted and self in self._manager.kernel.holds
+        if self._manager.interrupted or self not in self._manager.kernel.holds:
+            return False
+        return self.due == FOREVER or self._manager.kernel.tree.order.now() < self.due
 
     @property
     def tokens(self) -> IntArray:
         """The pinned tokens, int32, as a copy; empty once let go. Media are negative numbers."""
-        return array_of(b"".join(node.key for node in self.node.path() if self.is_held))
+        path = self.node.path() if self.is_held else []
+        return array_of(b"".join(node.key for node in path))
 
     @property
     def cut_off(self) -> Callable[[str, BaseException], None]:
@@ -54,7 +57,7 @@ class Pin(Hold):
         """Let go of the prefix: it is ordinary cached blocks again."""
         if not self.open:
             raise PinError(f"{self!r} was closed already; a pin is closed once")
-        if self.is_held:
+        if not self._manager.interrupted:
             self._manager.kernel.holds.let_go(self)
         self.open = False
 
@@ -85,7 +88,7 @@ def pin(
     `ConfigError` and what `probe` raises.
     """
     seconds, kernel = check_seconds("ttl_s", ttl_s, manager.settings.clock), manager.kernel
-    root, key = manager.read(key_of(tokens), scope, media)
+    root, key = manager.read(checked_key_of(tokens), scope, media)
     tree = kernel.tree
     found = kernel.lookup.lowered(tree.match(root, key, len(key) - len(key) % tree.block_bytes))
     due = tree.order.now() + seconds if seconds else FOREVER

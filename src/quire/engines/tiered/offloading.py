@@ -36,7 +36,7 @@ class Offloading:
     def settle_for(self, num_blocks: int, node: Node | None = None) -> None:
         """Let go of what is copied; wait for more until every pool has so many blocks, as far as it can.
 
-        And for what ends at this node of the tree: one that is held is not lengthened. Where there is no
+        Waits for jobs that hold `node` too: a node that is held cannot be lengthened. Where there is no
         time for it nobody waits: what is not copied is passed over.
         """
         for job, (held, _) in list(self._held.items()):

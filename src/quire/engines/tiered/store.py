@@ -303,7 +303,7 @@ class TieredStore:
     def _store(self, blocks: Sequence[NamedBlock], wanted: Bits | None = None) -> int:
         """Encode and hand down blocks, the head first, as far as they are taken; return the records.
 
-        Those of a prompt with what the stack wants of them, others as evicted.
+        With what the stack wants of them, as a prompt's records; else as evicted blocks.
         """
         stored, done = 0, 0
         for chunk in self.chunks(blocks):

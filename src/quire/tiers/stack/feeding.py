@@ -64,8 +64,8 @@ class FeedJob:
 class Feeding:
     """A queue of work that ends in `TierStack.store`, the oldest first, and one thread that does it within a budget.
 
-    It copies and seals in memory, which takes milliseconds. Whoever asks for a key that is to be made does that first, or
-    waits where another thread does, and so sees what was stored at once; that costs no budget.
+    It copies and seals in memory, which takes milliseconds. A lookup of a key that waits here runs its job first, or waits
+    for the thread that does, and so sees it as stored; that costs no budget.
 
     `passed_over`  prompts that were not stored, or not to the end, for want of time
 
