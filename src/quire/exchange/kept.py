@@ -40,7 +40,7 @@ def blocks_of(manager: CacheManager, seq: Sequence) -> list[NamedBlock]:
     """
     if not isinstance(seq, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SequenceError(f"the blocks of a sequence, which open returns; got {seq!r}")
-    manager.check_known(seq)
+    manager.check_open(seq)
     stop = min((seq.prompt_len - 1) // manager.block_size, seq.node.end)
     found = _blocks(manager, seq.node.path(), (stop,))
     return sorted(found, key=lambda each: (each.index, each.group))
