@@ -250,7 +250,8 @@ class Mooncake(Tier):
         there = [index for index, code in enumerate(self._exist(caller, keys)) if code == 1]
         names = self._names([keys[index] for index in there])
         sizes = caller.call(lambda: [self._store.get_size(name) for name in names])
-        return dict(zip(there, sizes, strict=True))
+        # One that another thread deletes or writes at this moment has none.
+        return {index: size for index, size in zip(there, sizes, strict=True) if size >= 0}
 
     def _parts(
         self, caller: Caller, keys: Keys, records: Buffers, indices: Sequence[int]
