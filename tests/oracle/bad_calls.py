@@ -31,7 +31,7 @@ def bad_on_any(driver):
 
 def bad_anywhere(driver):
     """Return calls with arguments that cannot be."""
-    bad_prompts = ([], [-1], [[1, 2]], [0.5], ["a"], [2**31], None, np.array([3, -4], np.int32))
+    bad_prompts = ([], [-1], [[1, 2]], [0.5], ["a"], [2**31], None, np.array([3, -4], np.int64))
     prompt = driver.random.choice(bad_prompts)
     good = [0] * (driver.size + 1)
     bad_media = driver.random.choice(

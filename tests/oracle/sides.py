@@ -18,6 +18,7 @@ from quire.core import FullAttention
 from quire.core.blocks import BlockPool
 from quire.core.kernel import Watcher
 from quire.core.sequence import Drafted
+from quire.core.tokens import array_of
 from quire.errors import ConfigError, QuireError
 from quire.foresight import LiveCurve
 from watching import take_evicted, watcher, watchers, what_if
@@ -372,7 +373,10 @@ class Old:
         return self.holds[name]()
 
     def blocks_of(self, name):
-        return plain(self.kept.blocks_of(self.manager, self.seqs[name]))
+        seq = self.seqs[name]
+        # Asked of a sequence that is not open, the old core gave nothing.
+        (getattr(self.manager, "_check_open", None) or self.manager.check_open)(seq)
+        return plain(self.kept.blocks_of(self.manager, seq))
 
     def all_blocks(self):
         return sorted(map(tuple, map(msgspec.structs.astuple, self.kept.all_blocks(self.manager))))
@@ -495,6 +499,12 @@ class New(Old):
 
     def usage(self, group):
         return plain(ops.usage(self.manager, group))
+
+    def pinned(self, name):
+        """The tokens that a pin references: a while longer than its time, as the old core said them."""
+        pin = self.pins[name]
+        path = pin.node.path() if pin in self.manager.kernel.holds else []
+        return array_of(b"".join(node.key for node in path)).tolist()
 
     def pin(self, name, tokens, scope, media, ttl_s):
         media, scope = self.media(media), self.scope(scope)

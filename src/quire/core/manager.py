@@ -299,6 +299,15 @@ class CacheManager(Interruptible):
 
     # -- arguments -------------------------------------------------------------------------
 
+    def read_whole(
+        self, tokens: TokenIds, scope: Scope | None, media: Items[MediaItem]
+    ) -> tuple[Node, Key]:
+        """Return the root and the key of a prompt; raise `TokensError` for a negative id too, wherever it stands."""
+        given = key_of(tokens)
+        prompt = self.read(given, scope, media)
+        check_sign(given)
+        return prompt
+
     def read(self, key: Key, scope: Scope | None, media: Items[MediaItem]) -> tuple[Node, Key]:
         """Return the root and the key to look up; an unknown scope gives an empty root.
 

@@ -54,13 +54,6 @@ def key_of(tokens: TokenIds) -> Key:
     return _convert(tokens)
 
 
-def checked_key_of(tokens: TokenIds) -> Key:
-    """View token ids as `key_of` does; raise `TokensError` for a negative one too, wherever it is."""
-    key = key_of(tokens)
-    check_sign(key)
-    return key
-
-
 def check_sign(key: Key) -> None:
     """Raise `TokensError` if any token id is negative."""
     if not key:

@@ -16,7 +16,7 @@ from quire.core.node import Match, Node
 from quire.core.room import room_left
 from quire.core.scope import Scope
 from quire.core.sparse import Standing, sparse_at
-from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds, checked_key_of
+from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
 
@@ -51,7 +51,7 @@ def residency(
 
     Raises what `probe` raises.
     """
-    root, key = manager.read(checked_key_of(tokens), scope, media)
+    root, key = manager.read_whole(tokens, scope, media)
     size = manager.block_size
     limit = (len(key) // TOKEN_BYTES - 1) // size * manager.kernel.tree.block_bytes
     match = manager.kernel.tree.match(root, key, limit)

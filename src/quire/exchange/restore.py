@@ -41,7 +41,6 @@ from quire.core.tokens import (
     Key,
     TokenIds,
     check_sign,
-    checked_key_of,
     key_of,
 )
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
@@ -136,7 +135,7 @@ def restore(
     copies wait to be taken, `ConfigError` where a hit would lack something or a block is here
     already, and what `probe` raises.
     """
-    root, key = manager.read(checked_key_of(tokens), scope, media)
+    root, key = manager.read_whole(tokens, scope, media)
     end, brought = as_int("end", end), _as_places(brought)
     num_bytes = end * manager.kernel.tree.block_bytes
     if not 0 < num_bytes <= len(key):

@@ -14,7 +14,7 @@ from quire.core.node import Node
 from quire.core.room import drop, evict, evict_in
 from quire.core.scope import NO_SCOPE, Scope
 from quire.core.sparse import sparse_at
-from quire.core.tokens import Key, TokenIds, checked_key_of
+from quire.core.tokens import Key, TokenIds
 from quire.interrupts import mutating
 
 
@@ -54,7 +54,7 @@ def invalidate(
         root = manager.root(scope)
         kernel.holds.let_go_expired()
         return _drop_all(kernel, _from_below(root))
-    root, key = manager.read(checked_key_of(tokens), scope, media)
+    root, key = manager.read_whole(tokens, scope, media)
     kernel.holds.let_go_expired()
     return _invalidate(kernel, root, key)
 

@@ -11,7 +11,7 @@ from quire.core.manager import CacheManager
 from quire.core.media import MediaItem
 from quire.core.node import Node
 from quire.core.scope import Scope
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, checked_key_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 from quire.core.tree import PrefixTree
 
 
@@ -59,7 +59,7 @@ def explain(
 
     Asks every scope; changes nothing. Raises what `probe` raises.
     """
-    root, key = manager.read(checked_key_of(tokens), scope, media)
+    root, key = manager.read_whole(tokens, scope, media)
     lookup, num_tokens = manager.kernel.lookup, len(key) // TOKEN_BYTES
     hit = lookup.hit(root, key)
     whole, at = hit.num_blocks * manager.block_size, hit.num_tokens

@@ -16,7 +16,7 @@ from quire.core.room import least, room_left
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.take import needs, stale_slots
-from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, checked_key_of
+from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def fits(
     if isinstance(request, Sequence):
         manager.check_known(request)
         return _fit_sequence(manager.kernel, request, num_new)
-    root, key = manager.read(checked_key_of(request), scope, media)
+    root, key = manager.read_whole(request, scope, media)
     return _fit_prompt(manager.kernel, root, key, num_new)
 
 

@@ -14,7 +14,7 @@ from quire.core.media import MediaItem
 from quire.core.node import FOREVER, Match, Node
 from quire.core.scope import Scope
 from quire.core.terms import check_seconds
-from quire.core.tokens import IntArray, TokenIds, array_of, checked_key_of
+from quire.core.tokens import IntArray, TokenIds, array_of
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
 
@@ -88,7 +88,7 @@ def pin(
     `ConfigError` and what `probe` raises.
     """
     seconds, kernel = check_seconds("ttl_s", ttl_s, manager.settings.clock), manager.kernel
-    root, key = manager.read(checked_key_of(tokens), scope, media)
+    root, key = manager.read_whole(tokens, scope, media)
     tree = kernel.tree
     found = kernel.lookup.lowered(tree.match(root, key, len(key) - len(key) % tree.block_bytes))
     due = tree.order.now() + seconds if seconds else FOREVER
