@@ -167,7 +167,9 @@ class Writer:
 
     def save(self):
         """Leave the changes for the next, of whose losses of power they are as well."""
-        (self.root / "changes").write_bytes(msgspec.msgpack.encode(self.files.changes))
+        whole = self.root / "changes.whole"
+        whole.write_bytes(msgspec.msgpack.encode(self.files.changes))
+        whole.rename(self.root / "changes")
 
     def run(self):
         for _ in range(SESSIONS):

@@ -53,6 +53,7 @@ class Expected:
             for name, states in self.now.items():
                 self._be(name, states | {None})
         self._capacity, self._is_alone = capacity, is_alone
+        self._evicted.clear()
 
     def _found(self, found):
         self.check(found)
