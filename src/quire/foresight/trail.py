@@ -111,7 +111,7 @@ class Trail(Watcher):
         self._prompts[seq.row] = number, known, end
         self._ends.append((run, number))
         if len(self._ends) > 4 * MAX_RUNS:
-            self._ends = deque(each for each in self._ends if each[0].user <= each[1])
+            self._ends = deque(each for each in self._ends if _counts(*each))
 
     def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
         number, stop, parent = seq.number, node.end, node.parent
@@ -283,20 +283,26 @@ class Trail(Watcher):
     def _forget_oldest(self) -> None:
         while self._ends and (self._num_runs > MAX_RUNS or self._num_blocks > MAX_BLOCKS):
             run, user = self._ends.popleft()
-            while run.above is not None and not run.below and run.user <= user:
-                above = run.above
-                self._forget(run)
-                run = above
+            while _counts(run, user) and not run.below:
+                run = self._forget(run)
 
-    def _forget(self, run: Run) -> None:
-        assert run.above is not None
-        del run.above.below[run.name]
+    def _forget(self, run: Run) -> Run:
+        """Forget a run; return the one above it."""
+        above = run.above
+        assert above is not None
+        del above.below[run.name]
         self._num_runs -= 1
-        self._num_blocks -= run.end - run.above.end
+        self._num_blocks -= run.end - above.end
         run.above = None
+        return above
 
 
 NO_PROMPT = 0, Run(bytearray()), 0
+
+
+def _counts(run: Run, user: int) -> bool:
+    """Whether a run may be forgotten by this entry of its last user."""
+    return run.above is not None and run.user <= user
 
 
 def _is_forgotten(run: Run) -> bool:
