@@ -22,7 +22,7 @@ MAX_BLOCKS = 1 << 22
 """Blocks of all of them, 8 bytes each."""
 
 
-class Run(msgspec.Struct, eq=False):
+class Stretch(msgspec.Struct, eq=False):
     """A run of blocks that was stored, below the run that it goes on from.
 
     `marks`  the last tokens of each block: enough to see whether a prompt goes on as the run did
@@ -36,15 +36,15 @@ class Run(msgspec.Struct, eq=False):
     marks: bytearray
     user: int = 0
     end: int = 0
-    above: Run | None = None
+    above: Stretch | None = None
     name: int | None = None
-    below: dict[int | None, Run] = {}
+    below: dict[int | None, Stretch] = {}
 
 
 class TrailPart(NodePart, gc=False, eq=False):
     """`run`: the one in which a node ends, or one that goes on from there; None as long as nobody has come to its end."""
 
-    run: Run | None = None
+    run: Stretch | None = None
 
     def split(self, upper: Node, lower: Node) -> TrailPart:
         return TrailPart(self.run)
@@ -79,11 +79,11 @@ class Trail(Watcher):
         self._step = size // self._width
         self._tree = kernel.tree
         # Of each row's request, the end of its prompt that is known, and the run in which that is.
-        self._prompts: dict[int, tuple[int, Run, int]] = {}
+        self._prompts: dict[int, tuple[int, Stretch, int]] = {}
         # The runs in which requests ended, in their order. One that ended in the same run later stands here again.
-        self._ends: deque[tuple[Run, int]] = deque()
+        self._ends: deque[tuple[Stretch, int]] = deque()
         self._num_runs = self._num_blocks = 0
-        self._asked: tuple[Run, int] | None = None
+        self._asked: tuple[Stretch, int] | None = None
         self.last_user = self.num_foreign = 0
         kernel.lookup.ask_evicted = self._evicted
 
@@ -186,18 +186,18 @@ class Trail(Watcher):
         self._asked = run, was = self._find(holder, end // self._size, key)
         return (was * self._size, run.user) if was * self._size > end else (end, 0)
 
-    def _find(self, node: Node, start: int, key: Key) -> tuple[Run, int]:
+    def _find(self, node: Node, start: int, key: Key) -> tuple[Stretch, int]:
         """Return how far a key is known that is cached in `node` up to block `start`, and the run in which that is."""
-        run: Run | None = node.parts[self.place].run
+        run: Stretch | None = node.parts[self.place].run
         if run is None or _is_forgotten(run):
             return self._follow(self._root(node.holding(-1)), 0, key)
         return self._follow(_holding(run, start), start, key[start * self._size :])
 
-    def _root(self, node: Node) -> Run:
+    def _root(self, node: Node) -> Stretch:
         """Return where the runs of a scope begin."""
         part: TrailPart = node.parts[self.place]
         if part.run is None:
-            part.run = Run(bytearray())
+            part.run = Stretch(bytearray())
         return part.run
 
     def _marks(self, key: Key | bytes | bytearray) -> bytes:
@@ -207,7 +207,7 @@ class Trail(Watcher):
         whole = len(key) // self._size * self._step
         return np.frombuffer(key, self._dtype, whole)[self._step - 1 :: self._step].tobytes()
 
-    def _follow(self, run: Run, start: int, key: Key) -> tuple[Run, int]:
+    def _follow(self, run: Stretch, start: int, key: Key) -> tuple[Stretch, int]:
         """Return the run in which a key from block `start` on, which stands in `run`, leaves what is known, and where."""
         if start == run.end and not run.below:
             return run, start
@@ -229,7 +229,7 @@ class Trail(Watcher):
         end = start + at // width + same
         return _holding(run, end), end
 
-    def _use(self, run: Run, end: int, rest: Key, number: int, start: int) -> Run:
+    def _use(self, run: Stretch, end: int, rest: Key, number: int, start: int) -> Stretch:
         """Go on from block `end`, in `run`, with the rest of a path that a request has from block `start` on.
 
         Returns the run that ends where it does.
@@ -243,7 +243,7 @@ class Trail(Watcher):
             marks = self._marks(rest)
             if run.user != number or run.below or run.above is None:
                 name = hash(rest[: self._size].tobytes())
-                above, run = run, Run(bytearray(), number, at, run, name)
+                above, run = run, Stretch(bytearray(), number, at, run, name)
                 if above.below:
                     above.below[name] = run
                 else:
@@ -253,15 +253,15 @@ class Trail(Watcher):
             self._lengthen(run, marks)
         return run
 
-    def _mark(self, run: Run, start: int, number: int) -> None:
+    def _mark(self, run: Stretch, start: int, number: int) -> None:
         """Note that a request has used a path from block `start` on, to the end of a run."""
         self._ends.append((run, number))
-        each: Run | None = run
+        each: Stretch | None = run
         while each is not None and each.end > start:
             each.user = max(each.user, number)
             each = each.above
 
-    def _lengthen(self, run: Run, marks: bytes) -> None:
+    def _lengthen(self, run: Stretch, marks: bytes) -> None:
         num_blocks = len(marks) // self._width
         run.marks += marks
         run.end += num_blocks
@@ -269,10 +269,10 @@ class Trail(Watcher):
         if self._num_runs > MAX_RUNS or self._num_blocks > MAX_BLOCKS:
             self._forget_oldest()
 
-    def _cut(self, run: Run, end: int) -> Run:
+    def _cut(self, run: Stretch, end: int) -> Stretch:
         """Cut a run at a boundary inside it; return its head."""
         at = (end - run.end) * self._width
-        head = Run(run.marks[:at], run.user, end, run.above, run.name, {None: run})
+        head = Stretch(run.marks[:at], run.user, end, run.above, run.name, {None: run})
         assert run.above is not None
         run.above.below[run.name] = head
         del run.marks[:at]
@@ -286,7 +286,7 @@ class Trail(Watcher):
             while _counts(run, user) and not run.below:
                 run = self._forget(run)
 
-    def _forget(self, run: Run) -> Run:
+    def _forget(self, run: Stretch) -> Stretch:
         """Forget a run; return the one above it."""
         above = run.above
         assert above is not None
@@ -297,26 +297,26 @@ class Trail(Watcher):
         return above
 
 
-NO_PROMPT = 0, Run(bytearray()), 0
+NO_PROMPT = 0, Stretch(bytearray()), 0
 
 
-def _counts(run: Run, user: int) -> bool:
+def _counts(run: Stretch, user: int) -> bool:
     """Whether a run may be forgotten by this entry of its last user."""
     return run.above is not None and run.user <= user
 
 
-def _is_forgotten(run: Run) -> bool:
+def _is_forgotten(run: Stretch) -> bool:
     return run.above is None and run.end > 0
 
 
-def _holding(run: Run, end: int) -> Run:
+def _holding(run: Stretch, end: int) -> Stretch:
     """Return the run on the way to this one that has the block before a boundary; the root for 0."""
     while run.above is not None and run.above.end >= end:
         run = run.above
     return run
 
 
-def _below(run: Run) -> Iterator[Run]:
+def _below(run: Stretch) -> Iterator[Stretch]:
     """Iterate over a run and all below it, each before those that go on from it."""
     runs = [run]
     for each in runs:
