@@ -1,10 +1,10 @@
 """Tiers beside the raw file, socket or store they stand on: MB/s of payload (10^6 bytes), medians of rounds in turn.
 
     python benchmarks/tiers/beside_raw.py [--kinds host,disk] [--block-bytes 64KiB,4MiB] [--path /mnt/nvme]
-                                          [--bytes 1GiB] [--rounds 9] [--with-peers] [--json]
+                                          [--bytes 1GiB] [--rounds 9] [--json]
 
-Checksums are always on. Redis and the S3 server are started here, on loopback. About two minutes; with `--with-peers`
-LMCache's storages are measured before and after each of our rows. `--bytes` is the most that is on the disk at any time.
+Checksums are always on. Redis and the S3 server are started here, on loopback. About two minutes. The disk goes past the page cache, tier and raw file.
+`--bytes` is the most that is on the disk at any time. Beside LMCache: `beside_lmcache.py`.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lmcache import Peers, with_peers
 from measure import RawRecords, measure
 from pairs import KEPT_ROUNDS, PAIRS, open_pair
 from raw import PLACES
@@ -40,31 +39,19 @@ def main(arguments=None):
     parser.add_argument("--path", type=Path)
     parser.add_argument("--bytes", default="1GiB")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--with-peers", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    peers = Peers(asked.path) if asked.with_peers else None
     measured = []
     for kind in asked.kinds.split(","):
         for size in map(parse_bytes, asked.block_bytes.split(",")):
             print(f"{kind}, {size >> 10} KiB", file=sys.stderr)
-            rows = rows_of(kind, size, asked, peers)
-            measured += rows
-            if "reason" in rows[0]:
+            measured.append(row_of(kind, size, asked))
+            if "reason" in measured[-1]:
                 break
     print(json.dumps(measured, indent=2) if asked.json else table(measured))
 
 
-def rows_of(kind, size, asked, peers=None):
-    """Return our row of a tier and block size, and the peers'; or a row with the reason why there is none."""
-    before = peers.beside(kind, size) if peers else {}
-    row = our_row(kind, size, asked)
-    if not before or "reason" in row:
-        return [row]
-    return with_peers(row, [before, peers.beside(kind, size)])
-
-
-def our_row(kind, size, asked):
+def row_of(kind, size, asked):
     """Return the row of a tier and block size, or one with the reason."""
     most = min(parse_bytes(asked.bytes) // KEPT_COPIES, SLOW_ROUND_BYTES.get(kind, ROUND_BYTES))
     count = max(1, most // size)

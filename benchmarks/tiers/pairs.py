@@ -13,6 +13,7 @@ from raw import RawFiles, RawMemory, RawMooncake, RawObjects, RawRedis, RawSlab
 from redis_here import mooncake_server, redis_server, s3_server
 
 from quire import tiers
+from quire.tiers.disk.files import takes_direct
 from quire.tiers.format import record_bytes
 
 Opened: TypeAlias = AbstractContextManager[Pair]
@@ -41,8 +42,9 @@ def _host(_: Path, payload_bytes: int, count: int) -> Generator[Pair]:
 
 @contextmanager
 def _disk(folder: Path, payload_bytes: int, count: int) -> Generator[Pair]:
-    with tiers.Disk(folder / "disk", _capacity(payload_bytes, count)) as tier:
-        direct = tier.is_direct and payload_bytes % 4096 == 0
+    works = takes_direct(folder)
+    with tiers.Disk(folder / "disk", _capacity(payload_bytes, count), direct=works) as tier:
+        direct = works and payload_bytes % 4096 == 0
         with closing(RawSlab(folder / "raw", payload_bytes, count, direct=direct)) as raw:
             yield Pair(tier, raw, keeps=True, mode="O_DIRECT" if direct else "buffered")
 

@@ -94,16 +94,46 @@ def test_a_tier_that_is_not_there_has_a_reason_instead_of_figures(monkeypatch, t
     assert "redis-server" in row["reason"]
 
 
-def test_peers_stand_below_our_row_which_says_how_much_faster_it_is():
-    from lmcache import Figures, with_peers
+class Side:
+    """A side of `beside_lmcache.py` that takes so many seconds a round, and writes down what it is asked."""
 
-    row = {"tier": "disk", "block_bytes": 1 << 20, "put_mb_s": 300.0, "get_mb_s": 400.0}
-    row |= {"raw_put_mb_s": 300.0, "raw_get_mb_s": 400.0}
-    run = {"lmcache-file": Figures(100.0, 200.0, 10.0), "lmcache-direct": "no O_DIRECT here"}
-    ours, peer, failed = with_peers(row, [run, run])
-    assert ours["put_over_lmcache-file"] == 3
-    assert (peer["tier"], peer["get_mb_s"]) == ("lmcache-file", 200.0)
-    assert failed["reason"] == "no O_DIRECT here"
+    def __init__(self, seconds, asked):
+        self._seconds, self._asked = seconds, asked
+
+    def store(self):
+        self._asked.append(("store", self))
+        return self._seconds
+
+    def load(self):
+        self._asked.append(("load", self))
+        return 2 * self._seconds
+
+    def forget(self):
+        self._asked.append(("forget", self))
+
+
+def test_sides_take_turns_way_by_way_and_the_first_round_does_not_count(tmp_path):
+    from beside_lmcache import measured
+
+    asked = []
+    sides = {name: Side(seconds, asked) for name, seconds in (("quire", 1.0), ("lmcache", 3.0))}
+    taken = measured(sides, 3, tmp_path, is_cold=True)
+    assert taken["load", "lmcache"] == [6.0] * 3
+    assert taken["store", "quire"] == [1.0] * 3
+    assert [way for way, _ in asked] == ["store", "store", "load", "load", "forget", "forget"] * 4
+    first = [side for way, side in asked if way == "store"][::2]
+    assert first == [sides["lmcache"], sides["quire"]] * 2
+
+
+def test_a_table_beside_lmcache_has_ratios_and_their_geometric_mean():
+    from beside_lmcache import table
+
+    row = {"scene": "direct", "block_bytes": 1 << 20, "way": "store"}
+    for name, rate in (("quire", 1200.0), ("raw", 1000.0), ("lmcache", 800.0)):
+        row |= {name: rate, f"{name}_median": rate / 2}
+    text = table([row, row | {"lmcache": 2400.0}])
+    assert "| direct | 1024 KiB | store | 1,200 | 1,000 | 800 | 1.20 | 1.50 | 1.50 |" in text
+    assert text.endswith("Geometric mean over LMCache: 0.87, lowest 0.50.")
 
 
 def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(

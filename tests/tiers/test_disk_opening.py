@@ -204,6 +204,17 @@ def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
         assert disk.recovered.is_clean
 
 
+def test_a_record_that_had_moved_when_the_power_went_counts_where_it_moved_to(tmp_path):
+    filled(tmp_path, 600).close()
+    rows = np.frombuffer(bytearray(index_of(tmp_path).read_bytes()), ENTRY)
+    taken = rows[1:301].copy()  # places 300 to 599 were given to others, which no entry says yet
+    taken["place"] += 300
+    rows[301:601] = taken
+    rows["checksum"][301:601] = checksums(rows[301:601].copy())
+    index_of(tmp_path).write_bytes(rows.tobytes())
+    assert found(tmp_path, 600) == [HIT] * 300 + [ABSENT] * 300
+
+
 def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
     path = left(tmp_path)
     os.truncate(path / "slab-1152.quire", 1152 * 12 + 100)

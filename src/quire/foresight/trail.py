@@ -1,94 +1,67 @@
-"""The trail: who used which blocks last, and which runs were evicted, so that a miss can be explained."""
+"""The trail: which runs of blocks were here and who used them last, so that a miss can be explained."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node, NodePart
 from quire.core.sequence import Sequence
 from quire.core.stats import Missed
-from quire.core.tokens import TOKEN_BYTES, Key, common_bytes
+from quire.core.tokens import Key, common_bytes
 from quire.errors import InvariantError
 
 MAX_RUNS = 1 << 15
-"""Evicted runs that are remembered, about 300 bytes each."""
+"""Runs that are remembered, about 500 bytes each."""
 
 MAX_BLOCKS = 1 << 22
-"""Blocks of all of them, a byte each."""
+"""Blocks of all of them, 8 bytes each."""
 
 
-class Lost(msgspec.Struct, gc=False, eq=False):
-    """A run of blocks that was evicted.
+class Stretch(msgspec.Struct, eq=False):
+    """A run of blocks that was stored, below the run that it goes on from.
 
-    `marks`   a byte of each block's last token: enough to see whether a prompt goes on as the run did
-    `user`    number of a request that used all of it
-    `below`   runs that were evicted before from its end on, by the hash of their first block's bytes
-    `is_end`  it is the end of a node of which the head is still there
+    `marks`  the last tokens of each block: enough to see whether a prompt goes on as the run did
+    `user`   number of the last request that used all of it
+    `end`    blocks from the root to its end
+    `above`  the run that it goes on from; None for the root of a scope, and once it is forgotten
+    `name`   hash of its first block's bytes; None for what was cut off, until somebody goes that way again
+    `below`  the runs that go on from its end, by their names
     """
 
-    marks: bytes | bytearray
-    user: int
-    below: dict[int, Lost] | None = None
-    is_end: bool = False
-
-
-Forks: TypeAlias = dict[int, dict[int, Lost]]
-"""Evicted runs, by the boundary where they went on and the hash of their first block's bytes.
-
-A boundary is counted in blocks from the root, so it stays right when a node is cut or joined.
-"""
+    marks: bytearray
+    user: int = 0
+    end: int = 0
+    above: Stretch | None = None
+    name: int | None = None
+    below: dict[int | None, Stretch] = {}
 
 
 class TrailPart(NodePart, gc=False, eq=False):
-    """The last users of a node's blocks, and what was evicted below it.
+    """`run`: the one in which a node ends, or one that goes on from there; None as long as nobody has come to its end."""
 
-    `user`   number of the last request that used the last stretch of blocks, 0 for none here
-    `above`  (boundary, last user) of the stretches before it, rising
-    `lost`   evicted runs, by boundary
-    """
-
-    user: int = 0
-    above: tuple[tuple[int, int], ...] = ()
-    lost: Forks | None = None
-
-    def user_at(self, end: int) -> int:
-        """Return the last user of the block before a boundary of the node."""
-        return next((user for at, user in self.above if at >= end), self.user)
+    run: Stretch | None = None
 
     def split(self, upper: Node, lower: Node) -> TrailPart:
-        at, above = upper.end, self.above
-        head = TrailPart(self.user_at(at), tuple(each for each in above if each[0] < at))
-        self.above = tuple(each for each in above if each[0] > at)
-        if self.lost:
-            head.lost = {each: self.lost.pop(each) for each in _between(self.lost, -1, at)}
-        return head
+        return TrailPart(self.run)
 
     def cut(self, node: Node) -> None:
-        end = node.end
-        if self.above:
-            self.user = self.user_at(end)
-            self.above = tuple(each for each in self.above if each[0] < end)
-        lost = self.lost
-        if lost and (len(lost) > 1 or end not in lost):
-            for at in [at for at in lost if at > end]:
-                del lost[at]
+        """What is left is on the way to the same run."""
 
     def join(self, upper: TrailPart, at: int) -> None:
-        if upper.above or upper.user != self.user_at(at + 1):
-            self.above = (*upper.above, (at, upper.user), *self.above)
-        if upper.lost:
-            upper.lost.update(self.lost or {})
-            self.lost = upper.lost
+        """The way to the run stays what it was."""
 
 
 class Trail(Watcher):
-    """Remembers evicted runs and last users, beside the tree, and changes nothing in it.
+    """Remembers what was stored and who used it last, in a tree of its own: an eviction costs it nothing.
 
-    With it a miss is `evicted` where it would be `cold`; `LiveCurve` makes hit-rate curves of it.
+    The tree branches where prompts did. What it has of a prompt and the cache has not was evicted: with a trail a
+    miss is `evicted` where it would be `cold`; `LiveCurve` makes hit-rate curves of it. Runs are forgotten from
+    their ends, the least recently used first.
 
     `last_user`    of the request opened last: who used before what it found, deepest part that was computed here
     `num_foreign`  blocks at the end of what it found that came from elsewhere and were not used since
@@ -100,201 +73,252 @@ class Trail(Watcher):
         self.last_user = self.num_foreign = 0
 
     def begin(self, kernel: Kernel) -> None:
+        self._size = size = kernel.tree.block_bytes
+        self._dtype = np.dtype(np.int32 if size % 8 else np.int64)
+        self._width = self._dtype.itemsize
+        self._step = size // self._width
         self._tree = kernel.tree
-        self._size = kernel.tree.block_bytes
-        self._runs: deque[tuple[dict[int, Lost], int, Lost]] = deque()
-        self._num_blocks = 0
+        # Of each row's request, the end of its prompt that is known, and the run in which that is.
+        self._prompts: dict[int, tuple[int, Stretch, int]] = {}
+        # The runs in which requests ended, in their order. One that ended in the same run later stands here again.
+        self._ends: deque[tuple[Stretch, int]] = deque()
+        self._num_runs = self._num_blocks = 0
+        self._asked: tuple[Stretch, int] | None = None
         self.last_user = self.num_foreign = 0
         kernel.lookup.ask_evicted = self._evicted
 
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
-        place, number, node = self.place, seq.number, seq.node
-        found, last_user, used_to = node.end, 0, 0
-        parent = node.parent
-        while parent is not None:
-            part: TrailPart = node.parts[place]
-            if not last_user:
-                if part.user:
-                    last_user, used_to = part.user, node.end
-                elif part.above:
-                    used = [each for each in part.above if each[1]]
-                    used_to, last_user = used[-1] if used else (0, 0)
-            part.user = number
-            if part.above:
-                part.above = ()
-            node, parent = parent, parent.parent
-        self.last_user, self.num_foreign = last_user, found - used_to
+        number, size, node = seq.number, self._size, seq.node
+        found = node.end
+        if self._asked is not None and missed.reason in ("evicted", "cold"):
+            known, end = self._asked  # by this request, just before
+        else:
+            known, end = self._find(node, found, key[: found * size])
+        self._asked = None
+        run = _holding(known, found)
+        self.last_user, self.num_foreign = run.user, max(found - end, 0)
+        if end < found:
+            run = known = self._use(run, end, key[end * size : found * size], number, end)
+            end = found
+        elif end == found < run.end:
+            run = known = self._cut(run, end)
+        # A run that the cache has no more to its end is used as far as it is stored again.
+        each = run if run.end <= found else run.above
+        while each is not None and each.above is not None:
+            each.user = number
+            each = each.above
+        node.parts[self.place].run = run
+        self._prompts[seq.row] = number, known, end
+        self._ends.append((run, number))
+        if len(self._ends) > 4 * MAX_RUNS:
+            self._ends = deque(each for each in self._ends if _counts(*each))
 
     def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
-        place, user, parent = self.place, seq.number, node.parent
-        part: TrailPart = node.parts[place]
+        number, stop, parent = seq.number, node.end, node.parent
+        if not number:
+            return  # a restore: nobody has computed it now
         assert parent is not None
-        start, holder = node.end - num_blocks, part
-        if parent.end == start:
-            holder = parent.parts[place]
-        elif part.user != user:
-            part.above = (*part.above, (start, part.user))
-        forks: Forks | None = holder.lost
-        if forks and (among := forks.get(start)) is not None:
-            at = (start - parent.end) * self._size
-            lost = among.pop(hash(bytes(node.key[at : at + self._size])), None)
-            if not among:
-                del forks[start]
-            if lost is not None:
-                user = user or lost.user
-                if lost.below or start + len(lost.marks) > node.end:
-                    self._put_back(seq, node, start, lost)
-        part.user = user
+        start, part, key = stop - num_blocks, node.parts[self.place], node.key
+        request, run, end = self._prompts.get(seq.row, NO_PROMPT)
+        if request != number or end <= start or _is_forgotten(run):
+            run, end = (parent.parts[self.place] if parent.end == start else part).run, start
+            if run is None or _is_forgotten(run):
+                key = b"".join([each.key for each in node.path()])
+                run, start, end = self._root(seq.root), 0, 0
+            elif run.end == start and run.user == number and not run.below:
+                self._lengthen(run, self._marks(key[-num_blocks * self._size :]))
+                part.run = run
+                return
+            else:
+                run = _holding(run, start)
+        if end >= stop:
+            run = _holding(run, stop)
+            run = self._cut(run, stop) if stop < run.end else run
+            self._mark(run, start, number)
+        else:
+            with memoryview(key)[(end - stop) * self._size :] as rest:
+                run = self._use(run, end, rest, number, start)
+        part.run = run
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
-        if group is not None or why in ("truncated", "cleared"):
+        if why != "truncated" or group is not None:
             return
-        parent = node.parent
-        assert parent is not None
-        place, size, key, start = self.place, self._size, node.key, blocks.start
-        part: TrailPart = node.parts[place]
-        at = (start - parent.end) * size
-        user, rest, stop = part.user, b"", len(key)
-        below: dict[int, Lost] | None = None
-        forks = part.lost
-        if forks:
-            below = forks.pop(node.end, None)
-            if below and len(below) == 1:
-                (lost,) = below.values()
-                if lost.is_end:
-                    rest, user, below = lost.marks, lost.user, lost.below
-        if forks or part.above:
-            below, stop, user, rest = self._cut_up(node, start, Lost(rest, user, below))
-        marks = key[at + size - TOKEN_BYTES : stop : size]
-        if rest:
-            marks += rest
-        lost = Lost(marks, user, below)
-        if at:  # as long as the head of the node is there
-            lost.is_end = True
-            _among(part, start)[hash(bytes(key[at : at + size]))] = lost
-        else:
-            self._remember(_among(parent.parts[place], start), hash(node.name), lost)
+        start = blocks.start
+        with memoryview(b"".join([each.key for each in node.path()])) as key:
+            run, end = self._follow(self._root(node.holding(-1)), 0, key)
+        if end > start:
+            run = _holding(run, start + 1)
+            assert run.above is not None
+            if run.above.end < start:
+                self._cut(run, start)  # which leaves its tail
+            for each in [*_below(run)]:
+                self._forget(each)
 
     def check(self) -> None:
-        """Raise `InvariantError` where something is remembered as evicted that is there."""
-        size = self._size
-        for node in [*self._tree.roots.values(), *self._tree.nodes()]:
-            part: TrailPart = node.parts[self.place]
-            ends = [at for at, _ in part.above]
-            if ends != sorted(set(ends)) or any(not node.start < at < node.end for at in ends):
-                raise InvariantError(f"{node!r} has users up to boundaries {ends}")
-            for at, among in (part.lost or {}).items():
-                if not node.start < at <= node.end and node.parent is not None:
-                    raise InvariantError(f"{node!r} remembers what was evicted at boundary {at}")
-                place = (at - node.start) * size
-                there = [bytes(node.key[place : place + size])] if at < node.end else node.children
-                if any(hash(first) in among for first in there):
-                    raise InvariantError(
-                        f"{node!r} has a block after {at} that is remembered as evicted"
-                    )
+        """Raise `InvariantError` where the runs do not hang together, or one would never be forgotten."""
+        noted: dict[int, int] = {id(run): user for run, user in self._ends}
+        num_runs = num_blocks = 0
+        for node in self._tree.roots.values():
+            root = self._root(node)
+            runs = [*_below(root)]
+            for run in reversed(runs[1:]):
+                above = run.above
+                if above is None or above.below.get(run.name) is not run:
+                    raise InvariantError(f"{run!r} hangs below nothing")
+                if len(run.marks) != (run.end - above.end) * self._width or not run.marks:
+                    raise InvariantError(f"{run!r} does not go on from {above!r}")
+                if above is not root and above.user < run.user:
+                    raise InvariantError(f"{run!r} was used after {above!r}, which it goes on from")
+                latest = noted.get(id(run), -1)
+                if latest < run.user:
+                    raise InvariantError(f"{run!r} would never be forgotten")
+                noted[id(above)] = max(noted.get(id(above), -1), latest)
+                num_runs, num_blocks = num_runs + 1, num_blocks + run.end - above.end
+        if (num_runs, num_blocks) != (self._num_runs, self._num_blocks):
+            counted = f"{self._num_runs} runs of {self._num_blocks} blocks"
+            raise InvariantError(f"{counted} are counted, {num_runs} of {num_blocks} are there")
 
     def _evicted(self, holder: Node, end: int, key: Key) -> tuple[int, int]:
-        """Follow what was evicted after `end` bytes of a key: where that ends, and its last user."""
-        size = self._size
-        forks: Forks | None = holder.parts[self.place].lost if holder.parts else None
-        among = forks.get(end // size) if forks else None
-        user, num_bytes = 0, len(key)
-        while among and end + size < num_bytes:
-            lost = among.get(hash(key[end : end + size].tobytes()))
-            if lost is None:
-                break
-            marks = key[end:num_bytes].tobytes()[size - TOKEN_BYTES :: size]
-            same = min(len(marks), len(lost.marks))
-            if not lost.marks.startswith(marks[:same]):
-                same = common_bytes(marks, lost.marks)
-            end, user = end + same * size, lost.user
-            among = lost.below if same == len(lost.marks) else None
-        return end, user
+        """Return up to which byte of a key the blocks were here, and their last user; `end` bytes are still here."""
+        if not holder.parts:
+            self._asked = None
+            return end, 0  # nobody was in this scope before
+        self._asked = run, was = self._find(holder, end // self._size, key)
+        return (was * self._size, run.user) if was * self._size > end else (end, 0)
 
-    def _remember(self, among: dict[int, Lost], first: int, lost: Lost) -> None:
-        """Remember a run among others that went on at the same place; of many, forget the oldest."""
-        among[first] = lost
-        self._runs.append((among, first, lost))
-        self._num_blocks += len(lost.marks)
-        while len(self._runs) > MAX_RUNS or self._num_blocks > MAX_BLOCKS:
-            among, first, lost = self._runs.popleft()
-            self._num_blocks -= len(lost.marks)
-            if among.get(first) is lost:
-                del among[first]
+    def _find(self, node: Node, start: int, key: Key) -> tuple[Stretch, int]:
+        """Return how far a key is known that is cached in `node` up to block `start`, and the run in which that is."""
+        run: Stretch | None = node.parts[self.place].run
+        if run is None or _is_forgotten(run):
+            return self._follow(self._root(node.holding(-1)), 0, key)
+        return self._follow(_holding(run, start), start, key[start * self._size :])
 
-    def _cut_up(
-        self, node: Node, start: int, end: Lost
-    ) -> tuple[dict[int, Lost] | None, int, int, bytes | bytearray]:
-        """Remember the pieces of a leaf from block `start` on, where runs were lost along it or its users differ.
+    def _root(self, node: Node) -> Stretch:
+        """Return where the runs of a scope begin."""
+        part: TrailPart = node.parts[self.place]
+        if part.run is None:
+            part.run = Stretch(bytearray())
+        return part.run
 
-        `end` goes on where the leaf ends. Returns what the first piece is made of: the runs below it, where its key
-        ends, its last user, and marks that follow its own.
+    def _marks(self, key: Key | bytes | bytearray) -> bytes:
+        """Return the marks of the whole blocks of a key."""
+        if len(key) == self._size:
+            return bytes(key[-self._width :])
+        whole = len(key) // self._size * self._step
+        return np.frombuffer(key, self._dtype, whole)[self._step - 1 :: self._step].tobytes()
+
+    def _follow(self, run: Stretch, start: int, key: Key) -> tuple[Stretch, int]:
+        """Return the run in which a key from block `start` on, which stands in `run`, leaves what is known, and where."""
+        if start == run.end and not run.below:
+            return run, start
+        width, size, step = self._width, self._size, self._step
+        marks = self._marks(key)
+        at, num_bytes = 0, len(marks)
+        own: bytes | bytearray = run.marks[(start - run.end) * width :] if start < run.end else b""
+        while marks.startswith(own, at):
+            at += len(own)
+            if at == num_bytes:
+                return run, run.end
+            place = at * step
+            below = run.below
+            more = below.get(hash(key[place : place + size].tobytes())) if below else None
+            if more is None and (more := below.get(None)) is None:
+                return run, run.end
+            run, own = more, more.marks
+        same = common_bytes(own, marks[at:]) // width
+        end = start + at // width + same
+        return _holding(run, end), end
+
+    def _use(self, run: Stretch, end: int, rest: Key, number: int, start: int) -> Stretch:
+        """Go on from block `end`, in `run`, with the rest of a path that a request has from block `start` on.
+
+        Returns the run that ends where it does.
         """
-        assert node.parent is not None
-        part: TrailPart = node.parts[self.place]
-        key, size, base = node.key, self._size, node.parent.end
-        below, stop, user, rest = end.below, len(key), end.user, end.marks
-        forks = part.lost if part.lost is not None else {}
-        users = [at for at, _ in part.above if start < at]
-        for at in sorted({*_between(forks, start, node.end), *users}, reverse=True):
-            among = forks.pop(at, None) or {}
-            if among or at in users:
-                place = (at - base) * size
-                first = hash(bytes(key[place : place + size]))
-                self._remember(
-                    among, first, Lost(_marks(key, place, stop, size) + rest, user, below)
-                )
-                below, stop, user, rest = among, place, part.user_at(at), b""
-        return below, stop, user, rest
+        run, at = self._follow(run, end, rest)
+        if at < run.end:
+            run = self._cut(run, at)
+        rest = rest[(at - end) * self._size :]
+        self._mark(run, start, number)
+        if rest:
+            marks = self._marks(rest)
+            if run.user != number or run.below or run.above is None:
+                name = hash(rest[: self._size].tobytes())
+                above, run = run, Stretch(bytearray(), number, at, run, name)
+                if above.below:
+                    above.below[name] = run
+                else:
+                    above.below = {name: run}
+                self._num_runs += 1
+                self._ends.append((run, number))
+            self._lengthen(run, marks)
+        return run
 
-    def _put_back(self, seq: Sequence, node: Node, start: int, lost: Lost) -> None:
-        """Hang what had been lost below a run where it belongs, now that the run came back from block `start` on."""
-        key, size, base = node.key, self._size, node.start
-        part: TrailPart = node.parts[self.place]
-        goes_on: Lost | None = lost
-        while goes_on is not None:
-            marks, below = goes_on.marks, goes_on.below
-            end = start + len(marks)
-            if not below and end <= node.end:
-                return
-            back = _marks(key, (start - base) * size, (min(end, node.end) - base) * size, size)
-            if not marks.startswith(back):
-                return
-            if end > node.end:
-                left = Lost(marks[len(back) :], goes_on.user, below)
-                at = (node.end * seq.rows.block_size - seq.script.start) * TOKEN_BYTES
-                if 0 <= at <= len(seq.script.key) - size:
-                    left.is_end = True
-                    _among(part, node.end)[hash(seq.script.key[at : at + size])] = left
-                return
-            assert below
-            place = (end - base) * size
-            goes_on = below.pop(hash(bytes(key[place : place + size])), None)
-            if below:
-                if part.lost is None:
-                    part.lost = {}
-                part.lost[end] = below
-            start = end
+    def _mark(self, run: Stretch, start: int, number: int) -> None:
+        """Note that a request has used a path from block `start` on, to the end of a run."""
+        self._ends.append((run, number))
+        each: Stretch | None = run
+        while each is not None and each.end > start:
+            each.user = max(each.user, number)
+            each = each.above
 
+    def _lengthen(self, run: Stretch, marks: bytes) -> None:
+        num_blocks = len(marks) // self._width
+        run.marks += marks
+        run.end += num_blocks
+        self._num_blocks += num_blocks
+        if self._num_runs > MAX_RUNS or self._num_blocks > MAX_BLOCKS:
+            self._forget_oldest()
 
-def _among(part: TrailPart, boundary: int) -> dict[int, Lost]:
-    """Return the runs that went on at a boundary, to add one."""
-    forks = part.lost
-    if forks is None:
-        forks = part.lost = {}
-    among = forks.get(boundary)
-    if among is None:
-        among = forks[boundary] = {}
-    return among
+    def _cut(self, run: Stretch, end: int) -> Stretch:
+        """Cut a run at a boundary inside it; return its head."""
+        at = (end - run.end) * self._width
+        head = Stretch(run.marks[:at], run.user, end, run.above, run.name, {None: run})
+        assert run.above is not None
+        run.above.below[run.name] = head
+        del run.marks[:at]
+        run.above, run.name = head, None
+        self._num_runs += 1
+        return head
 
+    def _forget_oldest(self) -> None:
+        while self._ends and (self._num_runs > MAX_RUNS or self._num_blocks > MAX_BLOCKS):
+            run, user = self._ends.popleft()
+            while _counts(run, user) and not run.below:
+                run = self._forget(run)
 
-def _between(forks: Forks, start: int, end: int) -> list[int]:
-    """Return the boundaries above `start`, up to `end`, at which something was lost, rising."""
-    if end - start < len(forks):
-        return [at for at in range(start + 1, end + 1) if at in forks]
-    return sorted(at for at in forks if start < at <= end)
+    def _forget(self, run: Stretch) -> Stretch:
+        """Forget a run; return the one above it."""
+        above = run.above
+        assert above is not None
+        del above.below[run.name]
+        self._num_runs -= 1
+        self._num_blocks -= run.end - above.end
+        run.above = None
+        return above
 
 
-def _marks(key: bytearray, start: int, stop: int, block_bytes: int) -> bytearray:
-    """Return a byte of the last token of each block between two places in a key."""
-    return key[start + block_bytes - TOKEN_BYTES : stop : block_bytes]
+NO_PROMPT = 0, Stretch(bytearray()), 0
+
+
+def _counts(run: Stretch, user: int) -> bool:
+    """Whether a run may be forgotten by this entry of its last user."""
+    return run.above is not None and run.user <= user
+
+
+def _is_forgotten(run: Stretch) -> bool:
+    return run.above is None and run.end > 0
+
+
+def _holding(run: Stretch, end: int) -> Stretch:
+    """Return the run on the way to this one that has the block before a boundary; the root for 0."""
+    while run.above is not None and run.above.end >= end:
+        run = run.above
+    return run
+
+
+def _below(run: Stretch) -> Iterator[Stretch]:
+    """Iterate over a run and all below it, each before those that go on from it."""
+    runs = [run]
+    for each in runs:
+        runs.extend(each.below.values())
+    return iter(runs)

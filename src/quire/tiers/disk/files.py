@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 from quire.errors import TierBusy, TierError
@@ -33,6 +36,24 @@ def is_forbidden(error: OSError) -> bool:
     return error.errno in _READ_ONLY
 
 
+def _system_call() -> Callable[[int, int, Any, Any, int], int] | None:
+    """Return the C library's `syscall`; called so, it keeps the interpreter, as what takes a microsecond should."""
+    if sys.platform != "linux":
+        return None
+    call: Any = ctypes.PyDLL(None).syscall
+    call.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+    return call
+
+
+_CACHESTAT = 451
+"""The number of `cachestat` on every machine; Linux 6.5 and later."""
+
+_Range, _Told = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
+
+
+_call_system = _system_call()
+
+
 class DiskFiles:
     """Reads and writes, whole or with an error. Without a state of its own, so threads share one."""
 
@@ -53,6 +74,14 @@ class DiskFiles:
                 break
             done += more
         return done
+
+    def is_cached(self, descriptor: int, offset: int, num_bytes: int) -> bool:
+        """Return whether the page cache has all of a range now; False where the system does not say."""
+        asked, told = _Range(offset, num_bytes), _Told()
+        if _call_system is None or _call_system(_CACHESTAT, descriptor, asked, told, 0):
+            return False
+        first, last = offset // PAGE_BYTES, (offset + num_bytes - 1) // PAGE_BYTES
+        return told[0] > last - first
 
     def write_at(self, descriptor: int, data: memoryview, offset: int) -> None:
         """Write all of the data."""
@@ -192,23 +221,24 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def takes_direct(directory: Path) -> bool:
-    """Return whether files here can be read and written past the page cache, by trying it.
+    """Return whether files here can be read and written past the page cache and by it in turn, by trying it.
 
     On a full disk, whether they can be opened so.
     """
-    page = memoryview(mmap.mmap(-1, PAGE_BYTES))
-    page[:] = os.urandom(PAGE_BYTES)
+    pages = [memoryview(mmap.mmap(-1, PAGE_BYTES)) for _ in range(2)]
     back = memoryview(mmap.mmap(-1, PAGE_BYTES))
     try:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             flags = fcntl.fcntl(file, fcntl.F_GETFL)
-            fcntl.fcntl(file, fcntl.F_SETFL, flags | O_DIRECT)
-            return (
-                bool(O_DIRECT)
-                and os.pwrite(file.fileno(), page, 0) == PAGE_BYTES
-                and os.preadv(file.fileno(), [back], 0) == PAGE_BYTES
-                and back == page
-            )
+            for page, way in zip(pages, (O_DIRECT, 0), strict=True):
+                page[:] = os.urandom(PAGE_BYTES)
+                fcntl.fcntl(file, fcntl.F_SETFL, flags | way)
+                is_whole = os.pwrite(file.fileno(), page, 0) == PAGE_BYTES
+                fcntl.fcntl(file, fcntl.F_SETFL, flags | (O_DIRECT ^ way))
+                is_whole &= os.preadv(file.fileno(), [back], 0) == PAGE_BYTES
+                if not is_whole or back != page:
+                    return False
+            return bool(O_DIRECT)
     except OSError as error:
         return bool(O_DIRECT) and is_full(error)
 

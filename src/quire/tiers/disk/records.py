@@ -86,13 +86,17 @@ class DiskRecords:
                 return Spot(slab, place, slab.index.generation_of(place))
         return None
 
-    def pinned(self, key: bytes) -> Spot | None:
-        """Return the spot of a key's record; its bytes stay until `unpin`."""
+    def pinned(self, keys: Sequence[bytes]) -> list[Spot | None]:
+        """Return the spot of each key's record; the bytes of all stay until `unpin`."""
+        spots: list[Spot | None] = [None] * len(keys)
         with self.lock:
-            spot = self.find(key)
-            if spot is not None:
-                spot.slab.pin(spot.place)
-            return spot
+            for slab in self._all():
+                index = slab.index
+                for at, key in enumerate(keys):
+                    if (place := index.find(key)) != NOWHERE:
+                        slab.pin(place)
+                        spots[at] = Spot(slab, place, index.generation_of(place))
+        return spots
 
     def pins(self, spot: Spot) -> bool:
         """Return whether the record that was meant still lies there; then its bytes stay until `unpin`."""
@@ -106,10 +110,12 @@ class DiskRecords:
         with self.lock:
             return [(spot, spot.slab.index.key_of(spot.place)) for spot in spots if is_there(spot)]
 
-    def unpin(self, spot: Spot) -> None:
-        """Let a place go that `pinned` returned."""
+    def unpin(self, spots: Sequence[Spot | None]) -> None:
+        """Let places go that `pinned` or `pins` kept."""
         with self.lock:
-            spot.slab.unpin(spot.place)
+            for spot in spots:
+                if spot is not None:
+                    spot.slab.unpin(spot.place)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key."""

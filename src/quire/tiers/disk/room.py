@@ -243,7 +243,7 @@ class DiskRoom:
             except OSError:
                 continue
             finally:
-                self._records.unpin(spot)
+                self._records.unpin([spot])
             if is_whole and checked(key, buffer) is Outcome.HIT:
                 keys.append(key)
                 told.append(buffer)

@@ -6,11 +6,13 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from quire.errors import InvariantError
 from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DiskFiles
 from quire.tiers.disk.index_file import IndexFile
+from quire.tiers.disk.page_cache import PageCache
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
 from quire.tiers.places.index import PlaceIndex
 from quire.tiers.places.recency import Recency
@@ -24,14 +26,16 @@ class Slab:
     `index`       what lies where, of the places that may be used: none before it is filled
     `index_file`  the same for the next process
 
+    Past the page cache (`is_direct`), but for what `cache` takes and what the system still has there; all by it where the files or the record size
+    know no other way.
+
     Reading and writing need no lock, the rest needs the owner's. A place that is being read
     (`pins`) and loses its record stays reserved (`leaving`) until the last reader is done, so
     nobody reads what is being written.
     """
 
-    def __init__(
-        self, files: DiskFiles, directory: Path, record_bytes: int, flags: int, recency: Recency
-    ) -> None:
+    def __init__(self, slabs: Slabs, record_bytes: int) -> None:
+        files, directory, flags = slabs.files, slabs.directory, slabs.flags
         self.record_bytes = record_bytes
         self.path = directory / f"slab-{record_bytes}.quire"
         self.pins: dict[int, int] = {}
@@ -40,14 +44,17 @@ class Slab:
         self._aligned = AlignedBuffers()
         own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~O_DIRECT
         self.is_direct = bool(own & O_DIRECT)
-        self.index = PlaceIndex(0, recency)
-        self._descriptor = files.open(self.path, own)
-        try:
+        self.index = PlaceIndex(0, slabs.recency)
+        with ExitStack() as opened:
+            self._descriptor = files.open(self.path, own)
+            opened.callback(files.close, self._descriptor)
+            self._cache, self._cached = slabs.cache if self.is_direct else None, -1
+            if self._cache is not None:
+                self._cached = files.open(self.path, own & ~O_DIRECT)
+                opened.callback(files.close, self._cached)
             index_path = directory / f"index-{record_bytes}.quire"
             self.index_file = IndexFile(files, index_path, record_bytes, flags & ~O_DIRECT)
-        except BaseException:
-            files.close(self._descriptor)
-            raise
+            opened.pop_all()
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +86,8 @@ class Slab:
     def read(self, place: int, buffer: memoryview) -> bool:
         """Fill a buffer from a place; return whether the file had all of it. Raises `OSError`."""
         offset = place * self.record_bytes
+        if self._cache is not None and self._files.is_cached(self._cached, offset, len(buffer)):
+            return self._files.read_at(self._cached, buffer, offset) == len(buffer)
         try:
             return self._files.read_at(self._descriptor, buffer, offset) == len(buffer)
         except OSError as error:
@@ -92,6 +101,9 @@ class Slab:
     def write(self, place: int, record: memoryview) -> None:
         """Fill a place. Raises `OSError`."""
         offset = place * self.record_bytes
+        if self._cache_takes(1):
+            self._files.write_at(self._cached, record, offset)
+            return
         try:
             self._files.write_at(self._descriptor, record, offset)
         except OSError as error:
@@ -105,7 +117,8 @@ class Slab:
 
     def write_run(self, place: int, records: Sequence[memoryview]) -> None:
         """Fill neighbouring places from this one on. Raises `OSError`, with any of them written."""
-        self._files.write_run(self._descriptor, records, place * self.record_bytes)
+        descriptor = self._cached if self._cache_takes(len(records)) else self._descriptor
+        self._files.write_run(descriptor, records, place * self.record_bytes)
 
     def allocate(self, count: int) -> None:
         """Get disk space for more places and their entries; `index.grow` comes after. Raises `OSError`."""
@@ -159,8 +172,25 @@ class Slab:
 
     def sync(self) -> None:
         """Return when what was written would survive a loss of power: records before their entries."""
-        self._files.sync(self._descriptor)
+        self._write_out(self._descriptor)
         self.index_file.sync()
+
+    def write_out(self) -> None:
+        """Return when nothing waits in the page cache that waited there before; what cannot be written `sync` says."""
+        if self._cache is not None and self._cache.waiting(self.record_bytes):
+            with suppress(OSError):  # the system says it once for each time that a file was opened
+                self._write_out(self._cached)
+
+    def _write_out(self, descriptor: int) -> None:
+        waiting = self._cache.waiting(self.record_bytes) if self._cache is not None else 0
+        try:
+            self._files.sync(descriptor)
+        finally:
+            if self._cache is not None:
+                self._cache.wrote_out(self.record_bytes, waiting)
+
+    def _cache_takes(self, count: int) -> bool:
+        return self._cache is not None and self._cache.takes(self.record_bytes, count)
 
     def is_removed(self) -> bool:
         """Return whether somebody removed one of the files, so that nobody will find what it holds."""
@@ -181,6 +211,9 @@ class Slab:
     def close(self) -> None:
         """Close the files."""
         self._files.close(self._descriptor)
+        if self._cache is not None:
+            self._files.close(self._cached)
+            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
         self.index_file.close()
 
 
@@ -188,21 +221,25 @@ class Slabs(dict[int, Slab]):
     """The slabs of a directory that are open, by record size; their stamps compare.
 
     `flags`  what files are opened with
+    `cache`  what may wait in the page cache; None: nothing that need not
     """
 
-    def __init__(self, files: DiskFiles, directory: Path, flags: int) -> None:
+    def __init__(
+        self, files: DiskFiles, directory: Path, flags: int, cache: PageCache | None = None
+    ) -> None:
         super().__init__()
         self.directory = directory
         self.recency = Recency()
-        self._files = files
-        self._flags = flags
+        self.files = files
+        self.flags = flags
+        self.cache = cache
 
     def open(self, record_bytes: int) -> Slab:
         """Open a slab, which is in nobody's way yet. Raises `OSError`."""
-        return Slab(self._files, self.directory, record_bytes, self._flags, self.recency)
+        return Slab(self, record_bytes)
 
     def sync(self) -> None:
         """Return when all that was written, and the names of the files, would survive a loss of power."""
         for slab in list(self.values()):
             slab.sync()
-        self._files.sync_directory(self.directory)
+        self.files.sync_directory(self.directory)

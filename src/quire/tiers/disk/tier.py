@@ -38,7 +38,8 @@ from quire.tiers.disk.files import (
     takes_direct,
 )
 from quire.tiers.disk.opening import open_slabs, remove_empty
-from quire.tiers.disk.records import DiskRecords, tag_of
+from quire.tiers.disk.page_cache import PageCache, limit_here
+from quire.tiers.disk.records import DiskRecords, Spot, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slabs
 from quire.tiers.disk.writing import DiskWriter
@@ -56,8 +57,9 @@ class Disk(Tier):
     """Records in a directory of a local file system.
 
     `capacity`      bytes of all slabs together ("200GiB"); their indexes add 64 bytes per place
-    `direct`        past the page cache: True, False, or None: where a probe says that it works;
-                    only slabs of records that are multiples of 4,096 bytes
+    `direct`        past the page cache: True, False, or None: where a probe says that it works, but for bursts of writes,
+                    which wait there for a moment, and for what the system still has there when it is read
+                    (`page_cache.py`); only slabs of records that are multiples of 4,096 bytes
     `ahead`         how much of each slab is written before it is needed, in the background, again
                     when half of it is used; at most a quarter of the capacity
 
@@ -124,7 +126,9 @@ class Disk(Tier):
                     f"{self._directory} takes no O_DIRECT; leave `direct` out, or False"
                 )
             self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
-        slabs = Slabs(self._files, self._directory, self._flags)
+        by_cache = self.is_direct and direct is None
+        self._cache = PageCache(limit_here()) if by_cache else None
+        slabs = Slabs(self._files, self._directory, self._flags, self._cache)
         self.recovered = open_slabs(slabs, capacity)
         self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
@@ -148,7 +152,7 @@ class Disk(Tier):
 
     @property
     def is_direct(self) -> bool:
-        """Whether slabs of whole pages are read and written past the page cache."""
+        """Whether slabs of whole pages can be read and written past the page cache."""
         return bool(self._flags & O_DIRECT)
 
     @property
@@ -214,28 +218,30 @@ class Disk(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
-
-        def read(index: int) -> None:
-            if self._clock() > until:
-                answers.settle(index, Outcome.TIMEOUT)
-            else:
-                answers.settle(index, self._read(keys[index], buffers[index]))
-
         with self._call():
-            self._crew.each(len(keys), read, min(map(len, buffers), default=0))
+            spots = self._records.pinned(keys)
 
-    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
-        spot = self._records.pinned(key)
-        if spot is None:
-            return Outcome.ABSENT
+            def read(index: int) -> None:
+                spot = spots[index]
+                if self._clock() > until:
+                    answers.settle(index, Outcome.TIMEOUT)
+                elif spot is None:
+                    answers.settle(index, Outcome.ABSENT)
+                else:
+                    answers.settle(index, self._read(spot, keys[index], buffers[index]))
+
+            try:
+                self._crew.each(len(keys), read, min(map(len, buffers), default=0))
+            finally:
+                self._records.unpin(spots)
+
+    def _read(self, spot: Spot, key: bytes, buffer: memoryview) -> Outcome:
+        if spot.slab.record_bytes != len(buffer):
+            return Outcome.FOREIGN
         try:
-            if spot.slab.record_bytes != len(buffer):
-                return Outcome.FOREIGN
             is_whole = spot.slab.read(spot.place, buffer)
         except OSError:
             return Outcome.ERROR
-        finally:
-            self._records.unpin(spot)
         if is_whole and tag_of(buffer) == spot.tag:
             return Outcome.HIT
         if self.is_read_only:  # who writes may have given the place to another record
@@ -290,8 +296,12 @@ class Disk(Tier):
         slabs = self._records.slabs
         wanted = {size for size in sizes if size in slabs and self._room.is_behind(slabs[size])}
         self._room.wanted |= wanted
-        if wanted or self._has_many_uses():
+        if wanted or self._has_many_uses() or self._is_behind():
             self._background.wake()
+
+    def _is_behind(self) -> bool:
+        """Whether so much waits in the page cache that it is to be written out."""
+        return self._cache is not None and self._cache.is_behind
 
     def _has_many_uses(self) -> bool:
         """Whether so many uses are untold that writing all entries costs next to nothing for each."""
@@ -301,4 +311,7 @@ class Disk(Tier):
         if self._has_many_uses():
             with suppress(OSError):
                 self._records.write_all()
+        if self._is_behind():
+            for slab in list(self._records.slabs.values()):
+                slab.write_out()
         return self._room.prewrite()
