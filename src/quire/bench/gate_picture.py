@@ -56,8 +56,8 @@ def _lines(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each tier and round trip."""
     lines: list[list[Row]] = []
     for row in rows:
-        last = lines[-1][-1] if lines else None
-        if last and (last["rtt_ms"], 0) == (row["rtt_ms"], last["tokens"] >= row["tokens"]):
+        last = lines[-1][-1] if lines else row
+        if last["rtt_ms"] == row["rtt_ms"] and float(last["tokens"]) < float(row["tokens"]):
             lines[-1].append(row)
         else:
             lines.append([row])

@@ -202,9 +202,10 @@ class DirectoryLock:
             self.forget()
 
     def forget(self) -> None:
-        """Close the file. The lock is held as long as any other process has it open."""
+        """Close the file. The lock is held as long as any other process has it open. Twice does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 _held: WeakSet[DirectoryLock] = WeakSet()
@@ -213,8 +214,7 @@ _held: WeakSet[DirectoryLock] = WeakSet()
 def _forget_all() -> None:
     """Leave the locks to the parent, so that they end with it."""
     for lock in list(_held):
-        if lock._descriptor >= 0:  # noqa: SLF001 - of this file
-            lock.forget()
+        lock.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)
