@@ -56,20 +56,7 @@ STEPS = 16
 AWAKE_S = 0.15
 """About how long a writer runs that nobody kills."""
 
-PLACES = (
-    "_open",
-    "close",
-    "fit",
-    "_shrinks",
-    "move",
-    "_evicts",
-    "write_all",
-    "prewrite",
-    "flush",
-    "drop",
-    "commit",
-    "put",
-)
+PLACES = ("_open", "close", "fit", "_shrinks", "move", "_evicts", "write_all", "prewrite", "flush", "drop", "commit", "put")  # fmt: skip
 """Functions within which a kill is counted, the outermost first."""
 
 known_record = lru_cache(maxsize=4096)(record_of)
@@ -191,12 +178,15 @@ class Writer:
         self.save()
 
     def use_from_threads(self, disk, num_threads):
-        """Use it from several threads, each with keys of its own, while one more flushes."""
+        """Use it from several threads, each with keys of its own, while one more flushes and reads all of them."""
         is_over = threading.Event()
+        keys = [name_of(number) for number in range(NUM_KEYS)]
+        rng = random.Random(self.rng.random())
 
         def flush():
-            while not is_over.wait(0.002):
+            while not is_over.wait(0.005):
                 self.flush(disk)
+                get(disk, rng, rng.sample(keys, 10))
 
         threads = [
             threading.Thread(
@@ -236,7 +226,7 @@ class Writer:
             elif action == "touch":
                 disk.touch(keys)
             elif action == "get":
-                disk.get(keys, [new_buffer(record_bytes(1000)) for _ in keys])
+                get(disk, rng, keys)
             elif action == "flush" and flushes:
                 self.flush(disk)
             elif action == "rewrite" and rng.random() < 0.5:
@@ -249,6 +239,22 @@ class Writer:
         self.tell("flushed")
 
 
+def get(disk, rng, keys):
+    """Read records, some of which may have the size that is asked for."""
+    buffers = [new_buffer(record_bytes(rng.choice(PAYLOADS))) for _ in keys]
+    for key, outcome, buffer in zip(keys, disk.get(keys, buffers, 60), buffers, strict=True):
+        if outcome is Outcome.HIT:
+            state_of(key, buffer)
+
+
+def state_of(key, record):
+    """Return payload bytes and generation of a record that was read, and check that it is as it was put."""
+    header = read_header(record)
+    state = (header.payload_bytes, header.generation)
+    assert record == known_record(key, *state), f"{key.hex()} has wrong bytes"
+    return state
+
+
 def read_all(disk):
     """Return what a tier has, [name, state]; the state is None where it was refused as corrupt."""
     disk.check()
@@ -258,9 +264,7 @@ def read_all(disk):
         (outcome,) = disk.get([entry.key], [buffer], timeout_s=60)
         state = None
         if outcome is Outcome.HIT:
-            header = read_header(buffer)
-            state = (header.payload_bytes, header.generation)
-            assert buffer == known_record(entry.key, *state), f"{entry.key.hex()} has wrong bytes"
+            state = state_of(entry.key, buffer)
         elif outcome is not Outcome.CORRUPT and not (
             isinstance(disk, DiskReader) and outcome is Outcome.ABSENT
         ):
@@ -300,12 +304,12 @@ def run_writer(root, life, kill_at, mode, rng):
     (root / "told").unlink(missing_ok=True)
     process = os.fork()
     if not process:
+        threading.excepthook = lambda hooked: fail(hooked.exc_value)
         try:
             Writer(root, life, kill_at, mode, rng).run()
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - told, and the parent asserts
-            traceback.print_exc()
-            os._exit(1)
+        except BaseException as error:  # noqa: BLE001 - told, and the parent asserts
+            fail(error)
     if mode == "time":
         time.sleep(rng.random() * AWAKE_S)
         os.kill(process, signal.SIGKILL)
@@ -314,6 +318,12 @@ def run_writer(root, life, kill_at, mode, rng):
     told = (root / "told").read_bytes() if (root / "told").exists() else b""
     # What lacks its end was not told, so what it tells of did not begin.
     return [msgspec.json.decode(line) for line in told.split(b"\n")[:-1]], os.WIFSIGNALED(status)
+
+
+def fail(error):
+    """End a writer, whichever of its threads failed."""
+    traceback.print_exception(error)
+    os._exit(1)
 
 
 def run_round(seed, modes, operations):
