@@ -185,7 +185,7 @@ def test_a_damaged_entry_whose_record_is_damaged_too_is_said_to_be_lost(tmp_path
     assert found(path) == [HIT] * 4 + [ABSENT] + [HIT] * 15
 
 
-def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
+def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path, caplog):
     path = left(tmp_path)
     slab = path / "slab-1152.quire"
     data, rows = bytearray(slab.read_bytes()), np.frombuffer(index_of(path).read_bytes(), ENTRY)
@@ -200,6 +200,7 @@ def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
     with Disk(path, "1MiB") as disk:
         assert (disk.recovered.num_records, disk.recovered.num_repeated) == (19, 1)
         assert disk._records.find(name_of(3)).place == 7
+    assert not caplog.text, "as a move leaves it that was cut short: nothing is damaged"
     with Disk(path, "1MiB") as disk:
         assert disk.recovered.is_clean
 

@@ -60,7 +60,7 @@ def open_slabs(slabs: Slabs, room: int) -> Recovered:
                 opened.callback(slabs[size].close)
         recovered = _fill(slabs, room)
         opened.pop_all()
-    if not recovered.is_clean:
+    if recovered.num_rebuilt or recovered.num_lost:
         _log.warning(
             "%s: %d records were found by their own headers, as the index of their slab was damaged or gone; %d were lost",
             slabs.directory,
