@@ -147,8 +147,8 @@ def rows_of(scene, size, asked, lmcache):
         stack.callback(lmcache.end)
         sides = {"quire": Quire(tier, records), "raw": Raw(raw, records), "lmcache": lmcache}
         if scene == "redis":
-            for name, port in zip(sides, ports[:2], strict=False):
-                sides[name].forget = partial(_empty, Redis(port=port))
+            sides["quire"].forget = partial(_empty, Redis(port=ports[0]))
+            sides["raw"].forget = partial(_empty, Redis(port=ports[1]))
         is_cold = scene == "cold"
         rates = measured(sides, asked.rounds, folder, is_cold=is_cold)
     rows = []
