@@ -1,4 +1,4 @@
-"""Ways in which the bytes of a record go wrong, and how to find records in the files of a tier.
+"""Ways in which the bytes of a record go wrong (`damages.py`: the files of a disk tier), and how to find records in the files of a tier.
 
 Used by `test_corruption.py` and by `benchmarks/fuzz_records.py`. Each mutation takes a source of
 chance and a `Victim`, and returns what a reader would find instead, possibly of another length. What it
@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from quire.tiers.format import (
@@ -19,6 +20,7 @@ from quire.tiers.format import (
     MAGIC,
     PAGE_BYTES,
     Header,
+    describes,
     new_buffer,
     payload_of,
     record_bytes,
@@ -28,6 +30,9 @@ from quire.tiers.format import (
 SECTOR_BYTES = 512
 KEY_AT = 80
 CHECKSUM_AT = 120
+
+WRITTEN = Header(bytes(KEY_BYTES), sha256(b"model").digest(), 0, token_count=16)
+"""What all records say of themselves but key and payload."""
 
 SIZES = (0, 1, 64, 500, 1_000, 4_000, 16_000, 65_407, 65_408, 70_000)
 """Payloads around what matters: nothing, one byte, the padding to 64, the step to whole pages."""
@@ -48,8 +53,12 @@ class Victim(NamedTuple):
     alien: bytes
 
     def may_be_read(self, found: bytes | memoryview) -> bool:
-        """Whether these bytes were put under the key once."""
-        return found in (self.record, self.older)
+        """Whether this payload was put under the key once."""
+        return found[HEADER_BYTES:] in (self.record[HEADER_BYTES:], self.older[HEADER_BYTES:])
+
+    def reads(self, found: bytes | memoryview) -> bool:
+        """Whether a record that a tier found is taken for what was put: as the engine does that puts it."""
+        return describes(memoryview(found), WRITTEN)
 
 
 def key_of(number: int) -> bytes:
@@ -68,8 +77,8 @@ def make_record(chance: random.Random, key: bytes, payload_bytes: int, generatio
     else:
         payload = chance.randbytes(payload_bytes)
     payload_of(record, payload_bytes)[:] = payload
-    fingerprint = sha256(b"model").digest()
-    seal(record, Header(key, fingerprint, payload_bytes, 16, generation=generation))
+    fields = {"key": key, "payload_bytes": payload_bytes, "generation": generation}
+    seal(record, msgspec.structs.replace(WRITTEN, **fields))
     return bytes(record)
 
 
@@ -196,16 +205,29 @@ def is_rubbish(chance: random.Random, victim: Victim) -> bytes:
     return chance.choice((bytes(size), b"\xff" * size, chance.randbytes(size)))
 
 
+FIELDS = {
+    "magic": (0, 8),
+    "major": (8, 2),
+    "minor": (10, 2),
+    "group": (12, 2),
+    "dtype": (14, 2),
+    "token count": (16, 4),
+    "reserved": (20, 4),
+    "length": (24, 8),
+    "generation": (32, 8),
+    "payload checksum": (40, 8),
+    "fingerprint": (48, 32),
+    "key": (KEY_AT, KEY_BYTES),
+    "reserved behind": (112, 8),
+}
+"""Offset and bytes of each field of a header that its checksum covers."""
+
+
 def header_is_sealed_again(chance: random.Random, victim: Victim) -> bytes:
-    """A field that says whose bytes these are changes, and the header's checksum fits it."""
+    """A field changes, and the header's checksum fits it."""
     changed = bytearray(victim.record)
-    field = chance.choice(("version", "length", "key", "payload checksum"))
-    start, size = {
-        "version": (8, 2),
-        "length": (24, 8),
-        "payload checksum": (40, 8),
-        "key": (KEY_AT, KEY_BYTES),
-    }[field]
+    field = chance.choice(list(FIELDS))
+    start, size = FIELDS[field]
     if field == "length":
         moved = int.from_bytes(changed[24:32], "little") + chance.choice((-64, -1, 1, 63, 1 << 40))
         changed[24:32] = (moved % (1 << 64)).to_bytes(8, "little")
@@ -213,8 +235,12 @@ def header_is_sealed_again(chance: random.Random, victim: Victim) -> bytes:
         if record_bytes(moved % (1 << 64)) == len(changed):
             changed[CHECKSUM_AT] ^= 1
             return bytes(changed)
-    else:
+    elif chance.random() < 0.5:
         changed[start + chance.randrange(size)] ^= 1 << chance.randrange(8)
+    else:
+        changed[start : start + size] = chance.choice(
+            (bytes(size), b"\xff" * size, chance.randbytes(size))
+        )
     digest = xxhash.xxh3_64_intdigest(bytes(changed[:CHECKSUM_AT]))
     changed[CHECKSUM_AT:HEADER_BYTES] = digest.to_bytes(8, "little")
     return bytes(changed)
@@ -263,40 +289,14 @@ def records_in(content: bytes) -> Iterator[tuple[bytes, int]]:
         at = content.find(MAGIC, at + 8)
 
 
+def key_in(record: bytes) -> bytes:
+    """Return the key that a record carries."""
+    return record[KEY_AT : KEY_AT + KEY_BYTES]
+
+
 def files_in(folder: Path) -> list[Path]:
     """Return all files below a folder."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def damaged(chance: random.Random, folder: Path, earlier: Path) -> str:
-    """Damage one to three files of a folder, or put back what they were earlier; return what was done."""
-    done: list[str] = []
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        path = chance.choice(files_in(folder))
-        content = bytearray(path.read_bytes())
-        at = chance.randrange(len(content) + 1)
-        kind = chance.choice(("flip", "cut", "zero", "noise", "double", "older", "gone", "grow"))
-        if kind == "flip" and content:
-            for _ in range(chance.choice((1, 4, 100))):
-                content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        elif kind == "cut":
-            del content[at:]
-        elif kind == "zero":
-            content[at : at + 512] = bytes(len(content[at : at + 512]))
-        elif kind == "noise":
-            content[at : at + 64] = chance.randbytes(len(content[at : at + 64]))
-        elif kind == "double":
-            content[at:at] = content[max(0, at - 200) : at]
-        elif kind == "grow":
-            content += chance.randbytes(chance.randrange(1, 300))
-        before = earlier / path.relative_to(folder)
-        if kind == "older" and before.exists():
-            content = bytearray(before.read_bytes())
-        path.write_bytes(content)
-        if kind == "gone":
-            path.unlink()
-        done.append(f"{kind} {path.name} at {at}")
-    return ", ".join(done)
 
 
 def _place(chance: random.Random, record: bytes) -> int:

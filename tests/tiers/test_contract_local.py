@@ -34,7 +34,6 @@ class TestFiles(TierContract):
 
 class TestFilesWithACapacity(TestFiles, BoundedContract):
     tells_evictions = False
-    keeps_leases = False
 
     @pytest.fixture
     def make_tier(self, tmp_path):

@@ -96,3 +96,30 @@ def test_background_work_that_raises_is_over_and_nobody_waits_for_it(monkeypatch
     assert background.settle(10)
     background.stop()
     assert raised.wait(10)
+
+
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_can_be_had_the_caller_does_all_and_closing_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    crew, done = Crew(3, "test"), []
+    crew.each(40, done.append, 1 << 20)
+    assert done == list(range(40))
+    crew.close()
+    background = Background(lambda: pytest.fail("nobody does it"), "test")
+    background.wake()
+    assert background.settle(0)
+    background.stop()
+
+
+def test_what_had_no_thread_is_done_the_next_time(monkeypatch):
+    done = threading.Event()
+    background = Background(lambda: done.set() or False, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        background.wake()
+    background.wake()
+    assert done.wait(10)
+    background.stop()

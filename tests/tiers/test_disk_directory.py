@@ -3,11 +3,14 @@
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 
 import pytest
 from disk_help import filled, found
+from processes import wait_until
 
 from quire.errors import TierBusy, TierError
 from quire.tiers.base import Outcome
@@ -125,3 +128,58 @@ def test_a_forked_process_has_no_part_in_the_tier_and_leaves_it_as_it_is(tmp_pat
         more = names_of([50])
         assert disk.put(more, records_of(more), 10) == [STORED]
     assert found(tmp_path) == [HIT] * 20
+
+
+HELD = """
+import os, sys, time
+from quire.tiers.disk import Disk
+
+disk = Disk(sys.argv[1], "1MiB")
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_directory_is_free_after_close_though_a_forked_process_lives_on(tmp_path):
+    disk = filled(tmp_path)
+    told, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        os.read(told, 1)
+        disk.close()
+        os._exit(0)
+    disk.close()
+    assert found(tmp_path) == [HIT] * 20
+    with Disk(tmp_path, "1MiB"):
+        os.write(tell, b"-")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(TierBusy):
+            Disk(tmp_path, "1MiB")
+
+
+def test_a_directory_is_free_when_its_process_was_killed_though_one_forked_from_it_lives_on(
+    tmp_path,
+):
+    words = [sys.executable, "-c", HELD, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(TierBusy):
+                Disk(tmp_path, "1MiB")
+            process.kill()
+            process.wait()
+            wait_until(lambda: opens(tmp_path), "the directory is free")
+        finally:
+            os.kill(child, 9)
+
+
+def opens(path):
+    try:
+        Disk(path, "1MiB").close()
+    except TierBusy:
+        return False
+    return True

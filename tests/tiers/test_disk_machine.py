@@ -33,7 +33,6 @@ class DiskMachine(RuleBasedStateMachine):
         self.path = self.root / "0"
         self.held = {}
         self.generation = 0
-        self.now = 0.0
         self.disk = None
 
     @initialize(direct=st.sampled_from([None, False]))
@@ -47,7 +46,6 @@ class DiskMachine(RuleBasedStateMachine):
             CAPACITY,
             direct=self.direct,
             ahead=20_000,
-            clock=lambda: self.now,
         )
         self.disk.evicting = self.evicted
         assert self.disk.recovered.is_clean
@@ -92,14 +90,6 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(some=keys)
     def touch(self, some):
         self.disk.touch(some)
-
-    @rule(some=keys, seconds=st.sampled_from([0.0, 1.0, 5.0]))
-    def lease(self, some, seconds):
-        self.disk.lease(some, seconds)
-
-    @rule(seconds=st.sampled_from([0.5, 3.0]))
-    def wait(self, seconds):
-        self.now += seconds
 
     @rule()
     def settle(self):

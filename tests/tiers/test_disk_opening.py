@@ -185,7 +185,7 @@ def test_a_damaged_entry_whose_record_is_damaged_too_is_said_to_be_lost(tmp_path
     assert found(path) == [HIT] * 4 + [ABSENT] + [HIT] * 15
 
 
-def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
+def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path, caplog):
     path = left(tmp_path)
     slab = path / "slab-1152.quire"
     data, rows = bytearray(slab.read_bytes()), np.frombuffer(index_of(path).read_bytes(), ENTRY)
@@ -200,8 +200,20 @@ def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path):
     with Disk(path, "1MiB") as disk:
         assert (disk.recovered.num_records, disk.recovered.num_repeated) == (19, 1)
         assert disk._records.find(name_of(3)).place == 7
+    assert not caplog.text, "as a move leaves it that was cut short: nothing is damaged"
     with Disk(path, "1MiB") as disk:
         assert disk.recovered.is_clean
+
+
+def test_a_record_that_had_moved_when_the_power_went_counts_where_it_moved_to(tmp_path):
+    filled(tmp_path, 600).close()
+    rows = np.frombuffer(bytearray(index_of(tmp_path).read_bytes()), ENTRY)
+    taken = rows[1:301].copy()  # places 300 to 599 were given to others, which no entry says yet
+    taken["place"] += 300
+    rows[301:601] = taken
+    rows["checksum"][301:601] = checksums(rows[301:601].copy())
+    index_of(tmp_path).write_bytes(rows.tobytes())
+    assert found(tmp_path, 600) == [HIT] * 300 + [ABSENT] * 300
 
 
 def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):

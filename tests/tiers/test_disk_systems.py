@@ -4,10 +4,10 @@ import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 from disk_help import get, put
+from file_systems import command, fill, mounted
 from prefixes_help import FULL as NAMESPACE
 from prefixes_help import book_of, hashes_of
 from prefixes_help import store as store_blocks
@@ -22,45 +22,10 @@ PAYLOAD = 100_000
 RECORD = len(record_of(names_of([0])[0], PAYLOAD))
 
 
-def command(*words):
-    return subprocess.run(words, check=False, capture_output=True).returncode == 0
-
-
-@contextmanager
-def mounted(folder, kind):
-    """Mount an empty file system of 24 MiB; skips the test where that is not allowed."""
-    image, path = folder / "image", folder / "mounted"
-    path.mkdir()
-    if kind == "ext4":
-        with image.open("wb") as file:
-            file.truncate(24 << 20)
-        made = command("mkfs.ext4", "-q", "-F", str(image))
-        done = made and command("mount", "-o", "loop", str(image), str(path))
-    else:
-        done = command("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path))
-    if not done:
-        pytest.skip(f"no {kind} can be mounted here")
-    try:
-        yield path
-    finally:
-        command("umount", "-l", str(path))
-
-
 @pytest.fixture(params=["tmpfs", "ext4"])
 def system(request, tmp_path):
     with mounted(tmp_path, request.param) as path:
         yield path
-
-
-def fill(path):
-    """Write a file until nothing more fits."""
-    with (path / "other").open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            try:
-                while file.write(bytes(size)) == size:
-                    pass
-            except OSError:
-                pass
 
 
 def store(disk, numbers):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from simulated_lanes import SimulatedLanes
@@ -104,6 +105,46 @@ def test_threads_begin_with_the_first_jobs_and_end_with_the_lane():
     assert lane.ended.wait(10)
     while threading.active_count() > before:
         time.sleep(0.001)
+
+
+class NoThreads(Lanes):
+    """A system that has no thread left after so many."""
+
+    def __init__(self, num_left):
+        self.num_left = num_left
+
+    def spawn(self, name, work):
+        if not self.num_left:
+            raise RuntimeError("can't start new thread")
+        self.num_left -= 1
+        super().spawn(name, work)
+
+
+def test_where_no_thread_can_be_had_jobs_are_dropped_and_the_lane_ends():
+    lanes, dropped = NoThreads(0), []
+    lane = TierLane(lanes, "test", 3)
+    for number in range(3):
+        lane.submit(
+            "me", *job(lambda: pytest.fail("nobody runs it"), partial(dropped.append, number))
+        )
+    assert (dropped, lane.num_alive) == ([0, 1, 2], 0)
+    lanes.num_left, done = 1, threading.Event()
+    lane.submit("me", *job(done.set))
+    assert done.wait(10), "once there are threads again, it goes on"
+    lane.close()
+    assert lane.ended.wait(10)
+
+
+def test_where_no_other_thread_can_be_had_those_there_are_do_all():
+    lane, go_on, done = TierLane(NoThreads(1), "test", 3), threading.Event(), threading.Semaphore(0)
+    lane.submit("me", *job(go_on.wait))
+    for _ in range(5):
+        lane.submit("me", *job(done.release, lambda: pytest.fail("it is not dropped")))
+    go_on.set()
+    for _ in range(5):
+        assert done.acquire(timeout=10)
+    lane.close()
+    assert lane.ended.wait(10)
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])

@@ -8,9 +8,10 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from quire.cli.files import check_writable, write_text
 from quire.cli.inputs import names
 from quire.cli.models import check_installed, hush
-from quire.cli.options import AsJson, Quick, Rows
+from quire.cli.options import AsJson, Quick, ReportTo, Rows
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import plain_table
 from quire.config import parse_bytes
@@ -93,6 +94,7 @@ def tiers(
         bool,
         typer.Option("--gate", help="Judge what is loaded and what computed, by round trip."),
     ] = False,
+    report: ReportTo = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,21 +103,27 @@ def tiers(
     Wall time, medians of rounds, MB/s of payload; checksums are always on. What is put is
     deleted again, but a tier that is full makes room for it: name an empty place.
     With --gate, what requests take that hit and that miss, beside computing and loading always,
-    for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens.
+    for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens;
+    --report draws the grid.
 
     [bold]Examples[/bold]
 
       quire bench tiers
       quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB' --block-bytes 1MiB,4MiB
       quire bench tiers redis://127.0.0.1:6379 --json
-      quire bench tiers redis://127.0.0.1:6379 --gate
+      quire bench tiers redis://127.0.0.1:6379 --gate --report grid.svg
     """
-    from quire.bench import gate_rows, tier_rows
+    from quire.bench import gate_picture, gate_rows, tier_rows
 
     if gate:
+        check_writable(report, ".svg")
         measure = partial(gate_rows.rows, places or (), quick=quick)
-        _tell(measure, "requests, computed or loaded", listed, as_json=as_json)
+        found = _tell(measure, "requests, computed or loaded", listed, as_json=as_json)
+        if report is not None:
+            write_text(report, gate_picture.picture(found))
         return
+    if report is not None:
+        raise ConfigError("--report draws the grid of --gate; other rows are shown here only")
 
     measure = partial(
         tier_rows.rows,
@@ -133,8 +141,8 @@ def _tell(
     draw: Callable[[str, list[Row]], Table],
     *,
     as_json: bool,
-) -> None:
-    """Measure, and print the rows; an unknown name becomes a `ConfigError`."""
+) -> list[Row]:
+    """Measure, print the rows and return them; an unknown name becomes a `ConfigError`."""
     with progress("starting") as say:
         try:
             rows = measure(say)
@@ -144,6 +152,7 @@ def _tell(
         print_json(rows)
     else:
         stdout().print(draw(title, rows))
+    return rows
 
 
 def listed(title: str, rows: list[Row]) -> Table:

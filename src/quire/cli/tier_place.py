@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TierError
 from quire.extras import require
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTi
     else:
         held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
         tier = Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
+        if tier.is_read_only:
+            tier.close()
+            raise TierError(f"{place!r} cannot be changed: nothing may be written there")
     yield from _placed(tier, path)
 
 

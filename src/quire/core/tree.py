@@ -29,6 +29,9 @@ SCAN_CHILDREN = 8
 MAX_GONE = 64
 """Sorted names are made anew once so many more have gone than children are left."""
 
+DEEP, NEAR = 4, 1 << 13
+"""A path that has so many nodes in so many bytes of a key is followed in a copy of the key: it has many more."""
+
 MAX_ROOTS = 4096
 """Beyond so many scopes, those without cached blocks and sequences are forgotten."""
 
@@ -72,17 +75,13 @@ class PrefixTree:
         if root is None:
             if len(self.roots) >= self._max_roots:
                 self._forget_roots()
-            root = self.roots[scope] = Node()
-            if self.part_kinds:
-                kept = tuple(kind() for kind in self.part_kinds)
-                root.parts = (None,) * self._num_sparse + kept
+            kept = tuple(kind() for kind in self.part_kinds)
+            root = self.roots[scope] = Node(parts=(None,) * self._num_sparse + kept)
         return root
 
     def match(self, root: Node, key: Key, num_bytes: int) -> Match:
         """Find the longest cached run of whole blocks in `key[:num_bytes]`. Pure."""
-        block_bytes = self.block_bytes
-        node = root
-        start = 0
+        block_bytes, node, start, depth = self.block_bytes, root, 0, 0
         while True:
             edge = node.children.get(key[start : start + block_bytes].tobytes())
             if edge is None:
@@ -92,8 +91,9 @@ class PrefixTree:
             if end > num_bytes or not edge_key.startswith(key[start:end]):
                 into = self._whole_blocks(edge_key, key[start : min(end, num_bytes)])
                 return Match(node, start // block_bytes + into, edge, into)
-            node = edge
-            start = end
+            node, start, depth = edge, end, depth + 1
+            if depth == DEEP and start < NEAR:
+                node, start = self._descend(node, start, key[:num_bytes].tobytes())
 
     def match_partial(self, found: Match, rest: Key) -> tuple[Node, int] | None:
         """Find a node whose block `found.into` is cached and starts as `rest` does, and how many tokens do."""
@@ -131,9 +131,8 @@ class PrefixTree:
         self.order.split(upper, edge)
         for group in self.sparse:
             group.split(upper, edge)
-        if self.part_kinds:
-            kept = edge.parts[self._num_sparse :]
-            upper.parts += tuple(part.split(upper, edge) for part in kept)
+        for part in edge.parts[self._num_sparse :]:
+            upper.parts += (part.split(upper, edge),)
         return upper
 
     def node_at(self, found: Match) -> Node:
@@ -279,6 +278,13 @@ class PrefixTree:
             if node.parent is not None:
                 yield node
             stack.extend(reversed(node.children.values()))
+
+    def _descend(self, node: Node, at: int, key: bytes) -> tuple[Node, int]:
+        """Pass the nodes that match to their ends; bytes are cheaper to cut than a view of them."""
+        size = self.block_bytes
+        while (edge := node.children.get(key[at : at + size])) and key.startswith(edge.key, at):
+            node, at = edge, at + len(edge.key)
+        return node, at
 
     def _forget_roots(self) -> None:
         for scope, root in list(self.roots.items())[1:]:

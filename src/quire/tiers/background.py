@@ -27,7 +27,10 @@ class Background:
             if self._is_running or self._is_stopped:
                 return
             self._is_running = True
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system has none left: the next time, maybe
+            self._end_running()
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is left to do; return whether that came to be in time."""
@@ -46,7 +49,7 @@ class Background:
                 while not self._is_stopped and self._chore():
                     pass
         except BaseException:
-            self._end()
+            self._end_running()
             raise
 
     def _goes_on(self) -> bool:
@@ -54,10 +57,10 @@ class Background:
             if self._is_awake and not self._is_stopped:
                 self._is_awake = False
                 return True
-            self._end()
+            self._end_running()
             return False
 
-    def _end(self) -> None:
+    def _end_running(self) -> None:
         with self._changed:
             self._is_running = False
             self._changed.notify_all()

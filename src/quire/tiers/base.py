@@ -97,6 +97,8 @@ class Tier(ABC):
     """Whether its records lie in this process's memory: no call waits for anything but a copy."""
     answers_at_once: bool = False
     """Whether `contains` and `touch` look at memory only: then they are called on the caller's thread."""
+    last_failure: str = ""
+    """What went wrong last, for people, where the tier knows it."""
     evicting: Evicting | None = None
     """Told of records that are about to make room, while their bytes are there; for a local tier."""
     evicting_of: Callable[[list[bytes]], list[int]] | None = None
@@ -151,6 +153,8 @@ class Tier(ABC):
         once, kept = list(first), list(first.values())
         skipped = [Outcome.SKIPPED] * len(once)
         outcomes = self._guarded(skipped, lambda done: self._put(once, kept, timeout_s, done))
+        if Outcome.FULL in outcomes:
+            self._say_full()
         if len(once) < len(keys):
             left = dict(zip(once, outcomes, strict=True))
             outcomes = [_and_then(left, key) for key in keys]
@@ -256,6 +260,15 @@ class Tier(ABC):
                 self.name,
                 count,
                 keys[-1].hex(),
+            )
+
+    def _say_full(self) -> None:
+        """Warn, the first time that there is no room; in memory that passes."""
+        if not self._outcomes[Outcome.FULL] and not self.in_memory:
+            _log.warning(
+                "%s has no room left for more, and can make none; what is there is found, and what is new is "
+                "not stored until there is room",
+                self.name,
             )
 
     def _guarded(

@@ -331,6 +331,8 @@ class TieredStore:
 
     def _lacking(self, blocks: Sequence[NamedBlock]) -> Sequence[NamedBlock]:
         """Return the blocks that the fastest tier does not have, as far as that is known at once."""
+        if self.stack.is_closed:
+            return []
         first = self.stack.tiers[0]
         if not first.in_memory:
             return blocks

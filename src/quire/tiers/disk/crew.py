@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 _HELPED_FROM = 1 << 16
 """Bytes of a piece from which on several at once pay, past the page cache."""
@@ -31,7 +32,11 @@ class Crew:
         helpers = min(self._helpers, count - 1) if num_bytes >= _HELPED_FROM else 0
         if helpers > 0 and self._pool is None:
             self._pool = ThreadPoolExecutor(self._helpers, thread_name_prefix=self._name)
-        helping = [self._pool.submit(share) for _ in range(helpers)] if self._pool else []
+        helping: list[Future[None]] = []
+        with suppress(
+            RuntimeError
+        ):  # where the system has no thread left, it is done by those there are
+            helping += (self._pool.submit(share) for _ in range(helpers) if self._pool)
         try:
             share()
         finally:

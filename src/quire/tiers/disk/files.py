@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from quire.errors import TierBusy, TierError
 from quire.tiers.format import PAGE_BYTES
@@ -169,16 +170,19 @@ class AlignedBuffers(threading.local):
 class DirectoryLock:
     """A directory that one process writes to: held until `release`, or until the process is gone.
 
+    A forked process has no share in it: whether that lives on makes no difference to who opens the directory next.
+
     Raises `TierBusy` where another process holds it, `OSError` where it cannot be had.
     """
 
     def __init__(self, directory: Path, files: DiskFiles) -> None:
         self._descriptor = files.open(directory / "lock", os.O_RDWR | os.O_CREAT)
+        _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             owner = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
+            self.forget()
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             raise TierBusy(
@@ -190,8 +194,30 @@ class DirectoryLock:
             os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Let another process have the directory; in a forked process, the parent still has it."""
-        os.close(self._descriptor)
+        """Let another process have the directory. Twice does nothing."""
+        if self._descriptor >= 0:
+            fcntl.flock(
+                self._descriptor, fcntl.LOCK_UN
+            )  # though forked processes still have the file open
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file. The lock is held as long as any other process has it open. Twice does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_held: WeakSet[DirectoryLock] = WeakSet()
+
+
+def _forget_all() -> None:
+    """Leave the locks to the parent, so that they end with it."""
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def takes_direct(directory: Path) -> bool:

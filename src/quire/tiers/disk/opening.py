@@ -60,7 +60,7 @@ def open_slabs(slabs: Slabs, room: int) -> Recovered:
                 opened.callback(slabs[size].close)
         recovered = _fill(slabs, room)
         opened.pop_all()
-    if not recovered.is_clean:
+    if recovered.num_rebuilt or recovered.num_lost:
         _log.warning(
             "%s: %d records were found by their own headers, as the index of their slab was damaged or gone; %d were lost",
             slabs.directory,
@@ -103,8 +103,8 @@ def _fill(slabs: Slabs, room: int) -> Recovered:
 
 
 def _without_repeated(entries: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return entries of slabs, of those with one key the one that was used last."""
-    order = np.argsort(-np.concatenate([own["stamp"] for own in entries]))
+    """Return entries of slabs, of those with one key the one that was used last; of equals the lowest place: records move down."""
+    order = np.argsort(-np.concatenate([own["stamp"] for own in entries]), kind="stable")
     words = np.concatenate([_key_words(own) for own in entries])
     is_kept = np.ones(len(order), np.bool_)
     is_kept[order[later_duplicates(words[order])]] = False

@@ -153,18 +153,6 @@ class DiskRecords:
                 there |= slab.index.touch(keys, stamps)
             return self.recency.now, there.tolist()
 
-    def lease(self, keys: Sequence[bytes], until: float) -> None:
-        """Keep records from making room until then."""
-        with self.lock:
-            for spot in filter(None, map(self.find, keys)):
-                spot.slab.index.lease([spot.place], until)
-
-    def end_leases(self, keys: Sequence[bytes]) -> None:
-        """Let records make room again."""
-        with self.lock:
-            for spot in filter(None, map(self.find, keys)):
-                spot.slab.index.end_leases([spot.place])
-
     def commit(self, batch: Sequence[Written]) -> list[bool]:
         """Let filled places be found; return for which of them another thread was faster.
 

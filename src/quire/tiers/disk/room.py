@@ -202,14 +202,12 @@ class DiskRoom:
             piece = self._chosen[:AT_ONCE].tolist()
             taken = 0
             with self._records.lock:
-                now = self._clock()
                 for number, place, tag, stamp in piece:
                     if num_bytes >= AT_ONCE_BYTES:
                         break
                     taken += 1
                     spot = Spot(self._chosen_from[int(number)], place, tag, stamp)
-                    may_go = stamp < before and not spot.slab.index.is_leased(place, now)
-                    if may_go and spot.slab in slabs and is_there(spot):
+                    if stamp < before and spot.slab in slabs and is_there(spot):
                         spots.append(spot)
                         num_bytes += spot.slab.record_bytes
             self._chosen = self._chosen[taken:]
@@ -219,8 +217,7 @@ class DiskRoom:
         """Return a share of the records of slabs, an array of `_CHOSEN`, used longest ago first."""
         with self._records.lock:
             count = max(1, sum(len(slab.index) for slab in slabs) // EVICTED_SHARE)
-            now = self._clock()
-            found = [slab.index.victims(count, now, before) for slab in slabs]
+            found = [slab.index.victims(count, before=before) for slab in slabs]
             chosen = np.zeros(sum(map(len, found)), _CHOSEN)
             at = 0
             for number, (slab, places) in enumerate(zip(slabs, found, strict=True)):

@@ -165,14 +165,6 @@ class Disk(Tier):
         with suppress(TierError), self._call():
             self._records.touch(keys)
 
-    def lease(self, keys: Keys, seconds: float) -> None:
-        """Keep records from making room for so long; a longer lease stays, and 0 ends it."""
-        with suppress(TierError), self._call():
-            if seconds > 0:
-                self._records.lease(keys, self._clock() + seconds)
-            else:
-                self._records.end_leases(keys)
-
     def scan(self) -> Iterator[ListedRecord]:
         with self._call():
             return self._records.entries()

@@ -235,10 +235,6 @@ class PlaceIndex:
         for place in map(int, places):
             self._leases.pop(place, None)
 
-    def is_leased(self, place: int, now: float) -> bool:
-        """Return whether a place is leased beyond `now`."""
-        return self._leases.get(place, now) > now
-
     def victims(self, count: int, now: float = 0.0, before: int | None = None) -> Places:
         """Return up to `count` places, used longest ago first: int64.
 

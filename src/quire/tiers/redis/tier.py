@@ -69,7 +69,6 @@ class Redis(Tier):
         self._prefix = prefix.encode()
         self._servers = Servers(words, connections, is_cluster=self._is_cluster)
         self._max_bytes = -1
-        self.last_failure = ""
         try:
             self._open()
         except BaseException:

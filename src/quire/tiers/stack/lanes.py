@@ -105,7 +105,10 @@ class TierLane:
             return self._num_alive
 
     def submit(self, owner: object, run: Work, drop: Work) -> None:
-        """Call `run` when it is its owner's turn, or `drop` where the lane is closed first. Neither raises."""
+        """Call `run` when it is its owner's turn, or `drop` where the lane is closed first or no thread can be had.
+
+        Neither raises.
+        """
         wake: threading.Event | None = None
         spawn = False
         with self._lock:
@@ -127,7 +130,10 @@ class TierLane:
         elif wake is not None:
             wake.set()
         elif spawn:
-            self._lanes.spawn(f"quire {self.name}", self._work)
+            try:
+                self._lanes.spawn(f"quire {self.name}", self._work)
+            except RuntimeError:  # the system has no thread left
+                self._do_without_one()
 
     def close(self) -> None:
         """Drop what waits, and end each thread when its job ends. Twice does nothing."""
@@ -135,8 +141,7 @@ class TierLane:
             if self._is_closed:
                 return
             self._is_closed = True
-            dropped = [job for _, jobs in self._turns for job in jobs]
-            self._turns.clear()
+            dropped = self._take_all()
             idle, self._idle = self._idle, []
             none_alive = not self._num_alive
         for _, drop in dropped:
@@ -144,6 +149,18 @@ class TierLane:
         for signal in idle:
             signal.set()
         if none_alive:
+            self.ended.set()
+
+    def _do_without_one(self) -> None:
+        """Count a thread off that could not begin; without any other, nobody would do what waits."""
+        with self._lock:
+            self._num_alive -= 1
+            is_last = not self._num_alive
+            dropped = self._take_all() if is_last else []
+            is_over = is_last and self._is_closed
+        for _, drop in dropped:
+            drop()
+        if is_over:
             self.ended.set()
 
     def _work(self) -> None:
@@ -162,6 +179,13 @@ class TierLane:
             run()
         if is_last:
             self.ended.set()
+
+    # The lock is held
+
+    def _take_all(self) -> list[tuple[Work, Work]]:
+        jobs = [job for _, jobs in self._turns for job in jobs]
+        self._turns.clear()
+        return jobs
 
     def _next(self) -> Work | None:
         if not self._turns:

@@ -5,6 +5,7 @@ And what all tiers of a stack share: settings, a lock, memory of keys, and buffe
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quire.errors import ConfigError
-from quire.tiers.base import Outcome, Tier
+from quire.tiers.base import Outcome, Tier, TierStats
 from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
 from quire.tiers.stack.asking import Asking, Breaker, Kind
 from quire.tiers.stack.gate import Estimate
@@ -27,6 +28,8 @@ PATIENCE_S = 0.02
 
 REMEMBERED_KEYS = 1 << 19
 """Keys whose whereabouts and uses are remembered: 9 bytes each."""
+
+_log = logging.getLogger(__name__)
 
 _FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
 
@@ -104,12 +107,14 @@ class Shared:
         """A bit per tier that had the key when it was last asked or written."""
         self.uses = KeyTable(REMEMBERED_KEYS)
         self.is_closed = False
+        self.is_abandoned = False
+        """Whether the tiers are another process's: nothing of them is called, not even to count."""
         self.lender: Tier | None = None
         """The tier that lends memory for what is to be stored."""
 
     def abandon(self) -> None:
         """Be closed at once, in a forked process: locks may be held by threads that are not here."""
-        self.is_closed = True
+        self.is_closed = self.is_abandoned = True
         self.lock = self.lanes.lock()
         self.pool = BufferPool(self.pool.limit_bytes)
         self.lender = None
@@ -143,9 +148,10 @@ class Level:
         self.reading, self.writing = (
             Breaker(shared.lanes.now, settings.failures, settings.cool_down_s) for _ in range(2)
         )
-        if isinstance(tier, Late):
+        if isinstance(tier, Late):  # which has said so itself
             self.reading.open()
             self.writing.open()
+        self._said = self.reading.allows, self.writing.allows
         threads = self.settings.threads or settings.threads
         self.asking = Asking(shared.lanes.now, self.reading, threads)
         self.loads = TierLane(shared.lanes, f"{name} loads", threads)
@@ -182,9 +188,29 @@ class Level:
         if waited_s >= self.patience_s:
             self.reading.open()
 
+    def say_changes(self) -> None:
+        """Tell the log where the tier is left alone now and was not before, or the other way round. The lock is not held."""
+        is_used = self.reading.allows, self.writing.allows
+        if is_used == self._said:
+            return
+        with self.shared.lock:  # one of several threads says it
+            before, self._said = self._said, is_used
+        for what, was, now in zip(("reading", "writing"), before, is_used, strict=True):
+            if now and not was:
+                _log.info("%s is used again for %s", self.name, what)
+            elif was and not now:
+                _log.warning(
+                    "%s failed or hung, and is left alone for %s; it is tried again beside%s",
+                    self.name,
+                    what,
+                    f": {why}" if (why := self.tier.last_failure) else "",
+                )
+
     def report(self, queued_bytes: int) -> TierReport:
         """Return its counts. The lock is not held."""
-        stats = msgspec.structs.replace(self.tier.stats(), name=self.name)
+        stats = TierStats(self.name, -1, -1, -1, {})
+        if not self.shared.is_abandoned:
+            stats = msgspec.structs.replace(self.tier.stats(), name=self.name)
         with self.shared.lock:
             counts = msgspec.structs.asdict(self.meter)
             counts |= {name: counted(counts[name]) for name in ("loads", "stores")}

@@ -176,8 +176,9 @@ class TierLookup:
                 level.asking.sample = [keys[i] for i in at], [sizes[i] for i in at]
 
     def try_again(self, keys: Keys) -> None:
-        """Try tiers that are out of service and whose cool-down is over."""
+        """Try tiers that are out of service and whose cool-down is over; tell the log which these are."""
         for level in self._levels:
+            level.say_changes()
             if not level.reading.allows:
                 if level.asking.sample[0]:
                     self.probe(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -268,6 +269,11 @@ class TierStack:
 
     # Life
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it finds and stores nothing any more."""
+        return self._shared.is_closed
+
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; return whether it is."""
         if self._shared.is_closed:
@@ -298,17 +304,21 @@ class TierStack:
                 self.settings.close_timeout_s,
                 left_bytes,
             )
+        for level in self._levels:
+            level.say_changes()
         with shared.lock:
             shared.is_closed = True
         self.feeding.close()
         for level in self._levels:
             level.loads.close()
             level.stores.close()
+        for level in self._levels:
             # In threads of their own: what they close may hang.
             try:
                 shared.lanes.spawn(f"quire {level.name} closing", partial(self._close_tier, level))
-            except RuntimeError:
-                # At the end of a process Python 3.12.0 and 3.12.1 begin no thread; the system closes what is open.
+            except RuntimeError:  # the system has no thread left; at its end a process begins none
+                if all(signal.wait(deadline.left_s) for signal in self._ends(level)):
+                    self._close_tier(level)
                 level.closed.set()
         for level in self._levels:
             level.closed.wait(deadline.left_s)
@@ -332,6 +342,8 @@ class TierStack:
 
     def check(self) -> None:
         """Verify the invariants of the stack and of every tier; raises `InvariantError`."""
+        if self._shared.is_abandoned:
+            return
         for level, queue in zip(self._levels, self._placing.queues, strict=True):
             with self._shared.lock:
                 counted, held = queue.count()
@@ -356,11 +368,15 @@ class TierStack:
 
     # Helpers
 
+    def _ends(self, level: Level) -> list[threading.Event]:
+        """Return the signals after which nobody can call a tier any more."""
+        levels = self._levels if level.in_memory else [level]
+        return [lane.ended for each in levels for lane in (each.loads, each.stores)]
+
     def _close_tier(self, level: Level) -> None:
         """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""
-        for each in self._levels if level.in_memory else [level]:
-            each.loads.ended.wait()
-            each.stores.ended.wait()
+        for signal in self._ends(level):
+            signal.wait()
         with suppress(Exception):  # it is closed as well as it can be
             level.tier.close()
         level.closed.set()

@@ -1,0 +1,215 @@
+"""What happens to the machine below the tiers: the tokens stay right, and only what can be stored is stored."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hf_help import make_cache, random_ids
+
+from quire import ops
+from quire.engines.tiered.opening import open_stack
+
+sys.path.append(str(Path(__file__).parents[1] / "tiers"))
+
+from file_systems import command, fill, mounted
+
+
+def prompt(seed):
+    return random_ids(torch.Generator().manual_seed(seed), 90)
+
+
+def served(model, tiers, seed=3):
+    """Generate over new tiers; return the tokens that came from them and what became of the stores."""
+    with make_cache(model, tiers=tiers) as cache:
+        text = cache.generate(prompt(seed), max_new_tokens=4)
+        assert torch.equal(text, model.generate(prompt(seed), max_new_tokens=4))
+        assert cache.tiers.drain(20)
+        return sum(cache.last.tier_tokens.values()), cache.tiers.stats().tiers[0].stores
+
+
+def quire(*words):
+    program = [sys.executable, "-m", "quire.cli", *map(str, words)]
+    return subprocess.run(program, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def system(request, tmp_path):
+    with mounted(tmp_path, request.param) as path:
+        yield path
+
+
+@pytest.mark.parametrize("blocks_left", [0, 8])
+def test_on_a_full_file_system_a_cache_serves_with_one_warning(model, system, blocks_left, caplog):
+    path = system / "kv"
+    path.mkdir()
+    fill(system, 4096 * blocks_left)
+    with make_cache(model, tiers=[f"disk:{path}?capacity=8MiB"]) as cache:
+        for seed in range(3):
+            ids = prompt(seed)
+            plain = model.generate(ids, max_new_tokens=4)
+            for _ in range(2):
+                assert torch.equal(cache.generate(ids, max_new_tokens=4), plain)
+                ops.clear(cache.manager)
+                assert cache.tiers.drain(20)
+        assert set(cache.tiers.stats().tiers[0].stores) == {"full"}
+    (warning,) = caplog.messages
+    assert "no room left" in warning
+    for words in (("inspect", path), ("cache", "verify", path), ("cache", "evict", path, "--all")):
+        assert quire(*words).returncode == 0
+
+
+def test_what_was_stored_before_the_file_system_was_full_is_found_at_every_start(model, system):
+    path = system / "kv"
+    tiers = [f"disk:{path}?capacity=8MiB"]
+    assert served(model, tiers) == (0, {"stored": 5})
+    fill(system)
+    assert served(model, tiers) == (80, {})
+    assert served(model, tiers, seed=4) == (0, {"stored": 5}), "into places that are there"
+    for capacity in ("64MiB", "1MiB"):
+        assert served(model, [f"disk:{path}?capacity={capacity}"])[0] == 80
+    assert quire("cache", "evict", path, "--to", "24KiB").returncode == 0
+    assert quire("cache", "verify", path).returncode == 0
+    assert served(model, tiers)[0] == 80
+
+
+def test_on_a_read_only_file_system_a_cache_serves_with_one_warning_and_changes_are_refused(
+    model, system, caplog
+):
+    path = system / "kv"
+    tiers = [f"disk:{path}?capacity=8MiB"]
+    served(model, tiers)
+    assert command("mount", "-o", "remount,ro", str(system))
+    assert served(model, tiers) == (80, {})
+    assert served(model, [f"disk:{system / 'new'}?capacity=8MiB"]) == (0, {})
+    assert len(caplog.messages) == 2
+    for words in (("inspect", path), ("cache", "verify", path)):
+        assert quire(*words).returncode == 0
+    for what in (("--all",), ("--to", "4KiB")):
+        refused = quire("cache", "evict", path, *what)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.splitlines()[-1].endswith("nothing may be written there")
+    assert served(model, tiers) == (80, {}), "nothing was evicted"
+
+
+def test_a_file_system_that_fails_in_mid_run_costs_stores_and_is_said_once(model, tmp_path, caplog):
+    with mounted(tmp_path, "ext4") as system:
+        stack = open_stack([f"disk:{system / 'kv'}?capacity=8MiB"], {"gate": False})
+        with stack, make_cache(model, tiers=stack) as cache:
+            cache.generate(prompt(3), max_new_tokens=4)
+            assert stack.drain(20)
+            stack.flush()
+            assert command("mount", "-o", "remount,abort", str(system))
+            for seed in range(4, 10):
+                cache.generate(prompt(seed), max_new_tokens=4)
+                assert stack.drain(20)
+            ops.clear(cache.manager)
+            text = cache.generate(prompt(3), max_new_tokens=4)
+            assert torch.equal(text, model.generate(prompt(3), max_new_tokens=4))
+            assert cache.last.tier_tokens == {"disk": 80}
+            report = stack.stats().tiers[0]
+            assert (report.stores["stored"], report.reading) == (5, "closed")
+            assert report.writing != "closed"
+        (warning,) = caplog.messages
+        assert warning.startswith("disk failed or hung, and is left alone for writing")
+        assert served(model, [f"disk:{system / 'kv'}?capacity=8MiB"]) == (80, {})
+
+
+# -- forks ---------------------------------------------------------------------------------
+
+
+def in_child(work):
+    """Run in a forked process; return its exit status, None where it hangs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    for _ in range(2000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+@pytest.mark.parametrize("write", ["through", "back", "second_use"])
+def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
+    model, tmp_path, write
+):
+    tiers = ["host:1MiB", f"disk:{tmp_path / 'kv'}?capacity=8MiB"]
+    stack = open_stack(tiers, {"write": write, "gate": False, "busy_share": 1.0})
+    cache = make_cache(model, num_blocks=8, tiers=stack)
+    plain = [model.generate(prompt(seed), max_new_tokens=4) for seed in range(4)]
+    cache.generate(prompt(0), max_new_tokens=4)
+
+    def serve_and_close():
+        for seed, text in enumerate(plain):
+            assert torch.equal(cache.generate(prompt(seed), max_new_tokens=4), text)
+        assert cache.last.tier_tokens == {}
+        cache.explain(prompt(0))
+        assert str(stack)
+        stack.check()
+        cache.clear()
+        began = time.monotonic()
+        cache.close()
+        stack.close()
+        assert time.monotonic() - began < 1
+
+    host, disk = stack.tiers
+    with (
+        host._lock,
+        disk._records.lock,
+        disk._room.lock,
+    ):  # as threads hold them while another one forks
+        assert in_child(serve_and_close) == 0
+    assert in_child(lambda: None) == 0
+    assert stack.drain(20)
+    for seed, text in enumerate(plain):
+        assert torch.equal(cache.generate(prompt(seed), max_new_tokens=4), text)
+    assert stack.drain(20)
+    stack.check()
+    cache.close()
+    stack.close()
+    assert quire("cache", "verify", tmp_path / "kv").returncode == 0
+
+
+# -- threads -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["host", "disk"])
+def test_where_the_system_has_no_thread_left_a_cache_serves_and_closes(
+    model, tmp_path, monkeypatch, name
+):
+    tiers = ["host:1MiB"] if name == "host" else []
+    stack = open_stack([*tiers, f"disk:{tmp_path}?capacity=8MiB"], {"gate": False})
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    cache = make_cache(model, tiers=stack)
+    for is_short in (True, False, True):
+        with monkeypatch.context() as patch:
+            if is_short:
+                patch.setattr("threading.Thread.start", no_thread)
+            for seed in range(2):
+                text = cache.generate(prompt(seed), max_new_tokens=4)
+                assert torch.equal(text, model.generate(prompt(seed), max_new_tokens=4))
+                ops.clear(cache.manager)
+            assert stack.drain(20)
+            if is_short and cache.tiers.stats().tiers[-1].stores:
+                cache.close()
+                stack.close()
+    assert served(model, [f"disk:{tmp_path}?capacity=8MiB"])[0] in (0, 80)
+    assert served(model, [f"disk:{tmp_path}?capacity=8MiB"], seed=1) == (80, {})

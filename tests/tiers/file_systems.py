@@ -1,0 +1,43 @@
+"""Small file systems of the tests' own: real ones, mounted where that is allowed."""
+
+import os
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+
+def command(*words):
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+@contextmanager
+def mounted(folder, kind):
+    """Mount an empty file system of 24 MiB; skips the test where that is not allowed."""
+    image, path = folder / "image", folder / "mounted"
+    path.mkdir()
+    if kind == "ext4":
+        with image.open("wb") as file:
+            file.truncate(24 << 20)
+        made = command("mkfs.ext4", "-q", "-F", str(image))
+        done = made and command("mount", "-o", "loop", str(image), str(path))
+    else:
+        done = command("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path))
+    if not done:
+        pytest.skip(f"no {kind} can be mounted here")
+    try:
+        yield path
+    finally:
+        command("umount", "-l", str(path))
+
+
+def fill(path, num_left=0):
+    """Write a file until nothing more fits, and give so many bytes of it back."""
+    with (path / "other").open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                pass
+    os.truncate(path / "other", (path / "other").stat().st_size - num_left)
