@@ -171,11 +171,8 @@ def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
         assert time.monotonic() - began < 1
 
     host, disk = stack.tiers
-    with (
-        host._lock,
-        disk._records.lock,
-        disk._room.lock,
-    ):  # as threads hold them while another one forks
+    # As threads hold them while another one forks; taken in their order.
+    with disk._room.lock, disk._records.lock, host._lock:
         assert in_child(serve_and_close) == 0
     assert in_child(lambda: None) == 0
     assert stack.drain(20)
