@@ -22,12 +22,14 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 
 from lmcache import LMCache
 from measure import RawRecords
 from raw import RawRedis, RawSlab
+from redis import Redis
 from redis_here import redis_server
 
 from quire import tiers
@@ -66,8 +68,7 @@ class Quire:
         return seconds
 
     def forget(self):
-        if self._tier.stats().num_records < 0:
-            self._tier.delete(self._records.keys, CALL_TIMEOUT_S)
+        """Nothing: it makes room by itself."""
 
     def _timed(self, call, buffers, expected):
         gc.collect()
@@ -92,7 +93,7 @@ class Raw:
         return self._timed(self._raw.get, self._records.raw_buffers)
 
     def forget(self):
-        self._raw.forget()
+        """Nothing: it writes over what it wrote."""
 
     def _timed(self, call, views):
         began = time.perf_counter()
@@ -145,6 +146,9 @@ def rows_of(scene, size, asked, lmcache):
         lmcache.open(settings, size, count // BATCH_KEYS, BATCH_KEYS)
         stack.callback(lmcache.end)
         sides = {"quire": Quire(tier, records), "raw": Raw(raw, records), "lmcache": lmcache}
+        if scene == "redis":
+            sides["quire"].forget = partial(_empty, Redis(port=ports[0]))
+            sides["raw"].forget = partial(_empty, Redis(port=ports[1]))
         is_cold = scene == "cold"
         rates = measured(sides, asked.rounds, folder, is_cold=is_cold)
     rows = []
@@ -174,6 +178,11 @@ def measured(sides, rounds, folder, *, is_cold):
         for side in sides.values():
             side.forget()
     return taken
+
+
+def _empty(client):
+    """Delete all keys as LMCache does: at once, so that the server has the memory again."""
+    client.delete(*client.keys())
 
 
 def _settle(folder, *, drop):

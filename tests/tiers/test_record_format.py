@@ -1,9 +1,11 @@
 """The record format is published: the golden files never change."""
 
 import json
+import re
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xxhash
 
@@ -22,6 +24,7 @@ from quire.tiers.format import (
     seal,
     verify,
 )
+from quire.tiers.stack.level import BufferPool
 
 FOLDER = Path(__file__).parent.parent / "golden" / "records"
 CASES = json.loads((FOLDER / "records.json").read_text(encoding="utf-8"))
@@ -191,3 +194,21 @@ def test_no_two_namespaces_share_a_digest():
     ]
     spaces = [Namespace(**({"heads": (0, 0)} | plain | change)) for change in changes]
     assert len({space.digest for space in spaces}) == len(spaces)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here"
+)
+@pytest.mark.parametrize("make", [new_buffer, lambda size: BufferPool(0).take([size])[0]])
+def test_a_large_buffer_asks_for_huge_pages_and_a_small_one_does_not(make):
+    def asks(buffer):
+        at, is_here = np.frombuffer(buffer, np.uint8).ctypes.data, False
+        for line in Path("/proc/self/smaps").read_text("ascii").splitlines():
+            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                is_here = int(match[1], 16) <= at < int(match[2], 16)
+            elif is_here and line.startswith("VmFlags:"):
+                return "hg" in line.split()
+        raise AssertionError
+
+    assert asks(make(record_bytes(256 << 10)))
+    assert not asks(make(record_bytes(1 << 10)))

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import compress
+from itertools import compress, pairwise
 from struct import Struct
 
 import msgspec
@@ -22,6 +22,11 @@ from quire.tiers.places.key_table import as_words, later_duplicates
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
+
+RUN_BYTES = 1 << 20
+"""Neighbouring places are written by one call of the system, and looked for by one, about so many bytes at once."""
+
+_RUN_RECORDS = 256
 
 _TAG = Struct("<Q")
 
@@ -309,6 +314,31 @@ class DiskRecords:
 def tag_of(record: memoryview) -> int:
     """Return a record's header checksum: it covers key, generation and payload checksum."""
     return _TAG.unpack_from(record, TAG_AT)[0]
+
+
+def runs_of(places: Sequence[Spot] | Sequence[Written]) -> list[range]:
+    """Return the runs of neighbours in a slab, up to `RUN_BYTES` each, as ranges in `places`."""
+    starts = [0] if places else []
+    for at, (last, each) in enumerate(pairwise(places), 1):
+        count = at - starts[-1]
+        is_next = each.slab is last.slab and each.place == last.place + 1
+        if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= RUN_BYTES:
+            starts.append(at)
+    return [range(*pair) for pair in pairwise([*starts, len(places)])]
+
+
+def cached(spots: Sequence[Spot]) -> list[bool]:
+    """Return which of these places the page cache has, as far as it is used and the system says so."""
+    found: list[bool] = []
+    for run in runs_of(spots):
+        slab, first = spots[run.start].slab, spots[run.start].place
+        if slab.has_cached(first, len(run)):
+            found += [True] * len(run)
+        elif len(run) > 1:
+            found += [slab.has_cached(spots[at].place, 1) for at in run]
+        else:
+            found.append(False)
+    return found
 
 
 def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:

@@ -86,8 +86,6 @@ class Slab:
     def read(self, place: int, buffer: memoryview) -> bool:
         """Fill a buffer from a place; return whether the file had all of it. Raises `OSError`."""
         offset = place * self.record_bytes
-        if self._cache is not None and self._files.is_cached(self._cached, offset, len(buffer)):
-            return self._files.read_at(self._cached, buffer, offset) == len(buffer)
         try:
             return self._files.read_at(self._descriptor, buffer, offset) == len(buffer)
         except OSError as error:
@@ -97,6 +95,18 @@ class Slab:
         is_whole = self._files.read_at(self._descriptor, aligned, offset) == len(buffer)
         buffer[:] = aligned
         return is_whole
+
+    def has_cached(self, place: int, count: int) -> bool:
+        """Return whether `read_cached` finds all of so many places, from this one on, in memory."""
+        size = self.record_bytes
+        return self._cache is not None and self._files.is_cached(
+            self._cached, place * size, count * size
+        )
+
+    def read_cached(self, place: int, buffer: memoryview) -> bool:
+        """Do as `read` does, by the page cache."""
+        offset = place * self.record_bytes
+        return self._files.read_at(self._cached, buffer, offset) == len(buffer)
 
     def write(self, place: int, record: memoryview) -> None:
         """Fill a place. Raises `OSError`."""

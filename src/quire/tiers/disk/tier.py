@@ -19,8 +19,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import compress
 from pathlib import Path
 
 from quire.config import parse_bytes
@@ -39,7 +40,7 @@ from quire.tiers.disk.files import (
 )
 from quire.tiers.disk.opening import open_slabs, remove_empty
 from quire.tiers.disk.page_cache import PageCache, limit_here
-from quire.tiers.disk.records import DiskRecords, Spot, tag_of
+from quire.tiers.disk.records import DiskRecords, Spot, cached, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slabs
 from quire.tiers.disk.writing import DiskWriter
@@ -220,6 +221,8 @@ class Disk(Tier):
         until = self._clock() + timeout_s
         with self._call():
             spots = self._records.pinned(keys)
+            found = [spot for spot in spots if spot is not None]
+            in_memory = {spot.place: spot.slab for spot in compress(found, cached(found))}
 
             def read(index: int) -> None:
                 spot = spots[index]
@@ -228,18 +231,26 @@ class Disk(Tier):
                 elif spot is None:
                     answers.settle(index, Outcome.ABSENT)
                 else:
-                    answers.settle(index, self._read(spot, keys[index], buffers[index]))
+                    is_hot = in_memory.get(spot.place) is spot.slab
+                    reading = spot.slab.read_cached if is_hot else spot.slab.read
+                    answers.settle(index, self._read(spot, keys[index], buffers[index], reading))
 
             try:
                 self._crew.each(len(keys), read, min(map(len, buffers), default=0))
             finally:
                 self._records.unpin(spots)
 
-    def _read(self, spot: Spot, key: bytes, buffer: memoryview) -> Outcome:
+    def _read(
+        self,
+        spot: Spot,
+        key: bytes,
+        buffer: memoryview,
+        read: Callable[[int, memoryview], bool],
+    ) -> Outcome:
         if spot.slab.record_bytes != len(buffer):
             return Outcome.FOREIGN
         try:
-            is_whole = spot.slab.read(spot.place, buffer)
+            is_whole = read(spot.place, buffer)
         except OSError:
             return Outcome.ERROR
         if is_whole and tag_of(buffer) == spot.tag:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import is_full
-from quire.tiers.disk.records import DiskRecords, Written, tag_of
+from quire.tiers.disk.records import RUN_BYTES, DiskRecords, Written, runs_of, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
 
 _BATCH_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
-
-_RUN_BYTES = 1 << 20
-"""Neighbouring places are written by one call of the system, about so many bytes at once."""
-
-_RUN_RECORDS = 256
 
 
 class DiskWriter:
@@ -81,7 +74,7 @@ class DiskWriter:
     ) -> Outcome | None:
         """Fill places, by index in the call, and let them be found, up to the first that fails: return how."""
         places, data = list(batch.values()), [records[index] for index in batch]
-        runs = _runs(places)
+        runs = runs_of(places)
         failed: dict[int, Outcome] = {}
 
         def write(number: int) -> None:
@@ -106,7 +99,7 @@ class DiskWriter:
 
         # A run keeps the device busy; more threads would only be in a model's way.
         smallest = min(map(len, data), default=0)
-        self._crew.each(len(runs), write, smallest if smallest >= _RUN_BYTES else 0)
+        self._crew.each(len(runs), write, smallest if smallest >= RUN_BYTES else 0)
         first = min(failed, default=len(places))
         outcome = failed.get(first)
         late: list[bool] = []
@@ -120,17 +113,6 @@ class DiskWriter:
         for index, is_late in zip(batch, late, strict=False):
             done[index] = Outcome.PRESENT if is_late else Outcome.STORED
         return outcome
-
-
-def _runs(places: Sequence[Written]) -> list[range]:
-    """Return the runs of neighbours in a slab, up to `_RUN_BYTES` each, as ranges in `places`."""
-    starts = [0] if places else []
-    for at, (last, each) in enumerate(pairwise(places), 1):
-        count = at - starts[-1]
-        is_next = each.slab is last.slab and each.place == last.place + 1
-        if not is_next or count >= _RUN_RECORDS or count * each.slab.record_bytes >= _RUN_BYTES:
-            starts.append(at)
-    return [range(*pair) for pair in pairwise([*starts, len(places)])]
 
 
 def _outcome_of(error: OSError) -> Outcome:

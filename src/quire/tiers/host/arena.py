@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import InvariantError
-from quire.tiers.format import PAGE_BYTES
+from quire.tiers.format import PAGE_BYTES, PRIVATE
 from quire.tiers.host.pages import PagesAhead
 from quire.tiers.places.index import NOWHERE, PlaceIndex, Recency
 
@@ -54,8 +53,7 @@ class Arena:
         self.recency = Recency()
         # Private: a forked child must not write into it. Huge pages are not asked for: the first
         # write of each was measured at a fifth of the speed of small ones, later writes alike.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
-        self.memory = np.frombuffer(mmap.mmap(-1, capacity, **private), np.uint8)
+        self.memory = np.frombuffer(mmap.mmap(-1, capacity, **PRIVATE), np.uint8)
         self.pages = PagesAhead(self.memory)
         self.chunk_bytes = 0
         self.shelves: dict[int, Shelf] = {}

@@ -222,7 +222,8 @@ class Link:
             self._wake_at(1)
             count = self._socket.recv_into(into)
         else:
-            self._wake_at(min(len(into), WAKE_BYTES))
+            # What is left of a value is not waited for once more, where it is little.
+            self._wake_at(len(into) if 2 * len(into) < 3 * WAKE_BYTES else WAKE_BYTES)
             count = self._socket.recvmsg_into((into, spare))[0]
         if not count:
             raise ConnectionResetError("the server closed the connection")

@@ -172,7 +172,9 @@ class Redis(Tier):
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
         large = [i for i, record in enumerate(records) if len(record) >= ASK_FIRST_BYTES]
-        others = self._keep_present(names, records, large, deadline, done)
+        others: list[int] = []
+        if self._may_have_any([names[i] for i in large], deadline):
+            others = self._keep_present(names, records, large, deadline, done)
         new = [i for i, each in enumerate(done) if each is Outcome.SKIPPED and i not in others]
         self._set(names, records, new, deadline, done)
         there = [i for i in new if done[i] is Outcome.PRESENT]
@@ -202,6 +204,13 @@ class Redis(Tier):
                 done[i] = Outcome.FULL
             else:
                 done[i] = self._failed(answer) or Outcome.ERROR
+
+    def _may_have_any(self, names: Sequence[bytes], deadline: float) -> bool:
+        """Return whether there may be values: one command for all, where one server has them."""
+        if not names or self._is_cluster:
+            return bool(names)
+        asking = RedisRequest((command(b"EXISTS", *names),), (int,))
+        return self._servers.ask(names[:1], [asking], deadline) != [0]
 
     def _keep_present(
         self,

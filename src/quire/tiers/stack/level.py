@@ -14,7 +14,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier, TierStats
-from quire.tiers.format import PAGED_FROM
+from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
 from quire.tiers.stack.asking import Asking, Breaker, Kind
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.lanes import Lanes, TierLane
@@ -46,6 +46,12 @@ class _Few(bytearray):
     is_lent: bool
 
 
+def _new_pages(num_bytes: int) -> _Pages:
+    pages = _Pages(-1, num_bytes, **PRIVATE)
+    prefer_huge_pages(pages)
+    return pages
+
+
 class BufferPool:
     """Buffers by size, used again: fresh memory costs more than the copy into it.
 
@@ -70,7 +76,7 @@ class BufferPool:
                     buffer = idle.pop()
                     self.idle_bytes -= size
                 else:
-                    buffer = memoryview(_Pages(-1, size) if size >= PAGED_FROM else _Few(size))
+                    buffer = memoryview(_new_pages(size) if size >= PAGED_FROM else _Few(size))
                 buffer.obj.is_lent = True  # type: ignore[reportAttributeAccessIssue] - of our making
                 buffers.append(buffer)
         return buffers
