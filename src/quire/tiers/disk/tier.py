@@ -9,7 +9,7 @@ no part in it.
 
 Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
 `STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
-at the last `flush`.
+at the last `flush`; what was deleted may be back then, as it was put.
 Every record is verified when it is read. A full disk costs what would be stored, and nothing else: what is written to run on and to
 open again has its space reserved.
 """
