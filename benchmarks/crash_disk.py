@@ -4,7 +4,8 @@
 
 Each round forks one to three writers, one after the other, on one directory. A writer opens it, reads all that is there,
 puts, replaces, deletes, evicts, flushes, writes its indexes anew, closes and opens again, with small capacities that change, so
-that all of it happens often; in some rounds with two threads that write and one that flushes. It dies by SIGKILL
+that all of it happens often; past the page cache, by it, or by it for bursts; in some rounds with two threads that write and
+one that flushes and reads. It dies by SIGKILL
 
     before, within, after   its n-th file operation, n drawn at random; `within` a write: after some of the bytes
     time                    at a random time, from outside
@@ -45,6 +46,7 @@ from lossy_files import LossyFiles, as_there, left
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk.files import takes_direct
 from quire.tiers.format import new_buffer, read_header, record_bytes
 
 MODES = ("before", "within", "after", "time", "power")
@@ -164,10 +166,11 @@ class Writer:
             capacity = self.rng.choice(CAPACITIES)
             num_threads = self.rng.choice([1, 1, 2])
             self.tell("opens", capacity, num_threads == 1)
-            direct = self.rng.choice([None, False])
-            with Disk(
-                self.root / "tier", capacity, ahead=30_000, files=self.files, direct=direct
-            ) as disk:
+            direct = self.rng.choice([None, None, False, takes_direct(self.root)])
+            options = {"ahead": 30_000, "files": self.files, "direct": direct}
+            with Disk(self.root / "tier", capacity, **options) as disk:
+                if disk._cache is not None:  # so that some writes go past it
+                    disk._cache.limit_bytes = self.rng.choice([1 << 20, 150_000])
                 disk.evicting = lambda keys, _: self.tell("evicts", [key.hex() for key in keys])
                 self.tell("found", read_all(disk))
                 if num_threads == 1:

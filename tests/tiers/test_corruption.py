@@ -208,10 +208,12 @@ def test_a_disk_tier_whose_files_were_damaged_or_replaced_returns_nothing_wrong(
     with Disk(tmp_path / "now", "8MiB") as disk:
         put_all(disk, victims[:30])
     shutil.copytree(tmp_path / "now", tmp_path / "earlier")
+    with Disk(tmp_path / "stranger", "8MiB") as disk:
+        put_all(disk, make_victims(seed + 100, 90)[60:])
     with Disk(tmp_path / "now", "8MiB") as disk:
         disk.delete([victim.key for victim in victims[:10]])
         put_all(disk, victims[30:])
-    damaged(chance, tmp_path / "now", [tmp_path / "earlier"])
+    damaged(chance, tmp_path / "now", [tmp_path / "earlier", tmp_path / "stranger"])
     with contextlib.suppress(TierError), Disk(tmp_path / "now", "8MiB") as disk:
         read_all(disk, victims)
         disk.put([v.key for v in victims], [memoryview(v.record) for v in victims], 10)

@@ -9,7 +9,7 @@ no part in it.
 
 Nothing is synced for a record: after the end of a process, however sudden, all is there for which this tier's `put` returned
 `STORED` (a `TierStack` says so of what waits in its queue, too); after a loss of power most of it, and all that was there
-at the last `flush`.
+at the last `flush`; what was deleted may be back then, as it was put.
 Every record is verified when it is read. A full disk costs what would be stored, and nothing else: what is written to run on and to
 open again has its space reserved.
 """
@@ -129,7 +129,7 @@ class Disk(Tier):
             self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
         by_cache = self.is_direct and direct is None
         self._cache = PageCache(limit_here()) if by_cache else None
-        slabs = Slabs(self._files, self._directory, self._flags, self._cache)
+        slabs = Slabs(self._files, self._directory, self._flags, self._cache, self._lock)
         self.recovered = open_slabs(slabs, capacity)
         self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
