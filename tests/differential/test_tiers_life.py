@@ -1,5 +1,6 @@
 """What happens to the machine below the tiers: the tokens stay right, and only what can be stored is stored."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from hf_help import make_cache, random_ids
 
@@ -18,6 +20,7 @@ from quire.engines.tiered.opening import open_stack
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
 from file_systems import command, fill, mounted
+from servers import running
 
 
 def prompt(seed):
@@ -168,11 +171,8 @@ def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
         assert time.monotonic() - began < 1
 
     host, disk = stack.tiers
-    with (
-        host._lock,
-        disk._records.lock,
-        disk._room.lock,
-    ):  # as threads hold them while another one forks
+    # As threads hold them while another one forks; taken in their order.
+    with disk._room.lock, disk._records.lock, host._lock:
         assert in_child(serve_and_close) == 0
     assert in_child(lambda: None) == 0
     assert stack.drain(20)
@@ -213,3 +213,62 @@ def test_where_the_system_has_no_thread_left_a_cache_serves_and_closes(
                 stack.close()
     assert served(model, [f"disk:{tmp_path}?capacity=8MiB"])[0] in (0, 80)
     assert served(model, [f"disk:{tmp_path}?capacity=8MiB"], seed=1) == (80, {})
+
+
+# -- servers -------------------------------------------------------------------------------
+
+CHANGES = {
+    "restarted, and empty": lambda server, ask: server.restart(),
+    "flushed": lambda server, ask: ask("FLUSHALL"),
+    "full": lambda server, ask: ask("CONFIG SET maxmemory 1 maxmemory-policy noeviction"),
+    "small": lambda server, ask: ask("CONFIG SET maxmemory 1200000 maxmemory-policy allkeys-lru"),
+    "asking for a password": lambda server, ask: ask("CONFIG SET requirepass p4ss"),
+    "out of connections": lambda server, ask: ask("CONFIG SET maxclients 1"),
+    "dropping connections": lambda server, ask: ask("CLIENT KILL TYPE normal SKIPME no"),
+    "read only": lambda server, ask: ask("REPLICAOF 127.0.0.1 1"),
+    "loading for long": lambda server, ask: ask("CLIENT PAUSE 400 ALL"),
+    "another database": lambda server, ask: ask("SWAPDB 0 1"),
+}
+
+
+@pytest.mark.system("redis-server")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_between", [False, True], ids=["before", "between probe and get"])
+def test_a_redis_that_changes_in_mid_run_costs_hits_and_nothing_else(
+    model, tmp_path, change, is_between
+):
+    plain = [model.generate(prompt(seed), max_new_tokens=4) for seed in range(4)]
+    with running(tmp_path) as server:
+        stack = open_stack([server.url], {"gate": False, "busy_share": 1.0, "cool_down_s": 0.05})
+        with stack, make_cache(model, tiers=stack) as cache:
+            for seed in range(3):
+                cache.generate(prompt(seed), max_new_tokens=4)
+            assert stack.drain(20)
+
+            def happen():
+                with server.client() as client, contextlib.suppress(redis.ConnectionError):
+                    CHANGES[change](server, client.execute_command)
+
+            find = stack.find
+
+            def found_and_then(*asked, **words):
+                places = find(*asked, **words)
+                if happen in pending:
+                    pending.remove(happen)
+                    happen()
+                return places
+
+            pending = [happen]
+            if is_between:
+                stack.find = found_and_then
+            else:
+                pending.remove(happen)
+                happen()
+            for _ in range(2):
+                for seed, text in enumerate(plain):
+                    ops.clear(cache.manager)
+                    assert torch.equal(cache.generate(prompt(seed), max_new_tokens=4), text)
+                    assert stack.drain(20)
+            assert not pending
+            began = time.monotonic()
+        assert time.monotonic() - began < 2

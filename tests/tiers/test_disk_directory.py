@@ -9,7 +9,7 @@ import time
 import warnings
 
 import pytest
-from disk_help import filled, found
+from disk_help import filled, found, get, put
 from processes import wait_until
 
 from quire.errors import TierBusy, TierError
@@ -54,6 +54,25 @@ def test_what_is_put_into_a_directory_that_was_deleted_is_not_stored(tmp_path):
         assert disk.put(keys, records_of(keys, 5000), 10) == [Outcome.ERROR] * 3
         assert disk.contains(keys) == [False] * 3
         disk.check()
+
+
+def test_a_directory_that_was_moved_is_used_where_it_is_and_nothing_is_made_in_its_successor(
+    tmp_path,
+):
+    disk = filled(tmp_path / "kv")
+    (tmp_path / "kv").rename(tmp_path / "moved")
+    assert put(disk, range(20, 25)) == [STORED] * 5
+    large = names_of([50])
+    with Disk(tmp_path / "kv", "1MiB", ahead=1) as other:
+        assert disk.put(large, records_of(large, 9000), 10) == [Outcome.ERROR]
+        assert other.put(large, records_of(large, 9000), 10) == [STORED]
+        with pytest.raises(TierError, match="cannot be synced"):
+            disk.flush()
+        buffers = buffers_like(records_of(large, 9000))
+        assert other.get(large, buffers, 10) == [HIT]
+        assert get(disk, range(25)) == [HIT] * 25
+    disk.close()
+    assert found(tmp_path / "moved", 25) == [HIT] * 25
 
 
 def test_an_index_that_is_left_without_its_slab_says_nothing_of_the_next_one(tmp_path):

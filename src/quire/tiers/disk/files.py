@@ -176,7 +176,8 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path, files: DiskFiles) -> None:
-        self._descriptor = files.open(directory / "lock", os.O_RDWR | os.O_CREAT)
+        self._path = directory / "lock"
+        self._descriptor = files.open(self._path, os.O_RDWR | os.O_CREAT)
         _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,6 +193,11 @@ class DirectoryLock:
         with suppress(OSError):  # on a full disk nobody is told the number
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+    def check(self) -> None:
+        """Raise `OSError` where the directory that has this name now is another one: this one was moved or removed."""
+        if not os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
 
     def release(self) -> None:
         """Let another process have the directory. Twice does nothing."""

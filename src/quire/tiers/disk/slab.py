@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from quire.errors import InvariantError
-from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DiskFiles
+from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DirectoryLock, DiskFiles
 from quire.tiers.disk.index_file import IndexFile
 from quire.tiers.disk.page_cache import PageCache
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
@@ -209,6 +209,8 @@ class Slab:
     def remove(self) -> None:
         """Close the files and remove them."""
         self.close()
+        if self._cache is not None:
+            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
         self._files.unlink(self.path)
         self._files.unlink(self.index_file.path)
 
@@ -223,7 +225,6 @@ class Slab:
         self._files.close(self._descriptor)
         if self._cache is not None:
             self._files.close(self._cached)
-            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
         self.index_file.close()
 
 
@@ -232,10 +233,16 @@ class Slabs(dict[int, Slab]):
 
     `flags`  what files are opened with
     `cache`  what may wait in the page cache; None: nothing that need not
+    `lock`   held on the directory, so that files are made in no other one; None for who only reads
     """
 
     def __init__(
-        self, files: DiskFiles, directory: Path, flags: int, cache: PageCache | None = None
+        self,
+        files: DiskFiles,
+        directory: Path,
+        flags: int,
+        cache: PageCache | None = None,
+        lock: DirectoryLock | None = None,
     ) -> None:
         super().__init__()
         self.directory = directory
@@ -243,13 +250,20 @@ class Slabs(dict[int, Slab]):
         self.files = files
         self.flags = flags
         self.cache = cache
+        self._lock = lock
 
     def open(self, record_bytes: int) -> Slab:
         """Open a slab, which is in nobody's way yet. Raises `OSError`."""
+        self._check_lock()
         return Slab(self, record_bytes)
 
     def sync(self) -> None:
         """Return when all that was written, and the names of the files, would survive a loss of power."""
         for slab in list(self.values()):
             slab.sync()
+        self._check_lock()
         self.files.sync_directory(self.directory)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()

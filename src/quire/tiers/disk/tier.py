@@ -129,7 +129,7 @@ class Disk(Tier):
             self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
         by_cache = self.is_direct and direct is None
         self._cache = PageCache(limit_here()) if by_cache else None
-        slabs = Slabs(self._files, self._directory, self._flags, self._cache)
+        slabs = Slabs(self._files, self._directory, self._flags, self._cache, self._lock)
         self.recovered = open_slabs(slabs, capacity)
         self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
