@@ -209,6 +209,8 @@ class Slab:
     def remove(self) -> None:
         """Close the files and remove them."""
         self.close()
+        if self._cache is not None:
+            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
         self._files.unlink(self.path)
         self._files.unlink(self.index_file.path)
 
@@ -223,7 +225,6 @@ class Slab:
         self._files.close(self._descriptor)
         if self._cache is not None:
             self._files.close(self._cached)
-            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
         self.index_file.close()
 
 
