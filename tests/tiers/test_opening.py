@@ -168,6 +168,37 @@ def test_no_error_shows_a_password_whatever_is_in_it(line):
         assert "hunter2" not in said, given
 
 
+HIDDEN = "hunter2secret"
+ADDRESS = f"redis://:{HIDDEN}@h"
+KEY = f"-----BEGIN PRIVATE KEY-----\n{HIDDEN}"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"kind": "redis", "url": [ADDRESS]}, "url cannot be a value of type list: Expected `str`"),
+        ({"kind": "objects", "url": {"a": HIDDEN}}, "type dict"),
+        ({"kind": "objects", "url": "s3://b", "config": HIDDEN}, "config cannot be a value"),
+        ({"kind": "objects", "url": "s3://b", "config": [HIDDEN]}, "type list"),
+        ({"kind": "objects", "url": "s3://b", "config": {"token": [HIDDEN]}}, "type dict"),
+        ({"kind": "objects", "url": "s3://b", "client_options": HIDDEN}, "type str"),
+        ({"kind": "objects", "url": "s3://b", "concurrency": ADDRESS}, "concurrency cannot be"),
+        ({"kind": "redis", "url": "redis://h", "ttl_s": ADDRESS}, "ttl_s cannot be a value"),
+        ({"kind": "rediss", "url": ADDRESS}, "rediss"),
+        ({"kind": ADDRESS}, "no tier is called"),
+        ({"kind": "host", "capacity": ADDRESS}, "give a size"),
+        ({"kind": "host", "capacity": [ADDRESS]}, "capacity cannot be"),
+        ({"kind": "host", "capacity": "1MiB", "name": [ADDRESS]}, "name of a tier is text"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_keyfile": KEY}, "no file"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_cert_reqs": ADDRESS}, "'required' or 'none'"),
+    ],
+)
+def test_a_wrong_value_that_may_hold_a_password_is_shown_by_its_type(table, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_tier(table)
+    assert HIDDEN not in "".join(traceback.format_exception(caught.value))
+
+
 @pytest.mark.parametrize("password", ["a/b", "a#b", "a@b", "a%b", "a?b", "a:b", " &=+"])
 def test_a_percent_encoded_password_is_what_the_server_is_given(password):
     words, _ = parse_server(f"redis://user:{quote(password, safe='')}@host:1/2")

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from quire.errors import ConfigError
 from quire.extras import lacking
+from quire.tiers.addresses import described, is_word
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -80,7 +81,9 @@ def _check_options(scheme: str, options: Words) -> None:
                 f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
             )
         if name in FILES and not Path(value).is_file():
-            raise ConfigError(f"certificates that cannot be read: {name}={value!r} is no file")
+            seen = repr(value) if is_word(value, 255) else "what is given"
+            raise ConfigError(f"certificates that cannot be read: {name}={seen} is no file")
     requirement = options.get("ssl_cert_reqs", "required")
     if requirement not in ("required", "none"):
-        raise ConfigError(f"ssl_cert_reqs is 'required' or 'none', not {requirement!r}")
+        seen = described("ssl_cert_reqs", requirement)
+        raise ConfigError(f"ssl_cert_reqs is 'required' or 'none', not {seen}")
