@@ -84,7 +84,7 @@ def _check_options(scheme: str, options: Words) -> None:
             raise ConfigError(
                 f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
             )
-        if name in FILES and not os.path.isfile(value):
+        if name in FILES and not os.path.isfile(value):  # noqa: PTH113 - Path.is_file raises, with the value, for one too long
             seen = repr(value) if is_word(value, 255) else "what is given"
             raise ConfigError(f"certificates that cannot be read: {name}={seen} is no file")
     requirement = options.get("ssl_cert_reqs", "required")
