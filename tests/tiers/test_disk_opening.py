@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from disk_help import filled, found, left
+from disk_help import filled, found, get, left
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.base import Outcome
@@ -311,3 +311,52 @@ def test_small_records_go_through_the_page_cache_and_large_ones_past_it(tmp_path
     with Disk(tmp_path, "16MiB", direct=False) as disk:
         assert not disk.is_direct
         assert disk.get([key], [new_buffer(record_bytes(100_000))]) == [HIT]
+
+
+def test_a_slab_that_was_removed_costs_its_records_which_are_counted_once(tmp_path, caplog):
+    filled(tmp_path, 20).close()
+    next(tmp_path.glob("slab-*")).unlink()
+    with DiskReader(tmp_path) as reader:
+        assert reader.recovered.num_lost == 20
+    assert set(found(tmp_path)) == {Outcome.ABSENT}
+    assert "20 were lost" in caplog.text
+    filled(tmp_path, 20).close()
+    with Disk(tmp_path, "1MiB") as disk:
+        assert disk.recovered.is_clean
+        assert len(list(disk.scan())) == 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 2**32 * 64, 2**62, 2**70])
+def test_files_with_names_that_no_slab_has_are_left_alone(tmp_path, size):
+    for kind in ("slab", "index"):
+        (tmp_path / f"{kind}-{size}.quire").write_bytes(b"mine")
+    with Disk(tmp_path, "1MiB") as disk:
+        assert not disk.recovered.num_lost
+    assert (tmp_path / f"slab-{size}.quire").read_bytes() == b"mine"
+
+
+def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name / "kv").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with Disk("kv", "1MiB") as disk:
+        monkeypatch.chdir(tmp_path / "there")
+        key = name_of(1)
+        assert disk.put([key], [record_of(key)]) == [Outcome.STORED]
+        disk.flush()
+    assert not list((tmp_path / "there" / "kv").iterdir())
+    assert list((tmp_path / "here" / "kv").glob("slab-*"))
+
+
+def test_a_damaged_record_that_is_asked_for_twice_is_damaged_for_both(tmp_path):
+    disk = filled(tmp_path, 2)
+    slab = next(tmp_path.glob("slab-*"))
+    content = bytearray(slab.read_bytes())
+    content[600] ^= 1  # in the payload of the first
+    slab.write_bytes(content)
+    outcomes = get(disk, [0, 0, 1])
+    assert outcomes.count(Outcome.HIT) == 1
+    assert outcomes.count(Outcome.CORRUPT) == 2
+    assert get(disk, [0, 1]) == [Outcome.ABSENT, Outcome.HIT]
+    disk.check()
+    disk.close()

@@ -114,6 +114,8 @@ def test_a_line_that_cannot_be_is_refused_with_what_to_write(line, message):
         ({"kind": "host", "capacity": True}, "True"),
         ({"kind": "host", "capacity": "1MiB", "name": 3}, "the name of a tier is text, not 3"),
         ({"kind": "hst", "capacity": "1MiB"}, "did you mean 'host'"),
+        ({"kind": "rediss", "url": "rediss://h"}, "write kind = 'redis' and url = 'rediss://...'"),
+        ({"kind": "s3", "url": "s3://bucket"}, "write kind = 'objects' and url = 's3://...'"),
         ({"kind": "objects", "url": "memory://", "concurrency": "many"}, "concurrency cannot be"),
     ],
 )
@@ -166,6 +168,39 @@ def test_no_error_shows_a_password_whatever_is_in_it(line):
                 tier.contains([name_of(1)], timeout_s=0.01)
                 said = f"{tier!r} {tier.stats()}"
         assert "hunter2" not in said, given
+
+
+HIDDEN = "hunter2secret"
+ADDRESS = f"redis://:{HIDDEN}@h"
+KEY = f"-----BEGIN PRIVATE KEY-----\n{HIDDEN}"
+LONG_KEY = KEY * 100
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"kind": "redis", "url": [ADDRESS]}, "url cannot be a value of type list: Expected `str`"),
+        ({"kind": "objects", "url": {"a": HIDDEN}}, "type dict"),
+        ({"kind": "objects", "url": "s3://b", "config": HIDDEN}, "config cannot be a value"),
+        ({"kind": "objects", "url": "s3://b", "config": [HIDDEN]}, "type list"),
+        ({"kind": "objects", "url": "s3://b", "config": {"token": [HIDDEN]}}, "type dict"),
+        ({"kind": "objects", "url": "s3://b", "client_options": HIDDEN}, "type str"),
+        ({"kind": "objects", "url": "s3://b", "concurrency": ADDRESS}, "concurrency cannot be"),
+        ({"kind": "redis", "url": "redis://h", "ttl_s": ADDRESS}, "ttl_s cannot be a value"),
+        ({"kind": "rediss", "url": ADDRESS}, "rediss"),
+        ({"kind": ADDRESS}, "no tier is called"),
+        ({"kind": "host", "capacity": ADDRESS}, "give a size"),
+        ({"kind": "host", "capacity": [ADDRESS]}, "capacity cannot be"),
+        ({"kind": "host", "capacity": "1MiB", "name": [ADDRESS]}, "name of a tier is text"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_keyfile": KEY}, "no file"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_keyfile": LONG_KEY}, "no file"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_cert_reqs": ADDRESS}, "'required' or 'none'"),
+    ],
+)
+def test_a_wrong_value_that_may_hold_a_password_is_shown_by_its_type(table, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_tier(table)
+    assert HIDDEN not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("password", ["a/b", "a#b", "a@b", "a%b", "a?b", "a:b", " &=+"])

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 _KIND = re.compile(r"[a-z0-9+]*:(//)?")
 _USER = re.compile(r"(?<=//)\S*(?=@)")
 _OPTIONS = re.compile(r"(?<=\?)[^\s'\"<>]+")
+_MAY_BE_SECRET = re.compile(
+    "url|where|config|client_options|user|pass|secret|token|key|credential", re.IGNORECASE
+)
 
 
 def shown(line: str) -> str:
@@ -23,6 +26,25 @@ def shown(line: str) -> str:
     return f"{kind[0] if kind else ''}..." + (
         "" if "?" in before else f"@{where.partition('?')[0]}"
     )
+
+
+def is_word(value: object, length: int = 40) -> bool:
+    """Return whether a value is text of one line, up to so many characters, with no address in it."""
+    return (
+        isinstance(value, str)
+        and len(value) <= length
+        and value.isprintable()
+        and "://" not in value
+        and "@" not in value
+    )
+
+
+def described(option: str, value: object) -> str:
+    """Return the wrong value of an option: itself where it is a number, a bool or a word, and its type where it may be secret."""
+    is_plain = isinstance(value, (bool, int, float)) or is_word(value)
+    if is_plain and not _MAY_BE_SECRET.search(option):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def without(text: str, secrets: Iterable[str] = ()) -> str:

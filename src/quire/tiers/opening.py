@@ -33,7 +33,7 @@ import msgspec
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.plugins import load_offered, names_offered
-from quire.tiers.addresses import shown
+from quire.tiers.addresses import described, is_word, shown
 from quire.tiers.base import Tier
 from quire.tiers.wrapped import Late
 
@@ -123,7 +123,7 @@ def open_tier(spec: Spec) -> Tier:
     kind, options = _parse_line(spec) if isinstance(spec, str) else _parse_table(spec)
     name = options.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigError(f"the name of a tier is text, not {name!r}")
+        raise ConfigError(f"the name of a tier is text, not {described('name', name)}")
     known = _KINDS.get(kind)
     tier = _open_known(kind, known, options) if known else _open_offered(kind, options)
     if name is not None:
@@ -237,9 +237,14 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
     """Open a tier of a kind that another package offers."""
     factory = load_offered(GROUP, kind)
     if factory is None:
+        if kind in _SCHEMES:
+            raise ConfigError(
+                f"{kind!r} is how an address begins and no kind of tier: write "
+                f"kind = {_SCHEMES[kind]!r} and url = '{kind}://...'"
+            )
         names = [*_known_kinds(), *_SCHEMES]
         raise ConfigError(
-            f"no tier is called {kind!r}{_meant(kind, names)}; kinds: {', '.join(_known_kinds())}; "
+            f"no tier is called {shown(kind)!r}{_meant(kind, names)}; kinds: {', '.join(_known_kinds())}; "
             f"a package may add one by an entry point of the group {GROUP!r}"
         )
     where = options.pop("where", "")
@@ -260,9 +265,14 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
 
 def _converted(kind: str, name: str, value: object, wanted: Any) -> Any:
     try:
-        return msgspec.convert(value, wanted, strict=False)
+        converted = msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{kind}: {name} cannot be {value!r}: {error}") from None
+        # In quotes stand parts of the value.
+        reason = str(error).partition(" '")[0]
+        raise ConfigError(f"{kind}: {name} cannot be {described(name, value)}: {reason}") from None
+    if wanted == _SIZE and isinstance(value, str) and not is_word(value):
+        raise ConfigError(f"{kind}: {name} cannot be {described(name, value)}: give a size, '8GiB'")
+    return converted
 
 
 def _known_kinds() -> list[str]:

@@ -159,7 +159,7 @@ class TierContract:
     def test_a_deleted_key_is_absent_and_may_be_put_again(self, tier: Tier) -> None:
         keys = names_of(range(4))
         tier.put(keys, records_of(keys), timeout_s=10)
-        tier.delete([keys[1], name_of(99), keys[2]], timeout_s=10)
+        tier.delete([keys[1], name_of(99), keys[2], keys[1]], timeout_s=10)
         assert tier.contains(keys, timeout_s=10) == [True, False, False, True]
         assert read(tier, keys[1])[0] is ABSENT
         assert read(tier, keys[0]) == (HIT, record_of(keys[0]))

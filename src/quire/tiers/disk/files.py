@@ -251,7 +251,7 @@ def takes_direct(directory: Path) -> bool:
 
 def opened_directory(path: str | Path) -> Path:
     """Make a directory if need be. Raises `TierError` where there can be none, or none to read."""
-    directory = Path(path)
+    directory = Path(path).absolute()  # whatever directory the process works in later
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -45,6 +45,9 @@ from quire.tiers.places.key_table import Places, as_words, byte_view
 
 ROW_BYTES = 64
 SIZE_UNIT = 64
+MAX_SIZE = (2**32 - 1) * SIZE_UNIT
+"""Bytes of the largest record that an entry can name."""
+
 KEY_AT = 32
 
 ENTRY = np.dtype(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -12,12 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import RecordError
-from quire.tiers.disk.index_file import ENTRY, KEY_AT, ROW_BYTES, SIZE_UNIT, IndexContents
+from quire.tiers.disk.index_file import (
+    ENTRY,
+    KEY_AT,
+    MAX_SIZE,
+    ROW_BYTES,
+    SIZE_UNIT,
+    IndexContents,
+)
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT, read_header, record_bytes
 from quire.tiers.places.key_table import KEY_WORDS, as_words, later_duplicates
 
-_NAME = re.compile(r"slab-(\d+)\.quire")
+_NAME = re.compile(r"(slab|index)-(\d+)\.quire")
 
 _NO_WORDS = np.zeros((0, KEY_WORDS), np.uint64)
 
@@ -52,12 +60,9 @@ def open_slabs(slabs: Slabs, room: int) -> Recovered:
     bytes: the file may be of any length, with nothing in it. Raises `OSError`, and `TierError` where a later version wrote an index.
     """
     with ExitStack() as opened:
-        for path in sorted(slabs.directory.iterdir()):
-            match = _NAME.fullmatch(path.name)
-            size = int(match[1]) if match else 0
-            if size and not size % SIZE_UNIT and path.is_file() and not path.is_symlink():
-                slabs[size] = slabs.open(size)
-                opened.callback(slabs[size].close)
+        for size in _sizes(slabs, "slab"):
+            slabs[size] = slabs.open(size)
+            opened.callback(slabs[size].close)
         recovered = _fill(slabs, room)
         opened.pop_all()
     if recovered.num_rebuilt or recovered.num_lost:
@@ -73,7 +78,8 @@ def open_slabs(slabs: Slabs, room: int) -> Recovered:
 def _fill(slabs: Slabs, room: int) -> Recovered:
     """Publish what the files of indexes tell, and what records' own headers tell where these do not."""
     entries: list[NDArray[Any]] = []
-    num_rebuilt = num_lost = num_repeated = 0
+    num_lost = sum(_without_slab(slabs).values())
+    num_rebuilt = num_repeated = 0
     for slab in slabs.values():
         contents = slab.index_file.read()
         told, by_header = contents.entries, _by_headers(slab, contents)
@@ -100,6 +106,30 @@ def _fill(slabs: Slabs, room: int) -> Recovered:
         slab.index.load(places, own["key"], own["tag"], own["stamp"])
     num_records = sum(map(len, entries))
     return Recovered(num_records, num_rebuilt, int(num_lost), num_repeated)
+
+
+def _sizes(slabs: Slabs, kind: str) -> list[int]:
+    """Return the record sizes of which a directory has a slab, or an index, that can be one of ours."""
+    names = [(_NAME.fullmatch(path.name), path) for path in slabs.directory.iterdir()]
+    found = [
+        int(match[2])
+        for match, path in names
+        if match and match[1] == kind and path.is_file() and not path.is_symlink()
+    ]
+    return sorted(size for size in found if 0 < size <= MAX_SIZE and not size % SIZE_UNIT)
+
+
+def _without_slab(slabs: Slabs) -> dict[int, int]:
+    """Return by record size how many records the indexes name whose slab somebody removed."""
+    found: dict[int, int] = {}
+    for size in _sizes(slabs, "index"):
+        if size not in slabs:
+            index = slabs.index_file(size, os.O_RDONLY)
+            try:
+                found[size] = len(index.read().entries)
+            finally:
+                index.close()
+    return found
 
 
 def _without_repeated(entries: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -140,6 +170,8 @@ def _key_words(entries: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def remove_empty(slabs: Slabs) -> None:
-    """Remove the slabs without places, from the directory too."""
+    """Remove the slabs without places, from the directory too, and indexes without a slab."""
+    for size in _without_slab(slabs):
+        slabs.files.unlink(slabs.index_path(size))
     for size in [size for size, slab in slabs.items() if not slab.index.num_places]:
         slabs.pop(size).remove()

@@ -196,7 +196,7 @@ class DiskRecords:
         reappears after a restart is either what it says or carries another tag.
         """
         # The lowest place is given out first again, so that a prompt's records lie in their order.
-        spots = sorted(spots, key=lambda spot: (spot.slab.record_bytes, -spot.place))
+        spots = sorted(set(spots), key=lambda spot: (spot.slab.record_bytes, -spot.place))
         dropped = 0
         for start in range(0, len(spots), _AT_ONCE):
             with self._changes:

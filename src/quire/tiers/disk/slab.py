@@ -52,8 +52,7 @@ class Slab:
             if self._cache is not None:
                 self._cached = files.open(self.path, own & ~O_DIRECT)
                 opened.callback(files.close, self._cached)
-            index_path = directory / f"index-{record_bytes}.quire"
-            self.index_file = IndexFile(files, index_path, record_bytes, flags & ~O_DIRECT)
+            self.index_file = slabs.index_file(record_bytes, flags)
             opened.pop_all()
 
     @property
@@ -256,6 +255,15 @@ class Slabs(dict[int, Slab]):
         """Open a slab, which is in nobody's way yet. Raises `OSError`."""
         self._check_lock()
         return Slab(self, record_bytes)
+
+    def index_path(self, record_bytes: int) -> Path:
+        """Return where the index of a slab is."""
+        return self.directory / f"index-{record_bytes}.quire"
+
+    def index_file(self, record_bytes: int, flags: int) -> IndexFile:
+        """Open the file of an index. Raises `OSError`."""
+        path = self.index_path(record_bytes)
+        return IndexFile(self.files, path, record_bytes, flags & ~O_DIRECT)
 
     def sync(self) -> None:
         """Return when all that was written, and the names of the files, would survive a loss of power."""
