@@ -114,6 +114,8 @@ def test_a_line_that_cannot_be_is_refused_with_what_to_write(line, message):
         ({"kind": "host", "capacity": True}, "True"),
         ({"kind": "host", "capacity": "1MiB", "name": 3}, "the name of a tier is text, not 3"),
         ({"kind": "hst", "capacity": "1MiB"}, "did you mean 'host'"),
+        ({"kind": "rediss", "url": "rediss://h"}, "write kind = 'redis' and url = 'rediss://...'"),
+        ({"kind": "s3", "url": "s3://bucket"}, "write kind = 'objects' and url = 's3://...'"),
         ({"kind": "objects", "url": "memory://", "concurrency": "many"}, "concurrency cannot be"),
     ],
 )
@@ -171,6 +173,7 @@ def test_no_error_shows_a_password_whatever_is_in_it(line):
 HIDDEN = "hunter2secret"
 ADDRESS = f"redis://:{HIDDEN}@h"
 KEY = f"-----BEGIN PRIVATE KEY-----\n{HIDDEN}"
+LONG_KEY = KEY * 100
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,7 @@ KEY = f"-----BEGIN PRIVATE KEY-----\n{HIDDEN}"
         ({"kind": "host", "capacity": [ADDRESS]}, "capacity cannot be"),
         ({"kind": "host", "capacity": "1MiB", "name": [ADDRESS]}, "name of a tier is text"),
         ({"kind": "redis", "url": "rediss://h", "ssl_keyfile": KEY}, "no file"),
+        ({"kind": "redis", "url": "rediss://h", "ssl_keyfile": LONG_KEY}, "no file"),
         ({"kind": "redis", "url": "rediss://h", "ssl_cert_reqs": ADDRESS}, "'required' or 'none'"),
     ],
 )

@@ -237,6 +237,11 @@ def _open_offered(kind: str, options: dict[str, Any]) -> Tier:
     """Open a tier of a kind that another package offers."""
     factory = load_offered(GROUP, kind)
     if factory is None:
+        if kind in _SCHEMES:
+            raise ConfigError(
+                f"{kind!r} is how an address begins and no kind of tier: write "
+                f"kind = {_SCHEMES[kind]!r} and url = '{kind}://...'"
+            )
         names = [*_known_kinds(), *_SCHEMES]
         raise ConfigError(
             f"no tier is called {shown(kind)!r}{_meant(kind, names)}; kinds: {', '.join(_known_kinds())}; "

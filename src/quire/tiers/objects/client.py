@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -95,6 +96,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._permits = asyncio.Semaphore(concurrency)
         self._is_closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-objects", daemon=True
         )
@@ -174,7 +176,12 @@ class Client:
                     see(item["path"], item["size"])
 
     def check_open(self) -> None:
-        """Raise `TierError` after `close`."""
+        """Raise `TierError` after `close`, and in a forked process: the thread is the parent's."""
+        if os.getpid() != self._process:
+            raise TierError(
+                f"the object store is open in process {self._process}, from which this one was "
+                "forked; open a tier after the fork"
+            )
         if self._is_closed:
             raise TierError("the tier is closed")
 
@@ -183,6 +190,8 @@ class Client:
         if self._is_closed:
             return
         self._is_closed = True
+        if os.getpid() != self._process:
+            return
 
         def stop() -> None:
             for task in asyncio.all_tasks(self._loop):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os.path
 from typing import Any, TypeAlias, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from quire.errors import ConfigError
 from quire.extras import lacking
@@ -44,11 +44,14 @@ def parse_server(url: str) -> tuple[Words, bool]:
     try:
         words: Words = cast("Any", connection).parse_url(plain)
         parts = urlsplit(plain)
+        port = parts.port
     except ValueError:
         # What is wrong in it may be a part of the password, so nothing of it is shown.
         raise ConfigError(f"a Redis URL that cannot be read: {_SHAPE}") from None
     if parts.fragment or "@" in parts.query or ("@" in parts.path and parts.netloc):
         raise ConfigError(f"a Redis URL with a # or @ behind its server: {_SHAPE}")
+    if port == 0:
+        raise ConfigError("port 0 of a Redis URL is no server's; leave it out for 6379")
     path_of_db = parts.path.strip("/")
     db = words.get("db", 0)
     if scheme == "unix":
@@ -60,8 +63,9 @@ def parse_server(url: str) -> tuple[Words, bool]:
         raise ConfigError(f"database {db}: it is 0 in a cluster, and never negative")
     if "username" in words and "password" not in words:
         raise ConfigError("a user without a password: write user:password@host, or :password@host")
-    known = {"connection_class", "host", "port", "path", "username", "password", "db"}
-    _check_options(scheme, {name: words[name] for name in words if name not in known})
+    # Their names as written: redis-py takes a password there, too, where logs and process lists show it.
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if name != "db"]
+    _check_options(scheme, {name: words.get(name, "") for name in names})
     if scheme.startswith("rediss"):
         # Before version 6 of redis-py names were not checked unless that was asked for.
         is_checked = words.get("ssl_cert_reqs") != "none"
@@ -80,7 +84,7 @@ def _check_options(scheme: str, options: Words) -> None:
             raise ConfigError(
                 f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
             )
-        if name in FILES and not Path(value).is_file():
+        if name in FILES and not os.path.isfile(value):  # noqa: PTH113 - Path.is_file raises, with the value, for one too long
             seen = repr(value) if is_word(value, 255) else "what is given"
             raise ConfigError(f"certificates that cannot be read: {name}={seen} is no file")
     requirement = options.get("ssl_cert_reqs", "required")
