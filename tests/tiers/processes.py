@@ -1,10 +1,12 @@
 """Servers of tests: processes on loopback, which end with the tests, and what is asked of them."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -48,3 +50,24 @@ def standing_still(process: subprocess.Popen) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGCONT)
+
+
+def forked(call):
+    """Call something in a forked process; return its exit status, or None where it hangs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    for _ in range(1000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return None

@@ -5,12 +5,11 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
 from disk_help import filled, found, get, put
-from processes import wait_until
+from processes import forked, wait_until
 
 from quire.errors import TierBusy, TierError
 from quire.tiers.base import Outcome
@@ -99,27 +98,6 @@ def test_a_slab_that_is_long_and_empty_takes_neither_memory_nor_time(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB"
     assert sum(path.stat().st_size for path in tmp_path.glob("slab-*")) <= 1 << 20
     assert found(tmp_path) == [HIT] * 20
-
-
-def forked(call):
-    """Call something in a forked process; return its exit status, or None where it hangs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        try:
-            call()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    for _ in range(1000):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -283,3 +283,42 @@ def test_what_is_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
         monkeypatch.setattr(room, "walk", walk_and_use)
         assert tier.put([new], [record_of(new)], timeout_s=10) == [STORED]
         assert tier.contains([*keys, new]) == [True] * 6 + [False] + [True] * 2
+
+
+def test_a_pipe_in_the_place_of_a_record_is_corrupt_and_nobody_waits_for_it(tmp_path):
+    key = name_of(1)
+    with Files(tmp_path) as tier:
+        tier.put([key], [record_of(key)])
+        file_of(tier, key).unlink()
+        os.mkfifo(file_of(tier, key))
+        outcomes = []
+        reading = threading.Thread(
+            target=lambda: outcomes.extend(tier.get([key], buffers_like([record_of(key)]))),
+            daemon=True,
+        )
+        reading.start()
+        reading.join(5)
+        assert outcomes == [Outcome.CORRUPT]
+        assert tier.put([key], [record_of(key)]) == [STORED]
+        assert verified(tier) == 1
+
+
+def test_a_file_that_goes_to_make_room_for_its_own_replacement_is_counted_once(tmp_path):
+    small, large = record_of(name_of(0), 1000), record_of(name_of(0), 60_000)
+    with Files(tmp_path, capacity=100_000) as tier:
+        tier.put([name_of(0)], [small])
+        others = names_of(range(1, 4))
+        for key in others:
+            tier.put([key], [record_of(key, 30_000)])
+        room = tier._room
+        reserve = room.reserve
+
+        def reserve_once_it_is_gone(num_bytes, deadline):
+            tier.delete([name_of(0)])
+            return reserve(num_bytes, deadline)
+
+        room.reserve = reserve_once_it_is_gone
+        assert tier.put([name_of(0)], [large]) == [STORED]
+        room._sweeper.settle(5)
+        sizes = [each.num_bytes for each in tier.scan()]
+        assert (tier.stats().num_records, tier.stats().num_bytes) == (len(sizes), sum(sizes))

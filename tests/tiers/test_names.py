@@ -1,6 +1,8 @@
 """The names beside a tier's records: written, read, and of no harm where they are damaged."""
 
 import json
+import os
+import threading
 from random import Random
 
 import pytest
@@ -106,8 +108,23 @@ def test_a_directory_without_names_has_an_empty_book(tmp_path):
     assert NameBook.read(tmp_path).parents == {}
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_stands_there_and_is_no_file_has_no_names_and_is_not_waited_for(tmp_path, make):
+    make(tmp_path / FILE_NAME)
+    added, books = [], []
+
+    def use():
+        added.append(NamesFile(tmp_path).add(NamespaceName(FULL)))
+        books.append(NameBook.read(tmp_path).parents)
+
+    using = threading.Thread(target=use, daemon=True)
+    using.start()
+    using.join(5)
+    assert (added, books) == ([False], [{}])
+
+
 def test_a_file_that_cannot_be_read_is_said(tmp_path):
-    (tmp_path / FILE_NAME).mkdir()
+    (tmp_path / FILE_NAME).symlink_to(FILE_NAME)
     with pytest.raises(TierError, match="cannot read"):
         NameBook.read(tmp_path)
 

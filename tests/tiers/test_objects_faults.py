@@ -1,10 +1,11 @@
 """An object store that fails, and settings that cannot be: misses and reasons, never wrong bytes."""
 
+import os
 import time
 
 import pytest
 from objects_help import objects_of, s3_front, s3_server, s3_tier
-from processes import free_port
+from processes import forked, free_port
 from s3_server import (
     CONFIG,
     denied,
@@ -250,3 +251,22 @@ def test_no_record_of_a_call_with_many_bundles_is_lost_where_requests_are_few(fr
         buffers = buffers_like(records)
         assert tier.get(keys, buffers, timeout_s=20) == [HIT] * 60
         assert buffers == records
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_has_no_part_in_the_tier_and_is_told_so_at_once():
+    with Objects("memory://") as tier:
+        tier.put(KEYS, RECORDS)
+
+        def use_and_close():
+            began = time.monotonic()
+            assert tier.get(KEYS, buffers_like(RECORDS), timeout_s=5) == [ERROR] * 4
+            assert tier.put(KEYS, RECORDS, timeout_s=5) == [ERROR] * 4
+            with pytest.raises(TierError, match=f"process {os.getppid()}, from which this one"):
+                list(tier.scan())
+            tier.close()
+            tier.close()
+            assert time.monotonic() - began < 2
+
+        assert forked(use_and_close) == 0
+        assert tier.get(KEYS, buffers_like(RECORDS)) == [HIT] * 4

@@ -8,6 +8,7 @@ be read are left out and counted, so that several writers, or one that was kille
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -60,19 +61,19 @@ class NameBook:
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> NameBook:
-        """Return the names beside the records of a directory; empty without them.
+        """Return the names beside the records of a directory; empty without them, or where they are no file.
 
         Raises `TierError` where the file is there and cannot be read.
         """
         book = cls()
         try:
-            with (Path(directory) / FILE_NAME).open("rb") as file:
-                for line in file:
+            with open(Path(directory) / FILE_NAME, "rb", opener=_open_at_once) as file:
+                for line in file if _is_file(file.fileno()) else ():
                     try:
                         book.add(_decoder.decode(line))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         book.num_bad_lines += 1
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             pass
         except OSError as error:
             raise TierError(f"cannot read {error.filename!r}: {error.strerror}") from error
@@ -129,8 +130,10 @@ class NamesFile:
         fresh = [each for each in names if isinstance(each, ChainName) or each not in self._written]
         data = _lines(fresh)
         try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = _open_at_once(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
             try:
+                if not _is_file(file):
+                    return False
                 size = os.fstat(file).st_size
                 if size + len(data) > self.limit_bytes or os.write(file, data) < len(data):
                     return False
@@ -153,6 +156,15 @@ def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise TierError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def _open_at_once(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file, or what stands there instead: of a pipe the other end is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
+
+
+def _is_file(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def _lines(names: Sequence[Name] | Iterator[Name]) -> bytes:

@@ -1,11 +1,12 @@
 """Room of a directory of record files: a count of them, and the oldest go where they exceed the capacity."""
 
 # A Path per record would cost more than the system call.
-# ruff: noqa: PTH108, PTH116
+# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -49,6 +50,15 @@ def entries(folder: str) -> list[os.DirEntry[str]]:
             return list(found)
     except FileNotFoundError:
         return []
+
+
+def move(unfinished: str, file: str) -> None:
+    """Rename a file to its place, in a folder that is made if it is not there. Raises `OSError`."""
+    try:
+        os.rename(unfinished, file)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        os.rename(unfinished, file)
 
 
 class FilesRoom:
@@ -98,20 +108,29 @@ class FilesRoom:
             self.held -= num_bytes
             self._in_flight -= num_bytes
 
-    def written(self, key: bytes, num_bytes: int, before: int | None) -> None:
-        """Count a file whose room was reserved; `before` is the size of the one it replaced."""
-        with self._lock:
+    def place(self, unfinished: str, key: bytes, num_bytes: int) -> None:
+        """Rename a file whose room was reserved to its place, and count it. Raises `OSError`."""
+        file = file_of(self._root, key)
+        with self._lock:  # what it replaces may have been deleted since, to make this room
+            before = None
+            with contextlib.suppress(FileNotFoundError):
+                before = os.stat(file).st_size
+            move(unfinished, file)
             self._in_flight -= num_bytes
             self.held -= before or 0
             self.records += before is None
             self._meanwhile[key] = num_bytes
 
-    def removed(self, key: bytes, num_bytes: int) -> None:
-        """Count a file that was deleted."""
-        with self._lock:
-            self.held -= num_bytes
-            self.records -= 1
-            self._meanwhile[key] = -1
+    def remove(self, key: bytes, used_until_ns: float = math.inf) -> None:
+        """Delete a file, unless it is gone or was used later than that, and count it. Raises `OSError`."""
+        file = file_of(self._root, key)
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            status = os.stat(file)
+            if status.st_mtime_ns <= used_until_ns:
+                os.unlink(file)
+                self.held -= status.st_size
+                self.records -= 1
+                self._meanwhile[key] = -1
 
     @contextlib.contextmanager
     def sparing(self, floor_ns: int) -> Generator[None]:
@@ -135,7 +154,7 @@ class FilesRoom:
             with self._lock:
                 victims = self._settle(listed)
             for stamp_ns, key in victims:
-                self._delete(key, stamp_ns)
+                self.remove(key, stamp_ns)
         return False
 
     def _settle(self, listed: list[tuple[int, int, bytes]]) -> list[tuple[int, bytes]]:
@@ -156,12 +175,3 @@ class FilesRoom:
             victims.append((stamp_ns, key))
             excess -= size
         return victims
-
-    def _delete(self, key: bytes, used_until_ns: int) -> None:
-        """Delete a file, unless somebody used it after it was listed."""
-        file = file_of(self._root, key)
-        with contextlib.suppress(FileNotFoundError):
-            status = os.stat(file)
-            if status.st_mtime_ns <= used_until_ns:
-                os.unlink(file)
-                self.removed(key, status.st_size)

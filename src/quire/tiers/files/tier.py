@@ -1,7 +1,7 @@
 """A tier of one file per record, named by its key: for directories that many processes share."""
 
 # A Path per record would cost more than the system call.
-# ruff: noqa: PTH103, PTH104, PTH108, PTH110, PTH116, PTH120, PTH123
+# ruff: noqa: PTH103, PTH108, PTH110, PTH116, PTH123
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
-from quire.tiers.files.room import FilesRoom, entries, file_of, walk
+from quire.tiers.files.room import FilesRoom, entries, file_of, move, walk
 from quire.tiers.format import HEADER_BYTES, read_header
 
 STALE_S = 3600.0
@@ -119,11 +120,11 @@ class Files(Tier):
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         for index in self._each(keys, timeout_s):
             key = keys[index]
+            if self._room is not None:
+                self._room.remove(key)
+                continue
             with contextlib.suppress(FileNotFoundError):
-                size = os.stat(file_of(self._root, key)).st_size
                 os.unlink(file_of(self._root, key))
-                if self._room is not None:
-                    self._room.removed(key, size)
 
     def _size(self) -> tuple[int, int, int]:
         room = self._room
@@ -136,13 +137,16 @@ class Files(Tier):
 
     def _read(self, key: bytes, buffer: memoryview) -> Outcome:
         try:
-            file = os.open(file_of(self._root, key), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(file_of(self._root, key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return Outcome.ABSENT
         except OSError:
             return Outcome.ERROR
         try:
-            if os.fstat(file).st_size != len(buffer):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                return Outcome.CORRUPT
+            if status.st_size != len(buffer):
                 return _of_another_size(file)
             position = 0
             while position < len(buffer):
@@ -171,15 +175,16 @@ class Files(Tier):
         unfinished = f"{self._unfinished}/{key.hex()}.{secrets.token_hex(8)}"
         try:
             _write_whole(unfinished, record, stamp_ns)
-            _rename(unfinished, file)
+            if room is None:
+                move(unfinished, file)
+            else:
+                room.place(unfinished, key, size)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(unfinished)
             if room is not None:
                 room.give_back(size)
             return Outcome.FULL if error.errno in _NO_ROOM else Outcome.ERROR
-        if room is not None:
-            room.written(key, size, before)
         return Outcome.STORED
 
     def _stamps(self, count: int) -> int:
@@ -226,11 +231,3 @@ def _write_whole(path: str, record: memoryview, stamp_ns: int) -> None:
         os.utime(file, ns=(stamp_ns, stamp_ns))
     finally:
         os.close(file)
-
-
-def _rename(source: str, target: str) -> None:
-    try:
-        os.rename(source, target)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.rename(source, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
 import threading
@@ -147,6 +148,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._permits = asyncio.Semaphore(concurrency)
         self._is_closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="quire-objects", daemon=True
         )
@@ -226,7 +228,12 @@ class Client:
                     see(item["path"], item["size"])
 
     def check_open(self) -> None:
-        """Raise `TierError` after `close`."""
+        """Raise `TierError` after `close`, and in a forked process: the thread is the parent's."""
+        if os.getpid() != self._process:
+            raise TierError(
+                f"the object store is open in process {self._process}, from which this one was "
+                "forked; open a tier after the fork"
+            )
         if self._is_closed:
             raise TierError("the tier is closed")
 
@@ -235,6 +242,8 @@ class Client:
         if self._is_closed:
             return
         self._is_closed = True
+        if os.getpid() != self._process:
+            return
 
         def stop() -> None:
             for task in asyncio.all_tasks(self._loop):
