@@ -203,6 +203,11 @@ def test_tiers_of_one_name_are_numbered():
         lambda: StackSettings(load_timeout_s=0.0),
         lambda: StackSettings(cool_down_s=float("nan")),
         lambda: StackSettings(threads=0),
+        lambda: StackSettings(threads=1.5),
+        lambda: StackSettings(write="x"),
+        lambda: StackSettings(read_only="no"),
+        lambda: StackSettings(load_timeout_s="5"),
+        lambda: TierSettings(write="never"),
         lambda: StackSettings(queue_bytes="many"),
         lambda: TierSettings(threads=-1),
     ],
@@ -354,7 +359,7 @@ with shared.lock, levels[0].loads._lock, levels[0].stores._lock, shared.pool._lo
         assert not stack.wanted(keys).any()
         assert not stack.feeding.has_room(1 << 20)
         assert stack.choose(keys[:1], [0], [1], float) == 0
-        assert stack.prefetch(keys[:1], [1]).finish() == 0
+        assert stack.prefetch(keys[:1], [len(records[0])]).finish() == 0
         assert job.wait() and stack.drain(60) and stack.stats()
         stack.count_use(keys)
         stack.delete(keys[:1])
@@ -373,3 +378,11 @@ def test_in_a_forked_process_a_stack_does_nothing_and_the_one_it_was_forked_from
     subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], check=True, timeout=60)
     with Disk(tmp_path, "1MiB") as disk:
         assert disk.contains(KEYS[:3]) == [True, False, True]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 127, 2**50])
+def test_sizes_that_no_record_has_are_refused(size):
+    with TierStack([DictTier()], StackSettings(gate=False)) as stack:
+        for call in (stack.load, stack.prefetch):
+            with pytest.raises(ConfigError, match=r"128 to 4294967296 bytes, got"):
+                call(KEYS[:1], [size])

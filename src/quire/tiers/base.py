@@ -357,8 +357,13 @@ def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
     for key in keys:
         if len(key) != KEY_BYTES:
             raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}: {bytes(key[:40])!r}")
-    if buffers is not None and len(buffers) != len(keys):
+    if buffers is None:
+        return
+    if len(buffers) != len(keys):
         raise ConfigError(f"{len(keys)} keys and {len(buffers)} buffers; give one for each")
+    for buffer in buffers:
+        if type(buffer) is not memoryview or buffer.format != "B" or not buffer.c_contiguous:
+            raise ConfigError(f"a record lies in a contiguous memoryview of bytes, got {buffer!r}")
 
 
 def check_sealed(keys: Keys, records: Buffers) -> None:

@@ -49,6 +49,8 @@ TAG_AT = 120
 """Where the header's checksum begins: it covers key, generation and payload checksum."""
 PAGE_BYTES = 4096
 PAGED_FROM = 1 << 16
+MAX_RECORD_BYTES = 1 << 32
+"""No size of a record above this is taken for meant."""
 
 _FIELDS = Struct("<8sHHHHII QQQ 32s32s Q".replace(" ", ""))
 _CHECKSUM = Struct("<Q")

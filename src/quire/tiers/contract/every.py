@@ -192,6 +192,9 @@ class TierContract:
     def test_bad_arguments_raise_before_anything_is_done(self, tier: Tier) -> None:
         good, other = record_of(name_of(1)), record_of(name_of(2))
         keys = [name_of(1), name_of(2)]
+        for wrong in (bytes(256), memoryview(bytes(256)).cast("i")):
+            with pytest.raises(ConfigError, match="memoryview of bytes"):
+                tier.get([name_of(1)], [wrong])  # type: ignore[list-item]
         with pytest.raises(ConfigError, match="32 bytes, got 31"):
             tier.put([name_of(1), bytes(31)], [good, other])
         with pytest.raises(ConfigError, match="one for each"):

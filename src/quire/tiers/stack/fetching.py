@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from quire.tiers.base import Keys, Outcome
+from quire.errors import ConfigError
+from quire.tiers.base import Keys, Outcome, check_keys
+from quire.tiers.format import HEADER_BYTES, MAX_RECORD_BYTES
 from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared
 
@@ -150,3 +152,15 @@ class Fetch:
         for index in indices:
             self.outcomes[index] = self.causes.get(index, Outcome.ABSENT)
         self.pending -= len(indices)
+
+
+def check_sizes(keys: Keys, sizes: Sequence[int]) -> None:
+    """Raise `ConfigError` unless there is a size for each key that a record can have."""
+    check_keys(keys)
+    if len(sizes) != len(keys):
+        raise ConfigError(f"{len(keys)} keys and {len(sizes)} sizes; give one for each")
+    for size in sizes:
+        if not HEADER_BYTES <= size <= MAX_RECORD_BYTES:
+            raise ConfigError(
+                f"a record has {HEADER_BYTES} to {MAX_RECORD_BYTES} bytes, got {size}"
+            )

@@ -22,11 +22,18 @@ Size: TypeAlias = int | str
 
 
 class _Checked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields named `_s` are seconds above 0, `_share` of something, `_bytes` sizes as `quire.config` reads them."""
+    """Fields named `_s` are seconds above 0, `_share` of something, `_bytes` sizes as `quire.config` reads them.
+
+    Raises `ConfigError` for a value of another type or beyond its limits.
+    """
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for field in msgspec.structs.fields(type(self)):
+            name, value = field.name, getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{name} cannot be {value!r}: {error}") from None
             if value is None:
                 continue
             if name.endswith("_bytes"):

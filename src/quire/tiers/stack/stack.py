@@ -16,7 +16,7 @@ import numpy as np
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
 from quire.tiers.stack.feeding import Feeding
-from quire.tiers.stack.fetching import Fetch
+from quire.tiers.stack.fetching import Fetch, check_sizes
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Lanes, Work, close_at_exit
 from quire.tiers.stack.level import Level, Shared, tier_names
@@ -171,12 +171,9 @@ class TierStack:
         Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.
         Every other outcome is the first cause met that is more than absence.
         """
-        check_keys(keys)
-        if len(sizes) != len(keys) or (found is not None and len(found) != len(keys)):
-            raise ConfigError(
-                f"{len(keys)} keys, {len(sizes)} sizes"
-                f"{'' if found is None else f' and {len(found)} places'}; give one for each"
-            )
+        check_sizes(keys, sizes)
+        if found is not None and len(found) != len(keys):
+            raise ConfigError(f"{len(keys)} keys and {len(found)} places; give one for each")
         shared = self._shared
         if shared.is_closed or not keys:
             return [Outcome.SKIPPED] * len(keys), [None] * len(keys)
@@ -195,9 +192,7 @@ class TierStack:
 
         `sizes`  bytes of each record
         """
-        check_keys(keys)
-        if len(sizes) != len(keys):
-            raise ConfigError(f"{len(keys)} keys and {len(sizes)} sizes; give one for each")
+        check_sizes(keys, sizes)
         return self._prefetching.begin(keys, sizes)
 
     # Writing
