@@ -106,7 +106,7 @@ _KINDS = {
             "bundle": _SIZE,
             "concurrency": int,
             "refresh_s": float,
-            "config": dict[str, str],
+            "config": dict[str, str | bool],
             "client_options": dict[str, Any],
         },
         other="config",
@@ -212,7 +212,7 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
     for name, value in options.items():
         if name in known.options:
             arguments[name] = _converted(kind, name, value, known.options[name])
-        elif known.other and isinstance(value, str):
+        elif known.other and isinstance(value, (str, bool)):
             others[name] = value
         else:
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -38,13 +39,46 @@ _RETRIES = {
 }
 """obstore's own, for requests whose callers wait so long; a caller's deadline ends them earlier."""
 
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "disable_system_certificates",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_max_frame_size",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
+"""What obstore takes for its HTTP client and, as text, in a URL; among a store's settings it panics over them."""
+
+_PREFIXES = re.compile("^(aws|azure|google)_")
 _PAGE_TIMEOUT_S = 10.0
 
 
 def open_store(
-    url: str, config: Mapping[str, str] | None, client_options: Mapping[str, Any] | None
+    url: str,
+    config: Mapping[str, str | bool] | None,
+    client_options: Mapping[str, Any] | None,
 ) -> ObjectStore:
-    """Open what a URL names. Raises `ConfigError` for settings that cannot be."""
+    """Open what a URL names; options of the HTTP client may stand in `config`, too.
+
+    Raises `ConfigError` for settings that cannot be.
+    """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         raise ConfigError(
@@ -58,13 +92,14 @@ def open_store(
         if config or client_options:
             raise ConfigError(f"{shown(url)!r} takes no config or client options: it is not remote")
         return MemoryStore()
-    options = dict(client_options or {})
-    endpoints = [value for name, value in (config or {}).items() if "endpoint" in name.lower()]
-    if any(value.startswith("http://") for value in endpoints):
+    settings, options = _apart(config or {}, client_options or {})
+    secrets = [str(value) for value in (*settings.values(), *options.values(), url)]
+    endpoints = [value for name, value in settings.items() if "endpoint" in name.lower()]
+    if any(str(value).startswith("http://") for value in endpoints):
         options.setdefault("allow_http", True)
     # As one mapping: its stubs have no overload for schemes that are not literals.
     remote: dict[str, Any] = {
-        "config": config,
+        "config": settings or None,
         "client_options": options or None,
         "retry_config": _RETRIES,
     }
@@ -74,9 +109,26 @@ def open_store(
         raise
     except BaseException as error:  # noqa: BLE001 - a panic of obstore is no Exception
         # obstore raises its own errors, ValueError and TypeError for what it cannot read.
-        secrets = tuple(map(str, [*(config or {}).values(), url]))
         reason = without(reason_of(error), secrets)
-        raise ConfigError(f"cannot open {shown(url)!r}: {reason}") from None
+        given = f"; client options: {', '.join(options)}" if options else ""
+        raise ConfigError(f"cannot open {shown(url)!r}: {reason}{given}") from None
+
+
+def _apart(
+    config: Mapping[str, str | bool], client_options: Mapping[str, Any]
+) -> tuple[dict[str, str | bool], dict[str, Any]]:
+    """Return the settings of the store, and the options of the HTTP client from both."""
+    settings: dict[str, str | bool] = {}
+    options = dict(client_options)
+    for name, value in config.items():
+        plain = _PREFIXES.sub("", name.lower())
+        if plain not in _CLIENT_OPTIONS:
+            settings[name] = value
+        elif plain in options:
+            raise ConfigError(f"the option {plain!r} of an object store is given twice")
+        else:
+            options[plain] = value
+    return settings, options
 
 
 def reason_of(error: BaseException) -> str:

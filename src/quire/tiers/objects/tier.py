@@ -41,7 +41,8 @@ class Objects(Tier):
                       or a store that obstore has opened, for instance with a provider of credentials
     `config`          of the store, as obstore names it: `{"endpoint": "https://…", "region": "…", "access_key_id": "…"}`;
                       what is not given comes from the environment
-    `client_options`  of the HTTP client, as obstore names them
+    `client_options`  of the HTTP client, as obstore names them: `{"timeout": "10s", "allow_http": True}`; those that are
+                      text or bools may stand in `config`, too, and so behind the `?` of an address
     `bundle`          records of one call and one size share an object up to this size, and up to 20 of them
     `concurrency`     requests at once
     `refresh_s`       how old what is known of other writers may be where a key is not known; 0: list each time
@@ -74,7 +75,7 @@ class Objects(Tier):
         self,
         url: str | ObjectStore,
         *,
-        config: Mapping[str, str] | None = None,
+        config: Mapping[str, str | bool] | None = None,
         client_options: Mapping[str, Any] | None = None,
         bundle: str | int = "4MiB",
         concurrency: int = 16,
