@@ -7,8 +7,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 from quire.errors import InvariantError, TierError
 from quire.tiers.addresses import without
@@ -20,6 +22,10 @@ RECEIVE_BYTES = 1 << 20
 SEND_BYTES = 1 << 18
 """Asked of the kernel for a socket's two directions. On loopback, less to receive doubles the time of a GET of 64 KiB, and
 more to send that of a SET of 1 MiB: what waits to be sent leaves the processor's cache."""
+
+
+ANSWER_BYTES = 16 << 20
+"""Of the answers that redis-py reads: names of a page of keys, a map of slots, a server's state."""
 
 
 @contextmanager
@@ -42,7 +48,70 @@ def tier_errors(words: Words | None = None) -> Generator[None]:
         raise TierError(said) from None
 
 
-_RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
+_RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+
+
+class BoundedSocket:
+    """A socket as redis-py reads it: the answers to what was sent last come whole until an instant and in `ANSWER_BYTES`.
+
+    redis-py's own timeout is for each piece of an answer, of which a server may send any number.
+
+    `plain`   the socket
+    `until`   says the instant, of `time.monotonic`, whenever something is sent
+    """
+
+    def __init__(self, connected: Any, until: Callable[[], float]) -> None:
+        self.plain, self._until = connected, until
+        self._seconds: float | None = None
+        self._begin()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Wait at most so long for each piece; 0: not at all."""
+        self._seconds = seconds
+
+    def sendall(self, data: bytes) -> None:
+        """Send a command. Raises `TimeoutError` behind the instant."""
+        self._begin()
+        self.plain.settimeout(remaining(self._deadline))
+        self.plain.sendall(data)
+
+    def recv(self, num_bytes: int) -> bytes:
+        """Return the next bytes. Raises `TimeoutError` behind the instant, `OSError` behind `ANSWER_BYTES`."""
+        self._prepare()
+        data = self.plain.recv(num_bytes)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, *rest: int) -> int:
+        """Do the same into a buffer."""
+        self._prepare()
+        count = self.plain.recv_into(buffer, *rest)
+        self._count(count)
+        return count
+
+    def _begin(self) -> None:
+        self._deadline, self._left = self._until(), ANSWER_BYTES
+
+    def _prepare(self) -> None:
+        seconds = self._seconds
+        if seconds != 0:
+            rest = remaining(self._deadline)
+            seconds = rest if seconds is None else min(seconds, rest)
+        self.plain.settimeout(seconds)
+
+    def _count(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise ConnectionResetError(f"an answer of more than {ANSWER_BYTES} bytes")
+
+
+def bound(connection: Any, until: Callable[[], float]) -> None:
+    """Log in over a new connection of redis-py, whose answers are bounded from now on: its `redis_connect_func`."""
+    connection._sock = BoundedSocket(connection._sock, until)  # noqa: SLF001 - redis-py has no other word for it
+    connection.on_connect()
 
 
 class Server:
@@ -146,10 +215,11 @@ def _connect(words: Words, deadline: float) -> Link:
     options = dict(words)
     seconds = remaining(deadline)
     options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+    options["redis_connect_func"] = partial(bound, until=lambda: deadline)
     with tier_errors(words):
         connection = options.pop("connection_class")(**options)
         connection.connect()
-        connected = connection._sock  # noqa: SLF001 - redis-py has no other word for it
+        connected = connection._sock = connection._sock.plain  # noqa: SLF001
         for option, size in ((socket.SO_RCVBUF, RECEIVE_BYTES), (socket.SO_SNDBUF, SEND_BYTES)):
             connected.setsockopt(socket.SOL_SOCKET, option, size)
     return Link(connected, connection)

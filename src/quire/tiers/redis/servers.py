@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from quire.errors import TierError
 from quire.tiers.background import Background
-from quire.tiers.redis.link import Answer, Failure, RedisRequest, command
-from quire.tiers.redis.server import Server, tier_errors
+from quire.tiers.redis.link import Answer, Failure, RedisRequest, command, remaining
+from quire.tiers.redis.server import Server, bound, tier_errors
 from quire.tiers.redis.url import Words, place_of
 
 MAX_HOPS = 5
@@ -36,6 +38,7 @@ class Servers:
         self._client: Any = None
         self._map: Any = None
         self._refreshed = float("-inf")
+        self._latest = float("inf")
         self._closing = threading.Event()
         self._refresher = Background(self._refresh, "quire-redis-map")
 
@@ -48,6 +51,7 @@ class Servers:
         words: Words = {
             "socket_timeout": REFRESH_S,
             "socket_connect_timeout": REFRESH_S,
+            "redis_connect_func": partial(bound, until=self._until),
             **self._words,
         }
         if not self._is_cluster:
@@ -55,7 +59,7 @@ class Servers:
             return
         home = ClusterNode(words.pop("host", "localhost"), words.pop("port", 6379))
         try:
-            with tier_errors(self._words):
+            with self._all_until(deadline), tier_errors(self._words):
                 self._map = NodesManager(
                     [home], from_url=True, require_full_coverage=False, **words
                 )
@@ -116,6 +120,15 @@ class Servers:
         nodes = self._map.get_nodes_by_server_type("primary")
         return {str(node.name): node.redis_connection for node in nodes}
 
+    def infos(self, deadline: float) -> list[dict[str, Any]]:
+        """Return what each server that holds keys says of itself. Raises `TierError` or `OSError`."""
+        infos: list[dict[str, Any]] = []
+        with self._all_until(deadline), tier_errors():
+            for client in self.clients().values():
+                remaining(deadline)
+                infos.append(client.info())
+        return infos
+
     def check(self) -> None:
         """Verify the connections of all nodes. Raises `InvariantError`."""
         for server in list(self._servers.values()):
@@ -130,6 +143,18 @@ class Servers:
                 each.close()
         for server in list(self._servers.values()):
             server.close()
+
+    @contextmanager
+    def _all_until(self, deadline: float) -> Generator[None]:
+        """Give redis-py's answers no more time than that, while entered."""
+        self._latest = deadline
+        try:
+            yield
+        finally:
+            self._latest = float("inf")
+
+    def _until(self) -> float:
+        return min(self._latest, time.monotonic() + REFRESH_S)
 
     def _ask_node(
         self, target: str, batch: Sequence[tuple[RedisRequest, bool]], deadline: float

@@ -120,7 +120,7 @@ class Redis(Tier):
             raise TierError(f"{where} refuses to look for a key: {answer.text}")
         try:
             with tier_errors():
-                infos = [client.info() for client in self._servers.clients().values()]
+                infos = self._servers.infos(deadline)
                 limits = [int(each.get("maxmemory", 0)) for each in infos]
         except (TierError, OSError):
             # A user that may not ask for INFO: the limit stays unknown.
