@@ -97,8 +97,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _parse_text(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
+        # An address in its place may hold a password.
+        seen = "an address" if "://" in text else repr(text)
         raise ConfigError(
-            f"{text!r} is not a size; write a number and a unit, for example '1GiB' or '512MB'"
+            f"{seen} is not a size; write a number and a unit, for example '1GiB' or '512MB'"
         )
     unit = _UNITS.get(match["unit"].lower())
     if unit is None:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from quire.engines.tiered.opening import open_stack
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.addresses import shown
 from quire.tiers.base import Outcome, Tier
@@ -16,6 +17,7 @@ from quire.tiers.contract.samples import name_of, record_of
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.host import Host
+from quire.tiers.mooncake.sockets import address_of
 from quire.tiers.objects import Objects
 from quire.tiers.opening import open_tier, open_tiers
 from quire.tiers.redis.url import parse_server
@@ -201,6 +203,19 @@ def test_a_wrong_value_that_may_hold_a_password_is_shown_by_its_type(table, mess
     with pytest.raises(ConfigError, match=message) as caught:
         open_tier(table)
     assert HIDDEN not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_address_in_the_place_of_something_else_is_not_shown():
+    for call in (
+        lambda: open_stack(ADDRESS, None),
+        lambda: open_stack([], {"write": ADDRESS}),
+        lambda: Host(ADDRESS),
+        lambda: address_of(ADDRESS),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert ADDRESS not in str(caught.value)
+        assert HIDDEN not in str(caught.value)
 
 
 @pytest.mark.parametrize("password", ["a/b", "a#b", "a@b", "a%b", "a?b", "a:b", " &=+"])

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 _KIND = re.compile(r"[a-z0-9+]*:(//)?")
 _USER = re.compile(r"(?<=//)\S*(?=@)")
 _OPTIONS = re.compile(r"(?<=\?)[^\s'\"<>]+")
+_QUOTED = re.compile(r" '.*'", re.DOTALL)
 _MAY_BE_SECRET = re.compile(
     "url|where|config|client_options|user|pass|secret|token|key|credential", re.IGNORECASE
 )
@@ -45,6 +46,11 @@ def described(option: str, value: object) -> str:
     if is_plain and not _MAY_BE_SECRET.search(option):
         return repr(value)
     return f"a value of type {type(value).__name__}"
+
+
+def unquoted(error: Exception) -> str:
+    """Return what msgspec says of a wrong value, without the value, which stands in single quotes."""
+    return _QUOTED.sub(" ...", str(error))
 
 
 def without(text: str, secrets: Iterable[str] = ()) -> str:

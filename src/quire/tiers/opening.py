@@ -34,7 +34,7 @@ import msgspec
 
 from quire.errors import ConfigError, TierBusy, TierError
 from quire.plugins import load_offered, names_offered
-from quire.tiers.addresses import described, is_word, shown
+from quire.tiers.addresses import described, is_word, shown, unquoted
 from quire.tiers.base import Tier
 from quire.tiers.wrapped import Late
 
@@ -268,8 +268,7 @@ def _converted(kind: str, name: str, value: object, wanted: Any) -> Any:
     try:
         converted = msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
-        # In quotes stand parts of the value.
-        reason = str(error).partition(" '")[0]
+        reason = unquoted(error)
         raise ConfigError(f"{kind}: {name} cannot be {described(name, value)}: {reason}") from None
     if wanted == _SIZE and isinstance(value, str) and not is_word(value):
         raise ConfigError(f"{kind}: {name} cannot be {described(name, value)}: give a size, '8GiB'")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from quire.errors import ConfigError
+from quire.tiers.addresses import unquoted
 from quire.tiers.base import Tier
 from quire.tiers.opening import Spec, open_tiers
 from quire.tiers.stack.settings import StackSettings
@@ -26,9 +27,9 @@ def open_stack(
         try:
             settings = msgspec.convert(dict(settings), StackSettings)
         except (msgspec.ValidationError, TypeError) as error:
-            raise ConfigError(f"settings of the tiers: {error}") from error
+            raise ConfigError(f"settings of the tiers: {unquoted(error)}") from None
     if isinstance(tiers, str | Mapping) or not isinstance(tiers, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"tiers are a list, fastest first, got {tiers!r}")
+        raise ConfigError(f"tiers are a list, fastest first, got {type(tiers).__name__}")
     opened = open_tiers(tiers, strict=settings is not None and settings.strict)
     try:
         return TierStack(opened, settings)

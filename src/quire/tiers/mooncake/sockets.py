@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from quire.errors import ConfigError, TierError
+from quire.tiers.addresses import described
 
 Settings: TypeAlias = tuple[str, str, int, int, str, str, str]
 """What the library's `setup` takes: host, metadata, bytes to give, bytes of its buffer, protocol, devices, master."""
@@ -33,7 +34,8 @@ def address_of(master: str) -> tuple[str, int]:
     """Return host and port of `host:port`. Raises `ConfigError` for anything else."""
     host, _, port = master.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"master {master!r}; give host:port, for instance '127.0.0.1:50051'")
+        seen = described("master", master)
+        raise ConfigError(f"master: {seen}; give host:port, for instance '127.0.0.1:50051'")
     return host.strip("[]"), int(port)
 
 

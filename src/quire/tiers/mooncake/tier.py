@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
+from quire.tiers.addresses import described
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.contents.batches import batches
 from quire.tiers.mooncake.calls import Caller, Callers
@@ -113,7 +114,7 @@ class Mooncake(Tier):
         check_count("callers", callers)
         check_count("replicas", replicas)
         if protocol not in ("tcp", "rdma"):
-            raise ConfigError(f"protocol {protocol!r}; known: 'tcp', 'rdma'")
+            raise ConfigError(f"protocol {described('protocol', protocol)}; known: 'tcp', 'rdma'")
         if store is None:
             address_of(master)
         library = _load()
