@@ -223,7 +223,7 @@ def test_closing_while_calls_wait_ends_in_time(front):
         ("nowhere://bucket", {}, "nowhere"),
         ("bucket", {}, "bucket"),
         ("s3://", {}, "s3://"),
-        ("az://container", {}, "Account"),
+        ("az://container", {}, r"give account_name, az://container/path.account_name=mine"),
         ("https://example.com/x", {}, "web server"),
         ("file:///mnt/kv", {}, "for a directory of files: files:/mnt/kv"),
         ("s3://b", {"config": {"nonsense": "1"}}, "nonsense"),

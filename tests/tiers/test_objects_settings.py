@@ -3,6 +3,7 @@
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -39,12 +40,20 @@ def ask(spec):
         tier.contains([name_of(1)], timeout_s=5)
 
 
-@pytest.mark.parametrize(("scheme", "prefix"), [("s3", ""), ("s3", "AWS_"), ("gs", "google_")])
-def test_no_option_of_the_http_client_panics_among_the_settings(scheme, prefix, capfd):
+@pytest.mark.parametrize(
+    ("scheme", "prefix", "needed"),
+    [
+        ("s3", "", {}),
+        ("s3", "AWS_", {}),
+        ("gs", "google_", {}),
+        ("az", "azure_", {"account_name": "mine"}),
+    ],
+)
+def test_no_option_of_the_http_client_panics_among_the_settings(scheme, prefix, needed, capfd):
     for name in sorted(_CLIENT_OPTIONS):
         for value in ("true", "1s", "1"):
             with suppress(ConfigError):
-                open_store(f"{scheme}://bucket", {f"{prefix}{name}": value}, None)
+                open_store(f"{scheme}://bucket", needed | {f"{prefix}{name}": value}, None)
     assert "panicked" not in capfd.readouterr().err
 
 
@@ -63,3 +72,13 @@ def test_options_of_the_http_client_in_a_table_reach_it_as_bools_too(listener):
     ask({"kind": "objects", "url": "s3://b", "config": settings})
     assert len(heard) >= 2
     assert {agent for _, agent in heard} == {"mine"}
+
+
+def test_an_azure_address_names_the_container_and_the_path_in_it(listener):
+    address, heard = listener
+    settings = f"account_name=mine&skip_signature=true&endpoint=http://{address}/mine"
+    ask(f"az://container/path?{settings}")
+    (path,) = {urlsplit(path).path for path, _ in heard}
+    (prefix,) = {parse_qs(urlsplit(path).query)["prefix"][0] for path, _ in heard}
+    assert path == "/mine/container"
+    assert prefix.startswith("path/")

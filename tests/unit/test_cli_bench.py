@@ -91,3 +91,16 @@ def test_the_rows_of_one_checkout_run_on_the_core_of_another():
     )
     (row,) = json.loads(done.stdout)
     assert row["median_us"] > 0
+
+
+def test_tiers_of_which_none_can_be_timed_are_no_success():
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli", "bench", "tiers", "redis://127.0.0.1:1", "--json"],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)
+    assert row["tier"] == "redis"
+    assert row["reason"]

@@ -102,6 +102,7 @@ def tiers(
 
     Wall time, medians of rounds, MB/s of payload; checksums are always on. What is put is
     deleted again, but a tier that is full makes room for it: name an empty place.
+    Exit code 1 where none could be timed.
     With --gate, what requests take that hit and that miss, beside computing and loading always,
     for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens;
     --report draws the grid.
@@ -132,7 +133,9 @@ def tiers(
         round_bytes=parse_bytes(num_bytes),
         rounds=3 if quick else 9,
     )
-    _tell(measure, "tiers, MB/s of payload", listed, as_json=as_json)
+    found = _tell(measure, "tiers, MB/s of payload", listed, as_json=as_json)
+    if all("reason" in row for row in found):
+        raise typer.Exit(1)
 
 
 def _tell(

@@ -4,7 +4,8 @@
     disk:/var/kv?capacity=200GiB
     files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB
     redis://user:password@host:6379/0          rediss:// redis+cluster:// rediss+cluster:// unix://
-    s3://bucket/prefix?region=eu-central-1     gs:// az:// memory://
+    s3://bucket/prefix?region=eu-central-1     gs://bucket/prefix memory://
+    az://container/prefix?account_name=mine
 
 What follows `?` are options by name. The same as a table, where values may be of any type:
 

@@ -110,6 +110,8 @@ def open_store(
     except BaseException as error:  # noqa: BLE001 - a panic of obstore is no Exception
         # obstore raises its own errors, ValueError and TypeError for what it cannot read.
         reason = without(reason_of(error), secrets)
+        if "Account must be specified" in reason:
+            reason = "give account_name, az://container/path?account_name=mine"
         given = f"; client options: {', '.join(options)}" if options else ""
         raise ConfigError(f"cannot open {shown(url)!r}: {reason}{given}") from None
 

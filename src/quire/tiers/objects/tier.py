@@ -37,7 +37,8 @@ _SCAN_BATCH = 64
 class Objects(Tier):
     """Records of an object store that any number of processes and machines share.
 
-    `url`             `s3://bucket/path`, `gs://bucket/path`, `az://account/container/path`, `memory://`;
+    `url`             `s3://bucket/path`, `gs://bucket/path`, `memory://`, and `az://container/path` with the setting
+                      `account_name` (`AZURE_STORAGE_ACCOUNT_NAME` in the environment);
                       or a store that obstore has opened, for instance with a provider of credentials
     `config`          of the store, as obstore names it: `{"endpoint": "https://…", "region": "…", "access_key_id": "…"}`;
                       what is not given comes from the environment
