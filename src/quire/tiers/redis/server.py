@@ -46,9 +46,11 @@ def tier_errors(words: Words | None = None) -> Generator[None]:
         if isinstance(error, exceptions.ConnectionError) and not refused:
             raise OSError(said) from None
         raise TierError(said) from None
+    except RecursionError:
+        raise TierError("an answer that is nested too deep") from None
 
 
-_RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+_RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class BoundedSocket:
