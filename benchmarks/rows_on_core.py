@@ -55,7 +55,6 @@ def main(rows_source: str, *options: str) -> None:
 
 def method(name):
     """Spell an operation as the method of the manager that it was."""
-    name = {"reclaim": "evict"}.get(name, name)
     return lambda manager, *args, **named: getattr(manager, name)(*args, **named)
 
 
