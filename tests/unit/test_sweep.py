@@ -1,5 +1,6 @@
 """Sweeps: the same rows, in the same order, wherever they were computed."""
 
+import subprocess
 import sys
 
 import pytest
@@ -111,6 +112,28 @@ def test_one_process_or_one_task_stays_in_this_process():
     assert list(Processes(1).run(lambda task: -task, [3, 4])) == [(0, -3), (1, -4)]
     assert list(Processes(8).run(lambda task: -task, [3])) == [(0, -3)]
     assert list(Serial().run(str, [])) == []
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from quire.sim.executors import Processes
+
+if __name__ == "__main__":
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        list(Processes(2).run(time.sleep, [600, 600, 600]))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_that_reaches_no_worker_ends_them_all_the_same(tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, script], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
 
 
 def test_without_ray_an_error_says_what_to_install(monkeypatch):

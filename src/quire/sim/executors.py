@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quire.config import check_count
@@ -56,15 +57,20 @@ class Processes:
         workers = min(self._num_workers, len(tasks))
         spawned, others = get_context("spawn"), active_children()
         with ProcessPoolExecutor(workers, spawned, initializer=_end_at_interrupt) as pool:
-            with _interrupts_wait():
-                futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
-            begun = [each for each in active_children() if each not in others]
+            begun: list[BaseProcess] = []
             try:
+                with _interrupts_wait():
+                    futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
+                    begun = [each for each in active_children() if each not in others]
                 for future in as_completed(futures):
                     yield futures[future], future.result()
             except BrokenProcessPool as error:
                 if any(each.exitcode == -signal.SIGINT for each in begun):
                     raise KeyboardInterrupt from error  # it came to a worker first
+                raise
+            except KeyboardInterrupt:  # a worker that began behind it does not know
+                for each in begun:
+                    each.terminate()
                 raise
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
