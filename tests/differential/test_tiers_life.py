@@ -1,12 +1,9 @@
 """What happens to the machine below the tiers: the tokens stay right, and only what can be stored is stored."""
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from quire.engines.tiered.opening import open_stack
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
 from file_systems import command, fill, mounted
+from processes import forked
 from servers import running
 
 
@@ -126,27 +124,6 @@ def test_a_file_system_that_fails_in_mid_run_costs_stores_and_is_said_once(model
 # -- forks ---------------------------------------------------------------------------------
 
 
-def in_child(work):
-    """Run in a forked process; return its exit status, None where it hangs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    for _ in range(2000):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
 @pytest.mark.parametrize("write", ["through", "back", "second_use"])
 def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
     model, tmp_path, write
@@ -173,8 +150,8 @@ def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
     host, disk = stack.tiers
     # As threads hold them while another one forks; taken in their order.
     with disk._room.lock, disk._records.lock, host._lock:
-        assert in_child(serve_and_close) == 0
-    assert in_child(lambda: None) == 0
+        assert forked(serve_and_close) == 0
+    assert forked(lambda: None) == 0
     assert stack.drain(20)
     for seed, text in enumerate(plain):
         assert torch.equal(cache.generate(prompt(seed), max_new_tokens=4), text)

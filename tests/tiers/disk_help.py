@@ -6,7 +6,7 @@ import shutil
 import threading
 
 from quire.tiers.base import Outcome
-from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk.files import DiskFiles
 
@@ -56,17 +56,19 @@ class FaultyFiles(DiskFiles):
         return super().read_at(descriptor, buffer, offset)
 
 
-def put(disk, numbers, **options):
+def put(disk, numbers, payload_bytes=1000):
     keys = names_of(numbers)
-    return disk.put(keys, records_of(keys), 10, **options)
+    return disk.put(keys, records_of(keys, payload_bytes), 60)
 
 
-def get(disk, numbers):
+def get(disk, numbers, payload_bytes=1000):
+    """Return the outcomes, after a check that all hits are right."""
     keys = names_of(numbers)
-    buffers = buffers_like(records_of(keys))
-    outcomes = disk.get(keys, buffers, 10)
-    for key, outcome, buffer in zip(keys, outcomes, buffers, strict=True):
-        assert outcome is not Outcome.HIT or buffer == record_of(key)
+    records = records_of(keys, payload_bytes)
+    buffers = buffers_like(records)
+    outcomes = disk.get(keys, buffers, 60)
+    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
+        assert outcome is not Outcome.HIT or buffer == record
     return outcomes
 
 

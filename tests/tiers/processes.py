@@ -63,7 +63,7 @@ def forked(call):
             os._exit(0)
         finally:
             os._exit(1)
-    for _ in range(1000):
+    for _ in range(6000):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)

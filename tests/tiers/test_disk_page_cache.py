@@ -4,10 +4,11 @@ import errno
 import os
 
 import pytest
+from disk_help import get, put
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
-from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.contract.samples import names_of, record_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk import files as disk_files
 from quire.tiers.disk.files import O_DIRECT, DiskFiles, takes_direct
@@ -74,18 +75,11 @@ def disk(tmp_path, files):
 
 
 def store(disk, numbers):
-    keys = names_of(numbers)
-    assert disk.put(keys, records_of(keys, PAYLOAD), 60) == [STORED] * len(keys)
+    assert put(disk, numbers, PAYLOAD) == [STORED] * len(numbers)
 
 
 def load(disk, numbers):
-    keys = names_of(numbers)
-    records = records_of(keys, PAYLOAD)
-    buffers = buffers_like(records)
-    outcomes = disk.get(keys, buffers, 60)
-    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
-        assert outcome is not HIT or buffer == record
-    return outcomes
+    return get(disk, numbers, PAYLOAD)
 
 
 def forget(disk):

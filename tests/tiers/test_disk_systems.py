@@ -14,7 +14,7 @@ from prefixes_help import store as store_blocks
 
 from quire.tiers.base import Outcome
 from quire.tiers.contents.names import NameBook, write_names
-from quire.tiers.contract.samples import buffers_like, names_of, record_of, records_of
+from quire.tiers.contract.samples import names_of, record_of
 from quire.tiers.disk import Disk
 
 HIT, ABSENT, STORED, FULL = Outcome.HIT, Outcome.ABSENT, Outcome.STORED, Outcome.FULL
@@ -29,18 +29,11 @@ def system(request, tmp_path):
 
 
 def store(disk, numbers):
-    keys = names_of(numbers)
-    return disk.put(keys, records_of(keys, PAYLOAD), 60)
+    return put(disk, numbers, PAYLOAD)
 
 
 def load(disk, numbers):
-    keys = names_of(numbers)
-    records = records_of(keys, PAYLOAD)
-    buffers = buffers_like(records)
-    outcomes = disk.get(keys, buffers, 60)
-    for outcome, buffer, record in zip(outcomes, buffers, records, strict=True):
-        assert outcome is not HIT or buffer == record
-    return outcomes
+    return get(disk, numbers, PAYLOAD)
 
 
 def test_writing_ahead_leaves_room_for_others(system):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from replay_help import random_chains, trace_of
@@ -134,6 +135,14 @@ def test_an_interrupt_that_reaches_no_worker_ends_them_all_the_same(tmp_path):
         [sys.executable, script], check=False, capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
+
+
+def test_whoever_stops_listening_does_not_wait_for_what_still_runs():
+    began_s = time.monotonic()
+    results = Processes(2).run(time.sleep, [0, 600, 600])
+    assert next(results) == (0, None)
+    results.close()
+    assert time.monotonic() - began_s < 300
 
 
 def test_without_ray_an_error_says_what_to_install(monkeypatch):

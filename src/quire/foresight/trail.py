@@ -41,6 +41,10 @@ class Stretch(msgspec.Struct, eq=False):
     below: dict[int | None, Stretch] = {}
 
 
+_NO_PROMPT = 0, Stretch(bytearray()), 0
+"""What is known of the prompt of a row that nobody opened: nothing, of no request."""
+
+
 class TrailPart(NodePart, gc=False, eq=False):
     """`run`: the one in which a node ends, or one that goes on from there; None as long as nobody has come to its end."""
 
@@ -119,7 +123,7 @@ class Trail(Watcher):
             return  # a restore: nobody has computed it now
         assert parent is not None
         start, part, key = stop - num_blocks, node.parts[self.place], node.key
-        request, run, end = self._prompts.get(seq.row, NO_PROMPT)
+        request, run, end = self._prompts.get(seq.row, _NO_PROMPT)
         if request != number or end <= start or _is_forgotten(run):
             run, end = (parent.parts[self.place] if parent.end == start else part).run, start
             if run is None or _is_forgotten(run):
@@ -295,9 +299,6 @@ class Trail(Watcher):
         self._num_blocks -= run.end - above.end
         run.above = None
         return above
-
-
-NO_PROMPT = 0, Stretch(bytearray()), 0
 
 
 def _counts(run: Stretch, user: int) -> bool:

@@ -58,21 +58,24 @@ class Processes:
         spawned, others = get_context("spawn"), active_children()
         with ProcessPoolExecutor(workers, spawned, initializer=_end_at_interrupt) as pool:
             begun: list[BaseProcess] = []
+            is_done = False
             try:
                 with _interrupts_wait():
                     futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
                     begun = [each for each in active_children() if each not in others]
                 for future in as_completed(futures):
                     yield futures[future], future.result()
+                is_done = True
             except BrokenProcessPool as error:
                 if any(each.exitcode == -signal.SIGINT for each in begun):
                     raise KeyboardInterrupt from error  # it came to a worker first
                 raise
-            except KeyboardInterrupt:  # a worker that began behind it does not know
-                for each in begun:
-                    each.terminate()
-                raise
             finally:
+                if (
+                    not is_done
+                ):  # nobody waits for the rest, and not every worker knows of an interrupt
+                    for each in begun:
+                        each.terminate()
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
