@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import ops
-from quire.core import CacheManager, Watcher
+from quire.core import CacheManager, Scope, Watcher
+from quire.core.scope import NO_SCOPE
 from quire.errors import OutOfBlocks, TruncateError
 from quire.foresight import Trail
 from quire.foresight import trail as lost
@@ -22,9 +23,9 @@ def manager():
     return CacheManager(100, BLOCK, sub_block=False, watchers=[Trail()])
 
 
-def evicted(manager, tokens):
+def evicted(manager, tokens, scope=None):
     """How many tokens of a prompt are missed because they were evicted."""
-    said = ops.explain(manager, [*tokens, 2**31 - 1])
+    said = ops.explain(manager, [*tokens, 2**31 - 1], scope)
     return sum(part.stop - part.start for part in said.segments if part.why == "evicted")
 
 
@@ -197,22 +198,25 @@ class Stored(Watcher):
     """The model: every path of blocks that was stored, less what its own sequence took back."""
 
     def begin(self, kernel):
-        self.paths = set()
+        self.paths, self.tree = set(), kernel.tree
 
     def stored(self, seq, node, num_blocks):
-        path = path_of(node)
+        path = path_of(seq.scope, node)
         self.paths.update(path[:end] for end in range(1, len(path) + 1))
 
     def leaving(self, node, blocks, group, why):
         if why == "truncated":
-            taken = path_of(node)[: blocks.start + 1]
+            roots = self.tree.roots.items()
+            (scope,) = [scope for scope, root in roots if root is node.holding(-1)]
+            taken = path_of(scope, node)[: blocks.start + 2]
             self.paths = {path for path in self.paths if path[: len(taken)] != taken}
 
 
-def path_of(node):
-    size = node.path()[0].key.__len__() // node.path()[0].num_blocks
+def path_of(scope, node):
+    """The scope, and the blocks from its root to the end of a node."""
+    size = len(node.name)
     key = b"".join(bytes(each.key) for each in node.path())
-    return tuple(key[at : at + size] for at in range(0, len(key), size))
+    return scope, *(key[at : at + size] for at in range(0, len(key), size))
 
 
 ACTS = (
@@ -256,27 +260,27 @@ def says_whether_it_was_here(random, block, num_blocks, *, knows_all):
         manager.commit(seq, tokens)
 
     for _ in range(80):
-        act = random.choice(ACTS)
+        act, scope = random.choice(ACTS), random.choice([NO_SCOPE, Scope(salt="other")])
         before = random.choice(prompts)
         kept = before[: random.randint(0, len(before))]
         prompt = [*kept, *itertools.islice(fresh, random.randint(1, 4 * block))][: 12 * block]
         asked = [*prompt, 2**31 - 1]
         size = len(asked) - 1 - (len(asked) - 1) % block
-        path = np.array(asked[:size], np.int32).tobytes()
-        path = tuple(path[at : at + 4 * block] for at in range(0, len(path), 4 * block))
-        cached = manager.probe(asked).num_blocks
-        was = max((end for end in range(len(path) + 1) if path[:end] in model.paths), default=0)
-        said, true = evicted(manager, asked[:-1]), max(was - cached, 0) * block
+        key = np.array(asked[:size], np.int32).tobytes()
+        path = scope, *(key[at : at + 4 * block] for at in range(0, len(key), 4 * block))
+        cached = manager.probe(asked, scope).num_blocks
+        was = max((end for end in range(len(path)) if path[: end + 1] in model.paths), default=0)
+        said, true = evicted(manager, asked[:-1], scope), max(was - cached, 0) * block
         assert said == true if knows_all else said <= true
         seq = random.choice(running) if running else None
         try:
             if act == "open" and len(running) < 5:
-                running.append(manager.open(prompt))
+                running.append(manager.open(prompt, scope))
                 prompts.append(prompt)
             elif act == "reclaim":
                 ops.reclaim(manager, random.randint(1, 8))
             elif act == "drop":
-                ops.invalidate(manager, kept or None)
+                ops.invalidate(manager, kept or None, scope)
             elif seq is None:
                 continue
             elif seq.state == "suspended":
@@ -286,6 +290,13 @@ def says_whether_it_was_here(random, block, num_blocks, *, knows_all):
                 length = random.randint(1, 3 * block)
                 compute(seq, left[:length] or list(itertools.islice(fresh, length)))
                 prompts.append(seq.tokens.tolist())
+            elif act == "step":
+                apart = [
+                    each for each in running if each.state == "open" and not prompts_left(each)
+                ]
+                manager.reserve_step(apart)
+                manager.take_copies()
+                manager.commit_step(apart, list(itertools.islice(fresh, len(apart))))
             elif act == "fork" and len(running) < 5:
                 running.append(manager.fork(seq))
             elif act == "truncate":

@@ -29,7 +29,7 @@ class Stretch(msgspec.Struct, eq=False):
     `user`   number of the last request that used all of it
     `end`    blocks from the root to its end
     `above`  the run that it goes on from; None for the root of a scope, and once it is forgotten
-    `name`   hash of its first block's bytes; None for what was cut off, until somebody goes that way again
+    `name`   hash of its first block's bytes; None for what was cut off, which is known by its marks alone
     `below`  the runs that go on from its end, by their names
     """
 
@@ -248,10 +248,7 @@ class Trail(Watcher):
             if run.user != number or run.below or run.above is None:
                 name = hash(rest[: self._size].tobytes())
                 above, run = run, Stretch(bytearray(), number, at, run, name)
-                if above.below:
-                    above.below[name] = run
-                else:
-                    above.below = {name: run}
+                above.below[name] = run
                 self._num_runs += 1
                 self._ends.append((run, number))
             self._lengthen(run, marks)
