@@ -32,7 +32,7 @@ def patience_s(saved_s: float) -> float:
     With that, a request loses half of computing and 50 ms at most: what saving takes is an estimate, and to notice the end
     and to begin computing takes some of it.
     """
-    return 0.4 * saved_s + 0.03
+    return saved_s / 2 + 0.03
 
 
 class LaneCall(Generic[T]):
