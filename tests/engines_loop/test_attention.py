@@ -120,9 +120,9 @@ def test_a_shared_run_is_found_from_the_tables_alone():
     step = Step(0)
     plan = AttentionPlan(step.size, min_saved_tokens=0)
     plan.update(step.packed([[1, 2, 3], [1, 2, 4], [1, 5]], [12, 12, 8], [1, 1, 1]))
-    found = {(tuple(run.rows.tolist()), run.slots.start, run.slots.stop) for run in plan.runs}
-    assert found == {((0, 1, 2), 4, 8), ((0, 1), 8, 12)}
-    assert plan.decode.count.tolist() == [5, 5, 5]
+    work = plan.work(1, 1)
+    found = {(tuple(work.rows[b : b + n].tolist()), start) for _, b, n, _, _, start, _, _ in work.tasks}
+    assert found == {((0, 1, 2), 0), ((0, 1), 4), ((0,), 8), ((1,), 8), ((2,), 4)}
 
 
 @pytest.mark.parametrize(
