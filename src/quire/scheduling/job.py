@@ -62,7 +62,7 @@ class Job:
 
     `tokens`      the known ones, prompt and generated; a slice is a copy (a view of all would keep it from growing)
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
-    `seq`         its sequence, open while it runs; `num_cached` tokens of it were found at its first admission
+    `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
     `passed`      jobs that came later and were admitted before it
     Raises `TokensError`, `ScopeError`, `ConfigError`.
@@ -97,7 +97,7 @@ class Job:
         self.drafts: IntArray | None = None
         self.seq: Sequence | None = None
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
-        self.number = self.num_cached = self.num_preempted = self.passed = 0
+        self.number = self.first_hit = self.num_preempted = self.passed = 0
         self.is_urgent = False
         self.behind: tuple[Job, int] | None = None
 
@@ -114,6 +114,11 @@ class Job:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that were found at its first admission."""
+        return self.first_hit
 
     @property
     def num_computed(self) -> int:
