@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.serve.replies import DONE, ReplyChoice, Reply, token_bytes
+from quire.serve.replies import DONE, Reply, ReplyChoice, token_bytes
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 

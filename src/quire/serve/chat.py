@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from quire.serve.protocol import SEEN, ApiError, ChatRequest, ChatMessage, Tool
+from quire.serve.protocol import SEEN, ApiError, ChatMessage, ChatRequest, Tool
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "json"]
 
