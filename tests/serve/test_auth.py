@@ -6,10 +6,10 @@ import pytest
 
 from quire.core import Scope
 from quire.errors import ConfigError
-from quire.serve.auth import KEY_ENV, OPERATOR_ENV, Keys, is_loopback, read_keys, scope_of
+from quire.serve.auth import KEY_ENV, OPERATOR_ENV, ApiKeys, is_loopback, read_keys, scope_of
 from quire.serve.protocol import ApiError
 
-KEYS = Keys(
+KEYS = ApiKeys(
     [("ann", "key-of-ann"), ("bob", "key-of-bob"), ("ann", "second-of-ann")], "the-operators"
 )
 
@@ -64,7 +64,7 @@ def test_keys_are_not_told():
 
 
 def test_without_keys_all_are_one_tenant_and_the_operator_but_only_as_localhost():
-    keys = Keys()
+    keys = ApiKeys()
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert keys.tenant({"host": host}) is None
         keys.check_operator({"host": host})
@@ -73,7 +73,7 @@ def test_without_keys_all_are_one_tenant_and_the_operator_but_only_as_localhost(
         assert status(lambda host=host: keys.check_operator({"host": host})) == 403
 
 
-@pytest.mark.parametrize("keys", [KEYS, Keys()])
+@pytest.mark.parametrize("keys", [KEYS, ApiKeys()])
 def test_another_sites_page_may_not_make_a_browser_ask(keys):
     headers = bearer("key-of-ann", origin="https://evil.example")
     assert status(lambda: keys.tenant(headers)) == 403
@@ -81,14 +81,14 @@ def test_another_sites_page_may_not_make_a_browser_ask(keys):
 
 
 def test_with_keys_but_none_of_an_operator_nobody_is_the_operator():
-    keys = Keys([("ann", "key-of-ann")])
+    keys = ApiKeys([("ann", "key-of-ann")])
     assert status(lambda: keys.check_operator(bearer("key-of-ann"))) == 403
 
 
 def test_a_server_beyond_loopback_needs_keys():
     with pytest.raises(ConfigError, match="beyond loopback needs keys"):
-        Keys(exposed=True)
-    keys = Keys([("ann", "key-of-ann")], exposed=True)
+        ApiKeys(exposed=True)
+    keys = ApiKeys([("ann", "key-of-ann")], exposed=True)
     assert keys.tenant({"host": "anything", "authorization": "Bearer key-of-ann"}) == "ann"
 
 
@@ -105,7 +105,7 @@ def test_a_server_beyond_loopback_needs_keys():
 )
 def test_keys_that_cannot_work_are_refused_and_not_shown(tenants, operator):
     with pytest.raises(ConfigError) as raised:
-        Keys(tenants, operator)
+        ApiKeys(tenants, operator)
     assert not any(key in str(raised.value) for _, key in [*tenants, ("", operator or "-" * 99)])
 
 

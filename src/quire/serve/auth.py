@@ -22,7 +22,7 @@ MIN_KEY = 8
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Keys:
+class ApiKeys:
     """The keys of a server: digests and tenants; no key is kept, shown or logged.
 
     `tenants`    (name, key) pairs; several keys may stand for one tenant
@@ -90,7 +90,7 @@ class Keys:
             raise ApiError(403, f"this server is asked as localhost, not as {host[:80]!r}")
 
 
-def read_keys(file: Path | None, *, exposed: bool) -> Keys:
+def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
     """Return the keys of a file, `NAME KEY` a line, and of the environment. Raises `ConfigError`."""
     tenants: list[tuple[str, str]] = []
     lines = read_bytes(file).decode("utf-8", "replace").splitlines() if file is not None else ()
@@ -107,7 +107,7 @@ def read_keys(file: Path | None, *, exposed: bool) -> Keys:
         raise ConfigError(f"{str(file)!r} has no key; a line is NAME KEY")
     if own := os.environ.get(KEY_ENV):
         tenants.append(("default", own))
-    return Keys(tenants, os.environ.get(OPERATOR_ENV) or None, exposed=exposed)
+    return ApiKeys(tenants, os.environ.get(OPERATOR_ENV) or None, exposed=exposed)
 
 
 def scope_of(tenant: str | None, salt: str | None) -> Scope:

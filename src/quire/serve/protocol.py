@@ -89,15 +89,17 @@ class Generation(msgspec.Struct, kw_only=True):
             raise ApiError(400, f"n is from 1 to {MAX_CHOICES}, got {self.n}", param="n")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-        if self.stream and self.best_of not in (None, self.n):
+        if self.best_of not in (None, self.n):
             raise ApiError(
-                400, f"best_of {self.best_of} cannot be streamed with n {self.n}", param="best_of"
+                400,
+                f"best_of is not offered beyond n, {self.n}, got {self.best_of}",
+                param="best_of",
             )
 
     def sampling(self) -> dict[str, Any]:
         """Return what was given of the fields of `SamplingParams` that have the same names."""
         names = (
-            "n", "best_of", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+            "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
             "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids",
             "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
         )  # fmt: skip
