@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire import PrefixCache
 from quire.sim.hardware import Attention, Roofline, accelerator_named, calibrate, model_facts
-from quire.sim.serving import Cluster, Limits, Load, simulate
+from quire.sim.serving import Cluster, Load, ReplicaLimits, simulate
 from quire.sim.trace.rows import TraceRequest, compress
 
 BLOCK = 16
@@ -131,7 +131,7 @@ def predicted_s(roofline, new, cached):
     asks = [TraceRequest(1, 0.0, cached, 1, before)] if cached else []
     asks.append(TraceRequest(2, 1000.0, new + cached, 1, ids))
     served = []
-    cluster = Cluster(Limits(4096, BLOCK), roofline)
+    cluster = Cluster(ReplicaLimits(4096, BLOCK), roofline)
     simulate(cluster, Load(asks), observers=[served.append])
     assert served[-1].cached_tokens == cached
     return served[-1].ttft_s

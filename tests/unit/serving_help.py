@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from quire.sim.serving import Cluster, Limits, Load, simulate
+from quire.sim.serving import Cluster, Load, ReplicaLimits, simulate
 from quire.sim.trace.rows import TraceRequest, compress
 
 BLOCK = 16
@@ -61,7 +61,7 @@ def random_requests(seed, count, *, span_s=1.0, max_prompt=400, max_output=60, f
 
 def limits(num_blocks=1000, **changes):
     return msgspec.structs.replace(
-        Limits(num_blocks, BLOCK, max_step_tokens=256, max_sequences=16), **changes
+        ReplicaLimits(num_blocks, BLOCK, max_step_tokens=256, max_sequences=16), **changes
     )
 
 

@@ -11,7 +11,17 @@ from quire.core.node import Node
 from quire.core.sequence import Sequence
 
 SRC = Path(quire.__file__).parent
-ROOMS = ("core", "groups", "foresight", "exchange", "ops", "slots", "engines")
+ROOMS = (
+    "core",
+    "groups",
+    "foresight",
+    "exchange",
+    "ops",
+    "slots",
+    "scheduling",
+    "engines",
+    "serve",
+)
 
 
 def modules(*rooms):

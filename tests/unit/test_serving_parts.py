@@ -10,10 +10,10 @@ from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, calibrat
 from quire.sim.plan import blocks_that_fit
 from quire.sim.serving import (
     ClosedLoop,
-    Limits,
     Objective,
     PoissonArrivals,
     PrefixAware,
+    ReplicaLimits,
     TraceArrivals,
     parse_arrivals,
     router_named,
@@ -186,9 +186,9 @@ def test_an_unknown_router_is_refused_with_the_closest_name():
 
 def test_limits_that_cannot_work_are_refused():
     with pytest.raises(ConfigError, match="leave prompts no room"):
-        Limits(100, 16, max_step_tokens=256, max_sequences=256)
+        ReplicaLimits(100, 16, max_step_tokens=256, max_sequences=256)
     with pytest.raises(ConfigError, match="num_blocks"):
-        Limits(0, 16)
+        ReplicaLimits(0, 16)
 
 
 # -- tiers ---------------------------------------------------------------------------------

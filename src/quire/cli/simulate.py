@@ -84,9 +84,9 @@ def simulate(
     from quire.sim.plan import blocks_that_fit
     from quire.sim.serving import (
         Cluster,
-        Limits,
         Load,
         Objective,
+        ReplicaLimits,
         parse_arrivals,
         router_named,
     )
@@ -107,7 +107,7 @@ def simulate(
         num_blocks = blocks_that_fit(roofline, size, max_sequences=max_sequences)
     else:
         num_blocks = blocks_that_hold(kv_memory, size, facts, "--kv-memory")
-    limits = Limits(num_blocks, size, policy, max_step_tokens, max_sequences)
+    limits = ReplicaLimits(num_blocks, size, policy, max_step_tokens, max_sequences)
     cluster = Cluster(limits, roofline, replicas, below, block_bytes)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")

@@ -7,7 +7,7 @@ from quire.sim.serving.arrivals import (
     parse_arrivals,
 )
 from quire.sim.serving.metrics import Objective, ServingResult
-from quire.sim.serving.replica import Limits
+from quire.sim.serving.replica import ReplicaLimits
 from quire.sim.serving.requests import Served
 from quire.sim.serving.router import PrefixAware, router_named
 from quire.sim.serving.simulate import Cluster, Load, simulate
@@ -15,11 +15,11 @@ from quire.sim.serving.simulate import Cluster, Load, simulate
 __all__ = [
     "ClosedLoop",
     "Cluster",
-    "Limits",
     "Load",
     "Objective",
     "PoissonArrivals",
     "PrefixAware",
+    "ReplicaLimits",
     "Served",
     "ServingResult",
     "TraceArrivals",

@@ -47,7 +47,7 @@ class Timing(Protocol):
         ...
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ReplicaLimits(msgspec.Struct, frozen=True):
     """The size of a replica and the limits of its schedule. Raises `ConfigError`.
 
     `num_blocks`         KV blocks on the device
@@ -106,7 +106,7 @@ class Replica:
     """
 
     def __init__(
-        self, number: int, limits: Limits, timing: Timing, tiers: Tiers | None = None
+        self, number: int, limits: ReplicaLimits, timing: Timing, tiers: Tiers | None = None
     ) -> None:
         self.number = number
         self.limits = limits

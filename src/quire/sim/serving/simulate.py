@@ -14,7 +14,7 @@ from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
-from quire.sim.serving.replica import Limits, Replica, Timing
+from quire.sim.serving.replica import Replica, ReplicaLimits, Timing
 from quire.sim.serving.requests import LiveRequest, Served, arriving
 from quire.sim.serving.router import Router, least_loaded
 from quire.sim.serving.tiers import Tiers
@@ -30,7 +30,7 @@ class Cluster(msgspec.Struct, frozen=True):
     `block_bytes`  bytes of KV in one block, needed where there are tiers
     """
 
-    limits: Limits
+    limits: ReplicaLimits
     timing: Timing
     num_replicas: int = 1
     tiers: tuple[MemoryTier, ...] = ()

@@ -29,9 +29,10 @@ PROBE_SHARE = 0.05
 def patience_s(saved_s: float) -> float:
     """Return how long to wait for a tier of which nothing comes, where all of it would save so much.
 
-    With that, a request loses half of computing and 50 ms at most: to notice it and to begin computing takes some of it.
+    With that, a request loses half of computing and 50 ms at most: what saving takes is an estimate, and to notice the end
+    and to begin computing takes some of it.
     """
-    return saved_s / 2 + 0.04
+    return saved_s / 2 + 0.03
 
 
 class LaneCall(Generic[T]):

@@ -165,7 +165,7 @@ class TierStack:
 
         `sizes`    bytes of each record
         `found`    what `find` said; saves asking tiers in vain. Keys with -1 are not looked for
-        `saved_s`  seconds that having all would save. When nothing has come for half of that and 40 ms, what is still
+        `saved_s`  seconds that having all would save. When nothing has come for half of that and 30 ms, what is still
                    to come is `TIMEOUT`, and the tier is left alone for a while; as long as records come, all is well
 
         Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.

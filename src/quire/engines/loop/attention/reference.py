@@ -1,0 +1,41 @@
+"""Attention over block tables as it is defined: one request after another, in float32."""
+
+import torch
+
+from quire.engines.loop.attention.parts import Scoring
+from quire.engines.loop.attention.plan import AttentionPlan
+
+
+def attend_reference(
+    plan: AttentionPlan,
+    pools: tuple[torch.Tensor, torch.Tensor],
+    q: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor],
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Return what `attend` returns; of the plan, the step's rows and its window alone are read."""
+    packed, size = plan.packed, plan.block_size
+    out: list[torch.Tensor] = []
+    start = 0
+    for table, context, length in zip(packed.tables, packed.context, packed.lengths, strict=True):
+        rows = torch.arange(int(context), int(context + length))
+        keys = torch.arange(int(context + length))
+        lower = torch.as_tensor(plan.lower(rows.numpy()))[:, None]
+        seen = (keys <= rows[:, None]) & (keys >= lower)
+        blocks = torch.as_tensor(table[: len(keys) // size + 1].astype("int64"))[keys // size]
+        for pool, rows_of in zip(pools, new, strict=True):
+            pool[blocks[rows], rows % size] = rows_of[start : start + len(rows)]
+        first = int(lower.min())
+        k, v = (pool[blocks[first:], keys[first:] % size].float() for pool in pools)
+        mine = q[start : start + len(rows)].float().view(len(rows), k.shape[1], -1, k.shape[2])
+        scores = torch.einsum("nhgd,thd->hgnt", mine, k) * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+        scores = scores.masked_fill(~seen[:, first:], -torch.inf)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.float().view(k.shape[1], -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = torch.softmax(scores, -1)[..., : len(keys) - first]
+        out.append(torch.einsum("hgnt,thd->nhgd", weights, v).flatten(1, 2))
+        start += len(rows)
+    return torch.cat(out).to(q.dtype)

@@ -1,0 +1,1 @@
+"""A server over the engine that speaks OpenAI's protocol."""

@@ -1,0 +1,142 @@
+"""Attention over block tables against the plain reference, on random trees of tables."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.engines.loop.attention import (
+    AttentionPlan,
+    Packed,
+    Scoring,
+    attend,
+    attend_reference,
+)
+from quire.errors import ConfigError
+from quire.tensors.layout import KVLayout
+from quire.tensors.pool import KVPool
+
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+class Step:
+    """A step over a random tree of tables: K and V of every context is in the pool, all else is NaN."""
+
+    def __init__(self, seed, *, size=4, heads=4, kv_heads=2, widths=(16, 16), dtype=torch.float32):
+        self.rng = np.random.default_rng(seed)
+        self.size, self.heads, self.widths, self.dtype = size, heads, widths, dtype
+        layout = KVLayout(1, kv_heads, *widths, dtype, size)
+        self.pool = KVPool(layout, 600, debug_nan=True)
+        self.free = self.rng.permutation(600).tolist()
+
+    def tree(self, num_requests, depth):
+        """Return tables of requests that branch off each other at random blocks, and their contexts."""
+        paths, contexts = [[]], [0]
+        for _ in range(num_requests):
+            parent = self.rng.integers(len(paths))
+            whole = contexts[parent] // self.size
+            shared = paths[parent][: self.rng.integers(whole + 1)]
+            own = [self.free.pop() for _ in range(self.rng.integers(depth + 1))]
+            paths.append(shared + own)
+            whole = len(paths[-1]) * self.size
+            # What others share is full; the last block of its own may be cut, off by one too.
+            cut = int(self.rng.choice([0, 1, self.size - 1])) if own else 0
+            contexts.append(whole - cut)
+        return paths[1:], contexts[1:]
+
+    def packed(self, paths, contexts, lengths):
+        tables = np.full((len(paths), 64), -1, np.int32)
+        held_k, held_v = self.pool.k[0], self.pool.v[0]
+        for row, (path, context, length) in enumerate(zip(paths, contexts, lengths, strict=True)):
+            blocks = list(path)
+            while len(blocks) * self.size < context + length:
+                blocks.append(self.free.pop())
+            tables[row, : len(blocks)] = blocks
+            for column in range(-(-context // self.size)):
+                filled = min(self.size, context - column * self.size)
+                fresh = torch.isnan(held_k[blocks[column], :filled]).flatten(1).any(1)
+                for pool in (held_k, held_v):
+                    pool[blocks[column], :filled][fresh] = self.random(*pool.shape[2:])
+        return Packed(tables, np.array(contexts), np.array(lengths))
+
+    def random(self, *shape):
+        return torch.from_numpy(self.rng.standard_normal(shape)).to(self.dtype)
+
+    def rows(self, num_rows):
+        kv_heads = self.pool.k.shape[3]
+        q = self.random(num_rows, self.heads, self.widths[0])
+        return q, tuple(self.random(num_rows, kv_heads, width) for width in self.widths)
+
+    def compare(self, plan, scoring):
+        """Assert that `attend` and the reference give the same, and write the same."""
+        q, new = self.rows(len(plan.slots))
+        pools = (self.pool.k[0], self.pool.v[0])
+        before = [pool.clone() for pool in pools]
+        out = attend(plan, pools, q, new, scoring)
+        wanted = attend_reference(plan, tuple(before), q, new, scoring)
+        assert out.dtype == self.dtype
+        assert not torch.isnan(wanted).any()
+        tolerance = TOLERANCES[self.dtype]
+        torch.testing.assert_close(out, wanted, rtol=tolerance, atol=tolerance)
+        for pool, other in zip(pools, before, strict=True):
+            torch.testing.assert_close(pool, other, rtol=0, atol=0, equal_nan=True)
+
+
+SHAPES = [
+    {},
+    {"size": 1},
+    {"size": 5, "heads": 6, "kv_heads": 1},
+    {"size": 16, "heads": 3, "kv_heads": 3, "widths": (24, 16)},
+    {"widths": (8, 12)},
+]
+SIGHTS = [{}, {"window": 1}, {"window": 7}, {"window": 100}, {"chunk": 6}, {"chunk": 64}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from(SHAPES),
+    sight=st.sampled_from(SIGHTS),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    min_saved=st.sampled_from([0, 20]),
+    sinks=st.booleans(),
+    softcap=st.sampled_from([None, 2.0]),
+    longest=st.sampled_from([1, 2, 9]),
+)
+def test_any_tree_of_tables_is_attended_as_the_reference_does(
+    seed, shape, sight, dtype, *, min_saved, sinks, softcap, longest
+):
+    step = Step(seed, **shape, dtype=dtype)
+    paths, contexts = step.tree(int(step.rng.integers(1, 9)), int(step.rng.integers(1, 7)))
+    lengths = step.rng.integers(1, longest + 1, len(paths)).tolist()
+    plan = AttentionPlan(step.size, **sight, min_saved_tokens=min_saved)
+    plan.update(step.packed(paths, contexts, lengths))
+    sink = step.random(step.heads) if sinks else None
+    step.compare(plan, Scoring(0.3, sink, softcap))
+
+
+def test_a_shared_run_is_found_from_the_tables_alone():
+    step = Step(0)
+    plan = AttentionPlan(step.size, min_saved_tokens=0)
+    plan.update(step.packed([[1, 2, 3], [1, 2, 4], [1, 5]], [12, 12, 8], [1, 1, 1]))
+    found = {(tuple(run.rows.tolist()), run.slots.start, run.slots.stop) for run in plan.runs}
+    assert found == {((0, 1, 2), 4, 8), ((0, 1), 8, 12)}
+    assert plan.decode.count.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("packed", "said"),
+    [
+        ((np.zeros((2, 1), np.int32), np.zeros(1, np.int64), np.ones(1, np.int64)), "2 requests"),
+        ((np.zeros((1, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64)), "0 rows"),
+        ((np.zeros((1, 1), np.int32), np.array([4]), np.ones(1, np.int64)), "position 4"),
+        ((np.array([[0, -1]], np.int32), np.array([4]), np.ones(1, np.int64)), "no block"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused_and_the_plan_stays(packed, said):
+    plan = AttentionPlan(4)
+    plan.update(Packed(np.zeros((1, 1), np.int32), np.array([0]), np.array([1])))
+    with pytest.raises(ConfigError, match=said):
+        plan.update(Packed(*packed))
+    assert plan.slots.tolist() == [0]
