@@ -142,7 +142,9 @@ def test_neighbours_are_read_by_one_call_and_one_that_stops_early_is_made_good(t
         assert put(disk, range(8), 30_000) == [STORED] * 8
         for files.share in (1, 2):
             assert get(disk, range(8), 30_000) == [HIT] * 8
-            assert get(disk, [*range(4), 9, *range(4, 8)], 30_000) == [HIT] * 4 + [ABSENT] + [HIT] * 4
+            assert (
+                get(disk, [*range(4), 9, *range(4, 8)], 30_000) == [HIT] * 4 + [ABSENT] + [HIT] * 4
+            )
             assert get(disk, [3, 3, 0, 1], 30_000) == [HIT] * 4
         assert files.runs == [8, 8, 2] * 2
 
@@ -173,7 +175,9 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
         disk._crew.each = lambda count, work, _: [work(number) for number in range(count)]
         outcomes = disk.put(keys, records, timeout_s=3.5)
         assert outcomes == [STORED] * 4 + [TIMEOUT] * 2
-        assert disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 2 + [ABSENT] * 2
+        assert (
+            disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 2 + [ABSENT] * 2
+        )
 
 
 @pytest.mark.parametrize("direct", [None, False])

@@ -319,9 +319,7 @@ def tag_of(record: memoryview) -> int:
     return _TAG.unpack_from(record, TAG_AT)[0]
 
 
-def runs_of(
-    places: Sequence[Spot] | Sequence[Written], most_bytes: int = RUN_BYTES
-) -> list[range]:
+def runs_of(places: Sequence[Spot] | Sequence[Written], most_bytes: int = RUN_BYTES) -> list[range]:
     """Return the runs of neighbours in a slab, of about so many bytes each at most, as ranges in `places`."""
     starts = [0] if places else []
     for at, (last, each) in enumerate(pairwise(places), 1):
