@@ -87,7 +87,7 @@ class Slab:
         try:
             return self._read(self._descriptor, place, buffers)
         except OSError as error:
-            if not self.is_direct or error.errno != errno.EINVAL or len(buffers) > 1:
+            if not self.is_direct or error.errno != errno.EINVAL or len(buffers) != 1:
                 raise
         aligned = self._aligned.take(self.record_bytes)
         is_whole = self._read(self._descriptor, place, (aligned,))
