@@ -39,6 +39,7 @@ EXTRAS = {
     "zstd": Extra(("zstandard",), "traces in zstd"),
     "ray": Extra(("ray",), "sweeps on Ray"),
     "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
+    "serve": Extra((*_DEMO, "prometheus_client", "starlette", "uvicorn"), "quire serve"),
     "images": Extra((*_DEMO, "PIL"), "generate --image"),
     "lora": Extra((*_DEMO, "peft"), "generate --lora"),
 }
