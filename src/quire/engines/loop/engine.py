@@ -72,7 +72,8 @@ class Engine:
         )
         self.scheduler = Scheduler(self.manager, settings.limits)
         self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
-        self._sampler = Sampler(num_embeddings(model), tokenizer=tokenizer, eos_ids=self.eos_ids)
+        self._vocab_size = num_embeddings(model)
+        self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
         self._stats = EngineStats()
         self._numbers = count()
@@ -149,7 +150,7 @@ class Engine:
         requests: list[Request] = []
         try:
             for prompt, each in zip(asked, wanted, strict=True):
-                requests.append(self._add(prompt, each, None, options, whole=True))
+                requests.append(self._add(prompt, each, None, options))
             at = 0
             while at < len(requests):
                 if (error := requests[at].error) is not None:
@@ -172,15 +173,15 @@ class Engine:
         params: SamplingParams,
         request_id: str | None,
         options: RequestOptions,
-        *,
-        whole: bool = False,
     ) -> Request:
-        """Queue a request; `whole`: its text is asked for at its end alone."""
+        """Queue a request."""
         if request_id is None:
             request_id = next(name for name in map(str, self._numbers) if name not in self._requests)
         elif request_id in self._requests:
             raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
         text, ids = self._read(prompt)
+        if ids and max(ids) >= self._vocab_size:
+            raise TokensError(f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}")
         room = self.max_model_len - len(ids)
         if room < 1:
             raise TokensError(
@@ -200,9 +201,7 @@ class Engine:
         eos_ids = () if params.ignore_eos else self.eos_ids
         request = Request(request_id, (text, ids), params, job.max_tokens, eos_ids)
         for index in range(params.n):
-            stream = TextStream(
-                self.tokenizer, params, eos_ids=self.eos_ids, prompt_ids=ids[-_CONTEXT:], whole=whole
-            )
+            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, index, stream))
         first = request.answers[0]
         self._sampler.add(first, params, ids)
@@ -315,6 +314,7 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason, error: QuireError | None = None) -> None:
         """End all answers of a request that have not ended."""
         request.error = error
+        self._stats.failed_requests += error is not None
         self._news[request.request_id] = request
         for answer in request.answers:
             answer.end(reason)
@@ -335,7 +335,6 @@ class Engine:
             self._stats.cached_tokens += job.num_cached
         if request.finished:
             self._requests.pop(request.request_id, None)
-            self._stats.failed_requests += request.error is not None
 
 
 _NONE = np.empty(0, INT32)

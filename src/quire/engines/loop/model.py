@@ -56,6 +56,7 @@ class PackedModel:
         self._takes = _accepted(model, kinds)
         self._configs = _configs(model)
         self.model = model
+        self.device: torch.device = model.device
         traced = self._trace()
         self.layout, self._layers = _grouped(model, kinds, traced, own)
         AttentionInterface.register(IMPLEMENTATION, _attention)

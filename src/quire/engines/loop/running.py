@@ -19,7 +19,7 @@ class Request:
     """What somebody asked for, and its answers.
 
     max_tokens  new tokens of each answer at most
-    stops       ids of tokens that end an answer
+    own_stops   ids of the model's tokens that end an answer; `stops`: these and those that were asked for
     """
 
     def __init__(
@@ -28,13 +28,14 @@ class Request:
         prompt: tuple[str | None, list[int]],
         params: SamplingParams,
         max_tokens: int,
-        stops: Sequence[int],
+        own_stops: Sequence[int],
     ) -> None:
         self.request_id = request_id
         self.prompt, self.prompt_ids = prompt
         self.params = params
         self.max_tokens = max_tokens
-        self.stops = sorted({*stops, *(params.stop_token_ids or ())})
+        self.own_stops = own_stops
+        self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
         self.error: QuireError | None = None
 
@@ -60,17 +61,20 @@ class Request:
 class Answer:
     """One of the n answers to a request; it is the key under which its tokens are sampled.
 
-    job  computes it; until the first token is sampled, all answers but the first one have none
+    job         computes it; until the first token is sampled, all answers but the first one have none
+    num_tokens  tokens that were looked at, up to the one that ends it
     """
 
     def __init__(self, request: Request, index: int, stream: TextStream) -> None:
         self.request = request
         self.index = index
         self.job: Job | None = None
+        self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._logprobs: list[Any] | None = None if request.params.logprobs is None else []
         self._stream = stream
+        self._num_read = 0
         self._text = ""
 
     @property
@@ -84,38 +88,52 @@ class Answer:
             self._logprobs.extend(logprobs)
 
     def ends(self) -> bool:
-        """Set the reasons if it has come to its end, and return whether it has."""
-        self._read()
-        if self._stream.stopped is not None:
-            self.end("stop", self._stream.stopped.reason)
-        elif self._stream.num_tokens >= self.request.max_tokens:
-            self.end("length")
-        return self.finish_reason is not None
+        """Look at the tokens that are new; set the reasons at the first one that ends it, and return whether one does."""
+        request, params, tokens = self.request, self.request.params, self._generated()
+        for token in tokens[self.num_tokens :]:
+            self.num_tokens += 1
+            if token in request.stops and self.num_tokens > params.min_tokens:
+                self._read(tokens[: self.num_tokens - (not params.include_stop_str_in_output)])
+                self.end("stop", None if token in request.own_stops else token)
+            elif params.stop and self._read(tokens[: self.num_tokens]) is not None:
+                self.end("stop", self._stream.stopped)
+            elif self.num_tokens == request.max_tokens:
+                self._read(tokens[: self.num_tokens])
+                self.end("length")
+            if self.finish_reason is not None:
+                return True
+        return False
 
     def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Set why it ended, unless it has ended before."""
         if self.finish_reason is None:
+            if reason in ("abort", "error"):
+                tokens = self._generated()
+                self.num_tokens = len(tokens)
+                self._read(tokens)
             self.finish_reason, self.stop_reason = reason, stop_reason
-            self._read()
             self._text += self._stream.finish()
 
     def output(self) -> CompletionOutput:
         """Return all of it."""
-        self._read()
-        tokens = self._generated(0)[: self._stream.num_tokens]
+        tokens = self._generated()
+        if self.finish_reason is None:
+            self._read(tokens)
+        else:
+            del tokens[self.num_tokens :]
         told = None if self._logprobs is None else self._logprobs[: len(tokens)]
         return CompletionOutput(
             self.index, self._text, tokens, told, self.finish_reason, self.stop_reason
         )
 
-    def _read(self) -> None:
-        """Bring the text up to the tokens."""
-        if self._stream.stopped is None and (new := self._generated(self._stream.num_tokens)):
-            room = self.request.max_tokens - self._stream.num_tokens
-            self._text += self._stream.feed(new[:room])
+    def _read(self, tokens: list[int]) -> str | None:
+        """Bring the text up to these tokens, and return the text that ends it, if one was found."""
+        self._text += self._stream.feed(tokens[self._num_read :])
+        self._num_read = len(tokens)
+        return self._stream.stopped
 
-    def _generated(self, start: int) -> list[int]:
-        return [] if self.job is None else self.job.tokens[self.job.prompt_len + start :].tolist()
+    def _generated(self) -> list[int]:
+        return [] if self.job is None else self.job.tokens[self.job.prompt_len :].tolist()
 
 
 class Batch:
