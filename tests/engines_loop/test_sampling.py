@@ -183,7 +183,7 @@ def test_neighbouring_steps_and_seeds_know_nothing_of_each_other():
 
 
 def test_what_is_kept_is_what_transformers_keeps():
-    x = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0)) * 4
+    x = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0)).double() * 4
     for k in (1, 7, 2999, 9000):
         assert torch.equal(keep_top_k(x, torch.full((50, 1), k)), TopKLogitsWarper(k)(None, x))
     for share in (0.05, 0.5, 0.93, 0.999):
