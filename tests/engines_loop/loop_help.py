@@ -42,7 +42,7 @@ def ties(model, prompt, got, max_tokens):
     wanted = plain_answer(model, tuple(prompt), max_tokens)
     if tuple(got) == wanted:
         return 0
-    same = next(i for i, (one, two) in enumerate(zip([*got, None], [*wanted, None])) if one != two)
+    same = next(i for i in range(len(wanted)) if i == len(got) or got[i] != wanted[i])
     assert is_tie(model, [*prompt, *wanted[:same]]), (prompt, got, wanted)
     return 1
 

@@ -1,5 +1,7 @@
 """What callers of the engine get: outputs, refusals, and an engine that lives on after a failure."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from loop_help import EOS, GREEDY, nothing_held, plain_answer, tiny_model, trained_model
@@ -8,7 +10,7 @@ from transformers import AutoTokenizer
 import quire
 from quire import Scope
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, RequestFailed, TokensError
+from quire.errors import ConfigError, DeadlinePassed, RequestFailed, TokensError
 
 PROMPT = tuple(range(10, 30))
 
@@ -28,7 +30,9 @@ def engine(model):
 
 @pytest.fixture(scope="module")
 def talker():
-    return Engine(trained_model(), AutoTokenizer.from_pretrained(quire.demo_model()), num_blocks=200)
+    return Engine(
+        trained_model(), AutoTokenizer.from_pretrained(quire.demo_model()), num_blocks=200
+    )
 
 
 @pytest.fixture
@@ -57,7 +61,13 @@ def steps(engine):
 
 
 def test_outputs_stand_in_the_order_of_the_prompts(engine, model):
-    prompts = [PROMPT, PROMPT[:7], [5], {"prompt_token_ids": [9, 8, 7]}, torch.tensor([6, 6]).numpy()]
+    prompts = [
+        PROMPT,
+        PROMPT[:7],
+        [5],
+        {"prompt_token_ids": [9, 8, 7]},
+        torch.tensor([6, 6]).numpy(),
+    ]
     outputs = engine.generate(prompts, GREEDY)
     asked = [PROMPT, PROMPT[:7], (5,), (9, 8, 7), (6, 6)]
     assert [tuple(each.prompt_token_ids) for each in outputs] == asked
@@ -108,7 +118,9 @@ def test_a_stop_token_ends_an_answer_after_min_tokens(engine, model):
 
 
 def test_the_models_end_is_no_stop_reason_and_can_be_ignored(engine, model):
-    prompt = next(p for p in ((i, i + 1, i + 2) for i in range(3, 90)) if EOS in plain_answer(model, p, 30))
+    prompt = next(
+        p for p in ((i, i + 1, i + 2) for i in range(3, 90)) if EOS in plain_answer(model, p, 30)
+    )
     params = SamplingParams(temperature=0, max_tokens=30)
     (ended,) = engine.generate(prompt, params)
     assert ended.outputs[0].token_ids[-1] == EOS
@@ -145,7 +157,9 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_string(talker):
     assert output.prompt == "Once upon a time"
     assert talker.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True) == text
     stop = text[9:13]
-    (output,) = talker.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40, stop=stop))
+    (output,) = talker.generate(
+        "Once upon a time", SamplingParams(temperature=0, max_tokens=40, stop=stop)
+    )
     assert output.outputs[0].text == text[: text.index(stop)]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
     nothing_held(talker)
@@ -154,7 +168,7 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_string(talker):
 def test_text_comes_piece_by_piece(talker):
     talker.add_request("Once upon a time", SamplingParams(temperature=0, max_tokens=20))
     texts = [each.outputs[0].text for each in steps(talker)]
-    assert all(two.startswith(one) for one, two in zip(texts, texts[1:], strict=False))
+    assert all(two.startswith(one) for one, two in pairwise(texts))
     assert len(texts) == 20
 
 
@@ -207,7 +221,7 @@ def test_a_request_past_its_deadline_is_given_up(model):
     [
         ([], {}, TokensError, "empty"),
         ([-1], {}, TokensError, "-1"),
-        (list(range(200)), {}, TokensError, "200 tokens.*max_model_len"),
+        ([5] * 200, {}, TokensError, "200 tokens.*max_model_len"),
         ([97], {}, TokensError, "97.*below 97"),
         ("words", {}, ConfigError, "tokenizer"),
         ({"text": 1}, {}, ConfigError, "prompt_token_ids"),
@@ -236,5 +250,5 @@ def test_an_answer_ends_where_the_model_or_the_memory_does(model):
     (output,) = engine.generate(PROMPT, SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 20
     assert output.outputs[0].finish_reason == "length"
-    with pytest.raises(ConfigError, match="max_model_len is 41.*40 tokens"):
+    with pytest.raises(ConfigError, match=r"max_model_len is 41.*40 tokens"):
         Engine(model, num_blocks=10, block_size=4, max_model_len=41)

@@ -21,7 +21,18 @@ FAMILIES = (
     "mistral+window",
     "gpt_oss",
 )
-MORE = ("qwen2", "mistral", "phi3", "opt", "gemma", "stablelm", "olmo2", "glm4", "cohere", "granite")
+MORE = (
+    "qwen2",
+    "mistral",
+    "phi3",
+    "opt",
+    "gemma",
+    "stablelm",
+    "olmo2",
+    "glm4",
+    "cohere",
+    "granite",
+)
 MORE += ("starcoder2", "gpt_bigcode", "cohere2", "olmo3", "exaone4", "gemma4_text")
 ROOMY = {"num_blocks": 400, "block_size": 8}
 # Pools that a few requests fill: they are preempted; and steps that cut prompts into pieces.
@@ -78,6 +89,10 @@ def test_chunked_attention_is_exact_where_its_positions_are_not_counted_by_rows(
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
 def test_a_rotation_that_depends_on_the_length_is_refused(scaling):
     rope = {"rope_type": scaling, "rope_theta": 1e4, "factor": 2.0}
-    rope |= {"original_max_position_embeddings": 64, "long_factor": [1.0] * 4, "short_factor": [1.0] * 4}
+    rope |= {
+        "original_max_position_embeddings": 64,
+        "long_factor": [1.0] * 4,
+        "short_factor": [1.0] * 4,
+    }
     with pytest.raises(UnsupportedModel, match=f"{scaling}.*rope scaling"):
         Engine(AutoModelForCausalLM.from_config(tiny_config("llama", rope_parameters=rope)).eval())

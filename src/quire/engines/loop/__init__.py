@@ -25,4 +25,11 @@ from quire.engines.loop.engine import Engine, EngineStats
 from quire.engines.loop.outputs import CompletionOutput, RequestOutput
 from quire.engines.loop.params import SamplingParams
 
-__all__ = ["AsyncEngine", "CompletionOutput", "Engine", "EngineStats", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "AsyncEngine",
+    "CompletionOutput",
+    "Engine",
+    "EngineStats",
+    "RequestOutput",
+    "SamplingParams",
+]

@@ -49,9 +49,7 @@ class AsyncEngine:
         reader = _Reader(asyncio.get_running_loop())
 
         def enter(engine: Engine) -> None:
-            reader.request_id = engine.add_request(
-                prompt, params, request_id=request_id, **options
-            )
+            reader.request_id = engine.add_request(prompt, params, request_id=request_id, **options)
             self._readers[reader.request_id] = reader
 
         def leave(engine: Engine) -> None:
@@ -92,7 +90,9 @@ class AsyncEngine:
                 self._deliver(self.engine.step())
             self.engine.close()
         except BaseException as error:  # noqa: BLE001 - whoever waits is to know
-            ended = RequestFailed(f"the engine broke down, {type(error).__name__}: {error}; make another one")
+            ended = RequestFailed(
+                f"the engine broke down, {type(error).__name__}: {error}; make another one"
+            )
             ended.__cause__ = error
         self._ended = ended
         self._refuse(ended)
@@ -178,7 +178,9 @@ class _Call:
     def _settle(self, how: str, value: Any) -> None:
         future = self._future
         if future is not None:
-            _in_loop(future.get_loop(), lambda: None if future.done() else getattr(future, how)(value))
+            _in_loop(
+                future.get_loop(), lambda: None if future.done() else getattr(future, how)(value)
+            )
 
 
 def _wake(readers: list[_Reader]) -> None:
@@ -186,7 +188,9 @@ def _wake(readers: list[_Reader]) -> None:
         reader.awake.set()
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+def _in_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
+) -> None:
     """Call a function in an event loop, unless that was closed: nobody waits there then."""
     try:
         loop.call_soon_threadsafe(function, *arguments)

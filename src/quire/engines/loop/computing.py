@@ -36,9 +36,10 @@ class Forward:
         if copies:
             apply_plan(self.pools, copies)
         seqs = [job.seq for job in step.jobs if job.seq is not None]
+        starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
         for group, plan in enumerate(self._plans):
             tables = self.manager.tables(seqs, group, _PAD).padded
-            plan.update(Packed(tables, step.starts, step.lengths))
+            plan.update(Packed(tables, starts, lengths))
         device = self.model.device
         ids, positions, rows = (
             torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]

@@ -16,7 +16,7 @@ from quire.engines.loop.drafts import propose
 from quire.engines.loop.outputs import FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.proof import proven
-from quire.engines.loop.running import Answer, Batch, Request
+from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
 from quire.engines.loop.sampling import Sampled, Sampler
 from quire.engines.loop.settings import EngineSettings, RequestOptions
 from quire.engines.loop.text import TextStream
@@ -77,10 +77,10 @@ class Engine:
         self._clock = settings.clock
         self._stats = EngineStats()
         self._numbers = count()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, EngineRequest] = {}
         self._answers: dict[Job, Answer] = {}
-        self._news: dict[str, Request] = {}
-        self._batch = Batch([])
+        self._news: dict[str, EngineRequest] = {}
+        self._batch = AnswerBatch([])
 
     # -- requests --------------------------------------------------------------------------
 
@@ -142,12 +142,14 @@ class Engine:
         that failed; the others are aborted then.
         """
         asked = _prompts(prompts)
-        wanted = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
+        wanted = (
+            params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
+        )
         if len(wanted) != len(asked):
             raise ConfigError(
                 f"{len(wanted)} params for {len(asked)} prompts; give one for each, or one for all"
             )
-        requests: list[Request] = []
+        requests: list[EngineRequest] = []
         try:
             for prompt, each in zip(asked, wanted, strict=True):
                 requests.append(self._add(prompt, each, None, options))
@@ -173,15 +175,19 @@ class Engine:
         params: SamplingParams,
         request_id: str | None,
         options: RequestOptions,
-    ) -> Request:
+    ) -> EngineRequest:
         """Queue a request."""
         if request_id is None:
-            request_id = next(name for name in map(str, self._numbers) if name not in self._requests)
+            request_id = next(
+                name for name in map(str, self._numbers) if name not in self._requests
+            )
         elif request_id in self._requests:
             raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
         text, ids = self._read(prompt)
         if ids and max(ids) >= self._vocab_size:
-            raise TokensError(f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}")
+            raise TokensError(
+                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
+            )
         room = self.max_model_len - len(ids)
         if room < 1:
             raise TokensError(
@@ -196,10 +202,12 @@ class Engine:
             scope=options.get("scope"),
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else self._clock() + deadline_s,
-            terms={name: value for name, value in terms.items() if name not in ("scope", "priority")},  # pyright: ignore[reportArgumentType] - the rest are terms
+            terms={
+                name: value for name, value in terms.items() if name not in ("scope", "priority")
+            },  # pyright: ignore[reportArgumentType] - the rest are terms
         )
         eos_ids = () if params.ignore_eos else self.eos_ids
-        request = Request(request_id, (text, ids), params, job.max_tokens, eos_ids)
+        request = EngineRequest(request_id, (text, ids), params, job.max_tokens, eos_ids)
         for index in range(params.n):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, index, stream))
@@ -219,15 +227,18 @@ class Engine:
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return the text of a prompt, if it is one, and its token ids."""
         if isinstance(prompt, Mapping):
-            named = {"prompt", "prompt_token_ids"} & prompt.keys()
-            if not named:
-                raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
-            text = prompt.get("prompt")
+            text: Any = prompt.get("prompt")
             ids = prompt.get("prompt_token_ids")
-            return text, self._read(text)[1] if ids is None else _ids(ids)
+            if text is None and ids is None:
+                raise ConfigError(
+                    f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}"
+                )
+            return text, self._read(cast("str", text))[1] if ids is None else _ids(ids)
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ConfigError("a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids")
+                raise ConfigError(
+                    "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
+                )
             return prompt, list(self.tokenizer(prompt)["input_ids"])
         return None, _ids(prompt)
 
@@ -239,7 +250,7 @@ class Engine:
         if step is None:
             return
         if not step.repeats:
-            self._batch = Batch([self._answers[step.jobs[index]] for index in step.samples])
+            self._batch = AnswerBatch([self._answers[step.jobs[index]] for index in step.samples])
         batch = self._batch
         for first, other in batch.siblings:
             self._sampler.fork(first, other)
@@ -279,11 +290,11 @@ class Engine:
             drafts = None if drafts is None else [*drafts, *[_NONE] * len(again)]
         return self._sampler.sample(batch.everyone, logits, drafts)
 
-    def _fork(self, batch: Batch, tokens: list[IntArray]) -> None:
+    def _fork(self, batch: AnswerBatch, tokens: list[IntArray]) -> None:
         """Have the other answers of requests go on by themselves, each from its own first token."""
         for (first, other), token in zip(batch.siblings, tokens, strict=True):
             assert first.job is not None
-            self._give_job(other, self.scheduler.fork(first.job, token)[0])
+            self._give_job(other, self.scheduler.fork(first.job, token.tolist())[0])
 
     def _give_job(self, answer: Answer, job: Job) -> None:
         answer.job = job
@@ -301,7 +312,7 @@ class Engine:
         for job, error in given_up:
             self._end(self._answers[job].request, "error", error)
 
-    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+    def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
         for request in {request.request_id: request for request in requests}.values():
             failed = RequestFailed(
@@ -311,7 +322,9 @@ class Engine:
             failed.__cause__ = error
             self._end(request, "error", failed)
 
-    def _end(self, request: Request, reason: FinishReason, error: QuireError | None = None) -> None:
+    def _end(
+        self, request: EngineRequest, reason: FinishReason, error: QuireError | None = None
+    ) -> None:
         """End all answers of a request that have not ended."""
         request.error = error
         self._stats.failed_requests += error is not None
@@ -344,7 +357,8 @@ def _drafts(step: Step) -> list[IntArray]:
     """Return the drafts of each chunk that is sampled."""
     ends, last = np.cumsum(step.lengths), step.num_decodes
     return [
-        step.tokens[ends[i] - step.lengths[i] + 1 : ends[i]] if i < last else _NONE for i in step.samples
+        step.tokens[ends[i] - step.lengths[i] + 1 : ends[i]] if i < last else _NONE
+        for i in step.samples
     ]
 
 
@@ -361,5 +375,7 @@ def _ids(prompt: Sequence[int]) -> list[int]:
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return prompts as a list, also where one was given by itself."""
-    single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+    single = isinstance(prompts, str | Mapping) or (
+        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    )
     return [cast("Prompt", prompts)] if single else list(cast("Sequence[Prompt]", prompts))

@@ -1,10 +1,10 @@
 """One forward over the packed rows of many requests, through an unchanged transformers model."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import AttentionInterface
@@ -14,6 +14,7 @@ from quire.engines.loop.attention import AttentionPlan, Scoring, attend
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
+from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool
 
@@ -57,9 +58,9 @@ class PackedModel:
         self._configs = _configs(model)
         self.model = model
         self.device: torch.device = model.device
+        cast("Any", AttentionInterface).register(IMPLEMENTATION, _attention)
         traced = self._trace()
         self.layout, self._layers = _grouped(model, kinds, traced, own)
-        AttentionInterface.register(IMPLEMENTATION, _attention)
 
     def plans(self) -> list[AttentionPlan]:
         """Return a plan for each layer group, which says what its rows read once it was updated for a step."""
@@ -121,7 +122,6 @@ class PackedModel:
 
     def _trace(self) -> dict[Any, KVShape]:
         """Return the modules whose attention goes through the interface, in order, and what they are given."""
-        AttentionInterface.register(IMPLEMENTATION, _attention)
         found: dict[Any, KVShape] = {}
         name = model_type(self.model.config)
 
@@ -150,7 +150,7 @@ class PackedModel:
         return found
 
     @contextmanager
-    def _switched(self) -> Iterator[None]:
+    def _switched(self) -> Generator[None]:
         """Have the model's attention go through `_attention`."""
         before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - its only name
         for config in self._configs:
@@ -218,7 +218,7 @@ def _grouped(
     for index, shape in zip(cached, traced.values(), strict=True):
         shapes[index] = shape
     states = [()] * len(kinds)
-    dtype = own.groups[0].memory.dtype  # pyright: ignore[reportAttributeAccessIssue] - no recurrent layers
+    dtype = cast("KVLayout", own.groups[0].memory).dtype
     layout = ModelLayout.of_layers(kinds, shapes, states, dtype, own.block_size)
     places = {
         layer: (group, index)

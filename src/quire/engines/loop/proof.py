@@ -1,7 +1,7 @@
 """Packed rows against plain forwards of the same model, before it serves requests."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,9 @@ def proven(model: Any, block_size: int) -> PackedModel:
         raise UnsupportedModel(
             f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate instead"
         )
-    refused = _of_kind(type(model), repr(model.config.to_dict()), _Unread(model.config))
+    refused = _of_kind(
+        cast("Any", type(model)), repr(model.config.to_dict()), _Unread(model.config)
+    )
     if refused is not None:
         raise UnsupportedModel(f"{name}: a tiny twin of its config with random weights {refused}")
     return PackedModel(model, block_size)
@@ -103,11 +105,13 @@ def _distance(model: Any, num_tokens: int) -> str | None:
     for parts in steps:
         rows = Packed(
             tables=places[[text for text, _, _ in parts]],
-            context=np.array([start for _, start, _ in parts], np.int32),
-            lengths=np.array([stop - start for _, start, stop in parts], np.int32),
+            context=np.array([start for _, start, _ in parts], np.int64),
+            lengths=np.array([stop - start for _, start, stop in parts], np.int64),
         )
         ids = torch.cat([texts[text][start:stop] for text, start, stop in parts])
-        positions = torch.cat([torch.arange(start, stop) for _, start, stop in parts]).to(ids.device)
+        positions = torch.cat([torch.arange(start, stop) for _, start, stop in parts]).to(
+            ids.device
+        )
         for plan in plans:
             plan.update(rows)
         logits = packed.forward(ids, positions, None, plans, pools)
@@ -120,7 +124,9 @@ def _distance(model: Any, num_tokens: int) -> str | None:
 def _texts(model: Any, num_tokens: int) -> torch.Tensor:
     """Return three texts `[3, num_tokens]`, of which the third begins as the first one."""
     vocab = num_embeddings(model)
-    texts = (torch.arange(1, 3 * num_tokens + 1) * 7919 % max(vocab - 3, 1)).reshape(3, num_tokens) + min(3, vocab - 1)
+    texts = (torch.arange(1, 3 * num_tokens + 1) * 7919 % max(vocab - 3, 1)).reshape(
+        3, num_tokens
+    ) + min(3, vocab - 1)
     shared = num_tokens // 2 // _BLOCK_SIZE * _BLOCK_SIZE
     texts[2, :shared] = texts[0, :shared]
     return texts.to(model.device)

@@ -15,7 +15,7 @@ from quire.scheduling import Job
 NO_TOKEN = -1
 
 
-class Request:
+class EngineRequest:
     """What somebody asked for, and its answers.
 
     max_tokens  new tokens of each answer at most
@@ -65,7 +65,7 @@ class Answer:
     num_tokens  tokens that were looked at, up to the one that ends it
     """
 
-    def __init__(self, request: Request, index: int, stream: TextStream) -> None:
+    def __init__(self, request: EngineRequest, index: int, stream: TextStream) -> None:
         self.request = request
         self.index = index
         self.job: Job | None = None
@@ -136,7 +136,7 @@ class Answer:
         return [] if self.job is None else self.job.tokens[self.job.prompt_len :].tolist()
 
 
-class Batch:
+class AnswerBatch:
     """The answers that a step samples; kept while steps repeat.
 
     answers      one for each sample of the step
@@ -166,7 +166,11 @@ class Batch:
     @property
     def everyone(self) -> list[Answer]:
         """Whom tokens are chosen for: the answers, then those that begin beside them."""
-        return [*self.answers, *(other for _, other in self.siblings)] if self.siblings else self.answers
+        return (
+            [*self.answers, *(other for _, other in self.siblings)]
+            if self.siblings
+            else self.answers
+        )
 
     def due(self, tokens: IntArray) -> list[Answer]:
         """Take one token of everyone; return those that may end with it."""
@@ -174,7 +178,8 @@ class Batch:
         self._left -= 1
         found = (self._stops == tokens[:num_answers, None]).any(axis=1)
         found |= (self._left <= 0) | self._reads
-        due = [self.answers[index] for index in found.nonzero()[0]]
+        indices: list[int] = found.nonzero()[0].tolist()
+        due = [self.answers[index] for index in indices]
         return due + self.everyone[num_answers:]
 
     def tell(self, tokens: Sequence[IntArray], logprobs: Sequence[Any]) -> None:
