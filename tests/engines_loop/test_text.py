@@ -21,6 +21,7 @@ import quire
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.text import TextStream
 
+END, UNKNOWN = "<|end|>", "<unk>"
 CORPUS = [
     "the cat sat on the mat, and then the dog said: stop! STOP. don't stop",
     "žluťoučký kůň, naïve café, 你好世界, 你好, こんにちは, привет, 😀😀👩‍👩‍👧 🇫🇷 é́ 한국어",
@@ -54,7 +55,7 @@ def tokenizer(kind):
             vocab_size=400, min_frequency=1, initial_alphabet=alphabet, show_progress=False
         )
     else:  # SentencePiece's ways: spaces as marks, a first one dropped, unknown characters as bytes
-        made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        made = Tokenizer(models.BPE(byte_fallback=True, unk_token=UNKNOWN))
         made.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
@@ -70,14 +71,14 @@ def tokenizer(kind):
             vocab_size=360,
             min_frequency=1,
             show_progress=False,
-            special_tokens=["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))],
+            special_tokens=[UNKNOWN, *(f"<0x{byte:02X}>" for byte in range(256))],
         )
     made.train_from_iterator(CORPUS[:1] if kind == "pieces" else CORPUS, trainer)
     if kind == "pieces":  # bytes are tokens like others, which its trainer does not think
         content = json.loads(made.to_str())
         made = Tokenizer.from_str(json.dumps({**content, "added_tokens": []}))
-    made.add_special_tokens([AddedToken("<|end|>", special=True)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+    made.add_special_tokens([AddedToken(END, special=True)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END)
     return Slow(fast) if kind == "slow" else fast
 
 
@@ -188,13 +189,13 @@ def reference(texts, stops, min_tokens, *, include):
 @given(
     st.text("abc é😀", min_size=0, max_size=25),
     st.lists(st.text("abc é😀", min_size=1, max_size=4), min_size=1, max_size=3),
-    st.integers(0, 6),
-    st.booleans(),
+    st.tuples(st.integers(0, 6), st.booleans()),
     SIZES,
 )
 def test_an_answer_ends_before_the_first_stop_and_no_part_of_it_is_said(
-    kind, text, stops, least, include, sizes
+    kind, text, stops, ends, sizes
 ):
+    least, include = ends
     ids = encode(kind, text)
     alone = TextStream(tokenizer(kind), SamplingParams())
     texts = [alone.feed([token]) for token in ids]
