@@ -58,8 +58,7 @@ def has_leader(manager: CacheManager, job: Job, prefilling: Items[Job]) -> bool:
     for leader in prefilling:
         end = _shared_end(leader, job, manager.block_size)
         if leader.num_computed < end:
-            found = manager.probe(job.known(0, job.num_tokens), job.scope).num_tokens
-            if found + manager.block_size <= end:
+            if manager.probe(job.known(0, job.num_tokens), job.scope).num_tokens < end:
                 job.behind = leader, end
                 return True
     return False
