@@ -130,7 +130,7 @@ class Loop:
     def __init__(self, num_blocks=64, block_size=4, limits=None, groups=None, **options):
         if groups is None:
             groups = [LayerGroup("full", num_blocks)]
-        self.manager = CacheManager(groups=groups, block_size=block_size)
+        self.manager = CacheManager(groups=groups, block_size=block_size, pin_budget=1.0)
         self.scheduler = Scheduler(self.manager, limits or Limits(8, 32), **options)
         self.model = Pretence(self.manager)
         self.steps = []

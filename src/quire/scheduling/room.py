@@ -13,8 +13,7 @@ from quire.scheduling.job import Job
 
 def check_fits(manager: CacheManager, job: Job) -> None:
     """Raise `OutOfBlocks` for a job that no empty pool could hold."""
-    needs = least(manager.kernel, job.prompt_len + job.max_tokens - 1)
-    for pool, needed in zip(manager.pools, needs, strict=True):
+    for pool, needed in zip(manager.pools, _most(manager, job), strict=True):
         if needed > pool.num_blocks:
             what = f"{job.prompt_len} tokens of prompt and {job.max_tokens} new ones are too many"
             mend = "enlarge the pool, shorten the prompt, or lower max_tokens"
@@ -63,3 +62,16 @@ def shortage(manager: CacheManager, job: Job) -> OutOfBlocks:
     at = over.index(max(over))
     mend = "release pins, close other sequences, or enlarge the pool"
     return manager.pools[at].shortage("no room, though nothing else runs", fit.needed[at], mend)
+
+
+def _most(manager: CacheManager, job: Job) -> Items[int]:
+    """Return how many blocks of each group a job must be able to hold at a time.
+
+    Where not all that it computes is stored, the window where that ends is held beside the one at its own end.
+    """
+    num_tokens = job.prompt_len + job.max_tokens - 1
+    most = least(manager.kernel, num_tokens)
+    if job.terms.get("store_until") is None:
+        return most
+    whole = -(-num_tokens // manager.block_size)
+    return [min(whole, 2 * num_blocks) for num_blocks in most]

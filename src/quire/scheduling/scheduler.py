@@ -319,7 +319,7 @@ class Scheduler:
             self.manager.resume(job.seq)
         else:
             job.seq = self.manager.open(job.known(0, job.num_tokens), job.scope, **job.terms)
-            job.first_hit = job.seq.num_cached
+            job.first_hit = min(job.seq.num_cached, job.prompt_len)
         urgent = self.waiting.admit(job)
         job.state = "running"
         insort(self.prefilling, job, key=BY_RANK)
