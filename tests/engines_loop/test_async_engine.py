@@ -28,10 +28,7 @@ def served(model):
 
 async def last(outputs):
     """The last output of a generator."""
-    output = None
-    async for output in outputs:
-        pass
-    return output
+    return [output async for output in outputs][-1]
 
 
 def test_many_requests_are_answered_at_once(served, model):
@@ -58,7 +55,7 @@ def test_a_slow_reader_gets_the_last_news_only(served):
         outputs = served.generate(PROMPT, LONG)
         await anext(outputs)
         while await served.call(lambda engine: engine.has_unfinished()):
-            await asyncio.sleep(0.01)
+            pass
         rest = [len(each.outputs[0].token_ids) async for each in outputs]
         assert rest == [100]
 
@@ -99,7 +96,9 @@ def test_refusals_are_raised_where_the_request_was_made(served):
     asyncio.run(ask())
 
 
-def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(served, model, monkeypatch):
+def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(
+    served, model, monkeypatch
+):
     forward = model.forward
 
     def fail(input_ids=None, **arguments):
