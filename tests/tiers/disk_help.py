@@ -48,6 +48,12 @@ class FaultyFiles(DiskFiles):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().allocate(descriptor, offset, num_bytes)
 
+    def read_run(self, descriptor, buffers, offset):
+        return sum(
+            self.read_at(descriptor, buffer, offset + at * len(buffer))
+            for at, buffer in enumerate(buffers)
+        )
+
     def read_at(self, descriptor, buffer, offset):
         self.num_reads += 1
         if threading.current_thread().name == "reader":

@@ -18,18 +18,18 @@ def test_a_crew_does_every_number_once_and_several_at_the_same_time():
             together.wait(10)
         done.append(number)
 
-    crew.each(40, work, 1 << 20)
+    crew.each(40, work, 3)
     assert sorted(done) == list(range(40))
-    crew.each(1, done.append, 1 << 20)
-    crew.each(0, done.append, 1 << 20)
+    crew.each(1, done.append, 3)
+    crew.each(0, done.append, 3)
     assert len(done) == 41
     crew.close()
 
 
-def test_small_pieces_are_done_in_order_by_the_caller_alone():
+def test_without_helpers_all_is_done_in_order_by_the_caller():
     crew = Crew(3, "test")
     done = []
-    crew.each(40, lambda number: done.append((number, threading.get_ident())), 1000)
+    crew.each(40, lambda number: done.append((number, threading.get_ident())), 0)
     assert done == [(number, threading.get_ident()) for number in range(40)]
     crew.close()
 
@@ -42,7 +42,7 @@ def test_what_a_crew_raises_reaches_the_caller():
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="5"):
-        crew.each(20, work, 1 << 20)
+        crew.each(20, work, 2)
     crew.close()
 
 
@@ -105,7 +105,7 @@ def no_thread(self):
 def test_where_no_thread_can_be_had_the_caller_does_all_and_closing_waits_for_nobody(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     crew, done = Crew(3, "test"), []
-    crew.each(40, done.append, 1 << 20)
+    crew.each(40, done.append, 3)
     assert done == list(range(40))
     crew.close()
     background = Background(lambda: pytest.fail("nobody does it"), "test")

@@ -47,7 +47,7 @@ class DiskContract(BoundedContract):
             raise OSError(5, "Input/output error")
 
         files = tier._files
-        methods = ("read_at", "write_at", "write_run", "allocate", "truncate")
+        methods = ("read_at", "read_run", "write_at", "write_run", "allocate", "truncate")
         for name in methods:
             setattr(files, name, fails)
         yield

@@ -115,18 +115,38 @@ def test_uses_that_cannot_be_written_down_cost_no_record_and_are_tried_again_rar
 
 def test_a_read_that_fails_costs_its_own_record_only(disk, files):
     put(disk, range(3))
-    good = files.read_at
-    count = iter(range(3))
+    good, place = files.read_at, disk._records.find(name_of(1)).place
 
-    def fails_once(*args):
-        if next(count) == 1:
+    def fails_there(descriptor, buffer, offset):
+        if offset == place * len(buffer):
             raise OSError(errno.EIO, "Input/output error")
-        return good(*args)
+        return good(descriptor, buffer, offset)
 
-    files.read_at = fails_once
+    files.read_at = fails_there
     assert get(disk, range(3)) == [HIT, ERROR, HIT]
     files.read_at = good
     assert get(disk, range(3)) == [HIT] * 3
+
+
+@pytest.mark.parametrize("direct", [None, False])
+def test_neighbours_are_read_by_one_call_and_one_that_stops_early_is_made_good(tmp_path, direct):
+    class StopsEarly(DiskFiles):
+        runs, share = [], 1
+
+        def read_run(self, descriptor, buffers, offset):
+            self.runs.append(len(buffers))
+            return super().read_run(descriptor, buffers[: len(buffers) // self.share], offset)
+
+    files = StopsEarly()
+    with Disk(tmp_path, "16MiB", direct=direct, files=files) as disk:
+        assert put(disk, range(8), 30_000) == [STORED] * 8
+        for files.share in (1, 2):
+            assert get(disk, range(8), 30_000) == [HIT] * 8
+            assert (
+                get(disk, [*range(4), 9, *range(4, 8)], 30_000) == [HIT] * 4 + [ABSENT] + [HIT] * 4
+            )
+            assert get(disk, [3, 3, 0, 1], 30_000) == [HIT] * 4
+        assert files.runs == [8, 8, 2] * 2
 
 
 def test_a_place_with_an_earlier_writing_of_its_key_is_a_miss(disk, tmp_path):
@@ -155,7 +175,9 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
         disk._crew.each = lambda count, work, _: [work(number) for number in range(count)]
         outcomes = disk.put(keys, records, timeout_s=3.5)
         assert outcomes == [STORED] * 4 + [TIMEOUT] * 2
-        assert disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 4
+        assert (
+            disk.get(keys, buffers_like(records), 1.5) == [HIT] * 2 + [TIMEOUT] * 2 + [ABSENT] * 2
+        )
 
 
 @pytest.mark.parametrize("direct", [None, False])

@@ -38,6 +38,10 @@ class Watched(DiskFiles):
             self.reads.append(self.ways[descriptor])
         return super().read_at(descriptor, buffer, offset)
 
+    def read_run(self, descriptor, buffers, offset):
+        self.reads += [self.ways[descriptor]] * len(buffers)
+        return super().read_run(descriptor, buffers, offset)
+
     def write_run(self, descriptor, parts, offset):
         self.writes += [self.ways[descriptor]] * len(parts)
         super().write_run(descriptor, parts, offset)

@@ -6,32 +6,29 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-_HELPED_FROM = 1 << 16
-"""Bytes of a piece from which on several at once pay, past the page cache."""
-
 
 class Crew:
-    """Does numbered work in the calling thread and, where that pays, in up to `helpers` more.
+    """Does numbered work in the calling thread and in up to `helpers` more.
 
     Threads begin with the first call that needs them.
     """
 
     def __init__(self, helpers: int, name: str) -> None:
-        self._helpers = helpers
+        self.helpers = helpers
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def each(self, count: int, work: Callable[[int], None], num_bytes: int) -> None:
-        """Call `work` with 0 to `count` - 1, begun in that order, each about `num_bytes`; return when all is done."""
+    def each(self, count: int, work: Callable[[int], None], helpers: int) -> None:
+        """Call `work` with 0 to `count` - 1, begun in that order, with so many helping; return when all is done."""
         numbers = iter(range(count))  # handing out the next number is one step of the interpreter
 
         def share() -> None:
             for number in numbers:
                 work(number)
 
-        helpers = min(self._helpers, count - 1) if num_bytes >= _HELPED_FROM else 0
+        helpers = min(helpers, self.helpers, count - 1)
         if helpers > 0 and self._pool is None:
-            self._pool = ThreadPoolExecutor(self._helpers, thread_name_prefix=self._name)
+            self._pool = ThreadPoolExecutor(self.helpers, thread_name_prefix=self._name)
         helping: list[Future[None]] = []
         with suppress(
             RuntimeError

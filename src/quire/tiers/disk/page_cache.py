@@ -34,10 +34,14 @@ class PageCache:
         """Return whether so many records of a size may be written to the page cache: then they count as waiting."""
         num_bytes = record_bytes * count
         with self._lock:
-            if self._waiting.total() + num_bytes > self.limit_bytes:
+            if not self.has_room(num_bytes):
                 return False
             self._waiting[record_bytes] += num_bytes
             return True
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether so many bytes more may wait."""
+        return self._waiting.total() + num_bytes <= self.limit_bytes
 
     def waiting(self, record_bytes: int) -> int:
         """Return the bytes of records of a size that may not be on the disk yet."""

@@ -82,18 +82,27 @@ class Slab:
         self._files.read_at(self._descriptor, page, place * self.record_bytes)
         return page[:HEADER_BYTES]
 
-    def read(self, place: int, buffer: memoryview) -> bool:
-        """Fill a buffer from a place; return whether the file had all of it. Raises `OSError`."""
-        offset = place * self.record_bytes
+    def read(self, place: int, *buffers: memoryview) -> bool:
+        """Fill buffers from places, from this one on; return whether the file had all of them. Raises `OSError`."""
         try:
-            return self._files.read_at(self._descriptor, buffer, offset) == len(buffer)
+            return self._read(self._descriptor, place, buffers)
         except OSError as error:
-            if not self.is_direct or error.errno != errno.EINVAL:
+            if not self.is_direct or error.errno != errno.EINVAL or len(buffers) != 1:
                 raise
-        aligned = self._aligned.take(len(buffer))
-        is_whole = self._files.read_at(self._descriptor, aligned, offset) == len(buffer)
-        buffer[:] = aligned
+        aligned = self._aligned.take(self.record_bytes)
+        is_whole = self._read(self._descriptor, place, (aligned,))
+        buffers[0][:] = aligned
         return is_whole
+
+    def read_cached(self, place: int, *buffers: memoryview) -> bool:
+        """Do as `read` does, by the page cache."""
+        return self._read(self._cached, place, buffers)
+
+    def _read(self, descriptor: int, place: int, buffers: Sequence[memoryview]) -> bool:
+        offset, num_bytes = place * self.record_bytes, len(buffers) * self.record_bytes
+        if len(buffers) > 1:
+            return self._files.read_run(descriptor, buffers, offset) == num_bytes
+        return self._files.read_at(descriptor, buffers[0], offset) == num_bytes
 
     def has_cached(self, place: int, count: int) -> bool:
         """Return whether `read_cached` finds all of so many places, from this one on, in memory."""
@@ -101,11 +110,6 @@ class Slab:
         return self._cache is not None and self._files.is_cached(
             self._cached, place * size, count * size
         )
-
-    def read_cached(self, place: int, buffer: memoryview) -> bool:
-        """Do as `read` does, by the page cache."""
-        offset = place * self.record_bytes
-        return self._files.read_at(self._cached, buffer, offset) == len(buffer)
 
     def write(self, place: int, record: memoryview) -> None:
         """Fill a place. Raises `OSError`."""
@@ -200,6 +204,13 @@ class Slab:
 
     def _cache_takes(self, count: int) -> bool:
         return self._cache is not None and self._cache.takes(self.record_bytes, count)
+
+    @property
+    def goes_past_cache(self) -> bool:
+        """Whether the next write goes past the page cache."""
+        return self.is_direct and not (
+            self._cache is not None and self._cache.has_room(self.record_bytes)
+        )
 
     def is_removed(self) -> bool:
         """Return whether somebody removed one of the files, so that nobody will find what it holds."""

@@ -19,15 +19,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import compress
 from pathlib import Path
 
 from quire.config import parse_bytes
 from quire.errors import InvariantError, TierError
 from quire.tiers.background import Background
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, checked
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     O_DIRECT,
@@ -40,7 +39,8 @@ from quire.tiers.disk.files import (
 )
 from quire.tiers.disk.opening import open_slabs, remove_empty
 from quire.tiers.disk.page_cache import PageCache, limit_here
-from quire.tiers.disk.records import DiskRecords, Spot, cached, tag_of
+from quire.tiers.disk.reading import RecordReader
+from quire.tiers.disk.records import DiskRecords
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slabs
 from quire.tiers.disk.writing import DiskWriter
@@ -134,6 +134,9 @@ class Disk(Tier):
         self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
         self._crew = Crew(_HELPERS if self.is_direct else 0, f"quire-{self.name}")
+        self._reader = RecordReader(
+            self._records, self._crew, self._clock, drops=not self.is_read_only
+        )
         self._writer = DiskWriter(self._records, self._room, self._crew, self._clock)
         if self.is_read_only:
             return
@@ -220,47 +223,7 @@ class Disk(Tier):
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
         with self._call():
-            spots = self._records.pinned(keys)
-            found = [spot for spot in spots if spot is not None]
-            in_memory = {spot.place: spot.slab for spot in compress(found, cached(found))}
-
-            def read(index: int) -> None:
-                spot = spots[index]
-                if self._clock() > until:
-                    answers.settle(index, Outcome.TIMEOUT)
-                elif spot is None:
-                    answers.settle(index, Outcome.ABSENT)
-                else:
-                    is_hot = in_memory.get(spot.place) is spot.slab
-                    reading = spot.slab.read_cached if is_hot else spot.slab.read
-                    answers.settle(index, self._read(spot, keys[index], buffers[index], reading))
-
-            try:
-                self._crew.each(len(keys), read, min(map(len, buffers), default=0))
-            finally:
-                self._records.unpin(spots)
-
-    def _read(
-        self,
-        spot: Spot,
-        key: bytes,
-        buffer: memoryview,
-        read: Callable[[int, memoryview], bool],
-    ) -> Outcome:
-        if spot.slab.record_bytes != len(buffer):
-            return Outcome.FOREIGN
-        try:
-            is_whole = read(spot.place, buffer)
-        except OSError:
-            return Outcome.ERROR
-        if is_whole and tag_of(buffer) == spot.tag:
-            return Outcome.HIT
-        if self.is_read_only:  # who writes may have given the place to another record
-            return Outcome.ABSENT
-        if is_whole and checked(key, buffer) is Outcome.FOREIGN:
-            return Outcome.FOREIGN
-        self._records.drop([spot])
-        return Outcome.CORRUPT
+            self._reader.get(keys, buffers, until, answers)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         if self.is_read_only:

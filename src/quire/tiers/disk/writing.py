@@ -97,9 +97,10 @@ class DiskWriter:
                     failed[at] = _outcome_of(error)
                     return
 
-        # A run keeps the device busy; more threads would only be in a model's way.
-        smallest = min(map(len, data), default=0)
-        self._crew.each(len(runs), write, smallest if smallest >= RUN_BYTES else 0)
+        # A run keeps the device busy, and the page cache takes one write at a time: more threads would only be in a model's way.
+        are_large = min(map(len, data), default=0) >= RUN_BYTES
+        is_helped = are_large and any(places[run.start].slab.goes_past_cache for run in runs)
+        self._crew.each(len(runs), write, self._crew.helpers if is_helped else 0)
         first = min(failed, default=len(places))
         outcome = failed.get(first)
         late: list[bool] = []

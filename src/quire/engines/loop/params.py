@@ -1,0 +1,104 @@
+"""How a request wants its tokens chosen, under vLLM's names, checked when it is said."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import asdict, force_setattr
+
+from quire.errors import ConfigError
+
+GREEDY_BELOW = 1e-5
+"""A temperature below this chooses the likeliest token, as in vLLM."""
+
+Positive = Annotated[int, Meta(ge=1, lt=2**31)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Text = Annotated[str, Meta(min_length=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides the tokens of one request. Raises `ConfigError` for a value that cannot be.
+
+    Tokens of equal logits stay or go together in top_k and top_p.
+    """
+
+    n: Positive = 1  # answers to one prompt, each with random numbers of its own
+    max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
+    min_tokens: Count = 0  # so many come before the answer may end
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # 0: always the likeliest token
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # the likeliest, with this share of top_k's
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0  # the k likeliest; 0 or -1: all
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # those this times as likely as the likeliest
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of tokens in prompt or answer
+    presence_penalty: Penalty = 0.0  # taken from logits of tokens in the answer
+    frequency_penalty: Penalty = 0.0  # the same, as often as they stand there
+    logit_bias: Mapping[Count, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # None: another each time
+    stop: Text | Sequence[Text] | None = None  # texts that end the answer
+    stop_token_ids: Sequence[Count] | None = None
+    ignore_eos: bool = False  # the model's own end tokens do not end it
+    include_stop_str_in_output: bool = False  # what ended the answer stays in its text
+    logprobs: Count | None = None  # how many of the likeliest are told, before all of the above
+    json_schema: str | Mapping[str, Any] | None = None  # what the answer must match
+    regex: str | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True  # False: no text is made
+    speculation: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens guessed ahead; changes no answer
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            try:
+                checked = msgspec.convert(value, _KINDS[name])
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{name} is {value!r}: {error}") from error
+            force_setattr(self, name, checked)
+        force_setattr(self, "top_k", max(self.top_k, 0))
+        if isinstance(self.stop, str):
+            force_setattr(self, "stop", [self.stop])
+        if isinstance(self.json_schema, Mapping):
+            force_setattr(self, "json_schema", json.dumps(self.json_schema))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}"
+            )
+        if self.json_schema is not None and self.regex is not None:
+            raise ConfigError("json_schema and regex were both given; give one of them")
+        if self.guided and (self.min_tokens or self.ignore_eos):
+            raise ConfigError(
+                "min_tokens and ignore_eos do not go with json_schema or regex, which say themselves "
+                "where the answer ends; leave them out"
+            )
+        if self.stop and not self.detokenize:
+            raise ConfigError("stop needs the text; leave out detokenize, or use stop_token_ids")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is chosen."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def guided(self) -> bool:
+        """Whether a grammar says which tokens may come."""
+        return self.json_schema is not None or self.regex is not None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens so far matter to the next one."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a rule leaves some tokens only to be drawn."""
+        return (self.min_p, self.top_p) != (0, 1) or self.top_k > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether each token is the likeliest one by the model alone, and nothing is told of it."""
+        asks = (self.logit_bias, self.min_tokens, self.guided, self.penalised)
+        return self.greedy and self.logprobs is None and not any(asks)
+
+
+_KINDS = get_type_hints(SamplingParams, include_extras=True)
