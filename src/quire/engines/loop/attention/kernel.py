@@ -6,6 +6,9 @@ all of them. Scores, sums of weights and outputs are float32; of bfloat16 models
 before the second product, as in FlashAttention (https://arxiv.org/abs/2205.14135, algorithm 1).
 """
 
+# pyright: basic, reportFunctionMemberAccess=false, reportAttributeAccessIssue=false
+# ruff: noqa: ANN001, ANN202, ARG001 - numba reads the types of these functions from their calls
+
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,7 +167,7 @@ def _cap(scores, num_keys, scale, softcap):
     for key in range(num_keys):
         for lane in range(scores.shape[1]):
             twice = np.float32(2) * scale * scores[key, lane]
-            twice = np.float32(87) if twice > np.float32(87) else twice
+            twice = min(twice, np.float32(87))
             scores[key, lane] = softcap * (1 - 2 / (_exp(twice) + np.float32(1)))
 
 
@@ -190,7 +193,10 @@ def _attend_many(work, layer, place, head):
         row = work.rows[rows_start + (lane_start + lane) // group]
         upper[lane], lower[lane] = work.position[row], work.seen_from[row]
         top, bottom = max(top, work.position[row]), min(bottom, work.seen_from[row])
-        clear_from, clear_to = max(clear_from, work.seen_from[row]), min(clear_to, work.position[row])
+        clear_from, clear_to = (
+            max(clear_from, work.seen_from[row]),
+            min(clear_to, work.position[row]),
+        )
         of_head = head * group + (lane_start + lane) % group
         for i in range(depth):
             queries[i, lane] = _float(q[row, of_head, i])
@@ -244,7 +250,7 @@ def _attend_many(work, layer, place, head):
         for key in range(num_keys):
             for lane in range(LANES):
                 score = scores[key, lane]
-                highest[lane] = score if score > highest[lane] else highest[lane]
+                highest[lane] = max(highest[lane], score)
         for lane in range(LANES):
             before[lane] = _exp(before[lane] - highest[lane])
             total[lane] *= before[lane]
@@ -274,6 +280,7 @@ def _attend_many(work, layer, place, head):
         share = np.float32(1) / total[lane] if total[lane] > 0 else np.float32(0)
         for i in range(width):
             layer.partial[row, of_head, i] = sums[i, lane] * share
+
 
 @njit(fastmath={"reassoc", *_MATHS})
 def _attend_few(work, layer, place, head):
@@ -316,7 +323,7 @@ def _attend_few(work, layer, place, head):
                 _cap(scores, 1, np.float32(1) / softcap, softcap)
             best = highest[query]
             for key in range(low, high):
-                best = scores[0, key] if scores[0, key] > best else best
+                best = max(best, scores[0, key])
             fade = _exp(highest[query] - best)
             added = np.float32(0)
             for key in range(low, high):

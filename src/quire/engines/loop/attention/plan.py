@@ -53,7 +53,9 @@ class AttentionPlan:
     position: Ints = field(init=False)
     seen_from: Ints = field(init=False)
     _parts: Parts | None = field(init=False, repr=False, default=None)
-    _works: dict[tuple[int, int], Work] = field(init=False, repr=False, default_factory=dict)
+    _works: dict[tuple[int, int], Work] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int], Work]
+    )
 
     def update(self, packed: Packed) -> None:
         """Take the rows of a step; its arrays may change once this returns.
@@ -134,10 +136,14 @@ class AttentionPlan:
         return Parts(
             np.concatenate([*readers, np.arange(len(self.position))]),
             np.concatenate([of_runs[:, 0], each, early]),
-            np.concatenate([np.cumsum(num_readers) - num_readers, own + first_rows, own + first_rows[early]]),
+            np.concatenate(
+                [np.cumsum(num_readers) - num_readers, own + first_rows, own + first_rows[early]]
+            ),
             np.concatenate([num_readers, lengths, lengths[early]]),
             np.concatenate([of_runs[:, 1] * size, alone, lower[early]]),
-            np.concatenate([of_runs[:, 2] * size, context + lengths, np.full(len(early), begin * size)]),
+            np.concatenate(
+                [of_runs[:, 2] * size, context + lengths, np.full(len(early), begin * size)]
+            ),
             np.repeat([False, True, False], [len(runs), len(each), len(early)]),
         )
 

@@ -1,14 +1,16 @@
-"""Attention of one layer over the block tables of a step."""
+"""Attention of one layer over the block tables of a step: compiled where it can be, else as it is defined."""
+
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
 
-from quire.engines.loop.attention.parts import Scoring
 from quire.engines.loop.attention.plan import AttentionPlan
-from quire.engines.loop.attention.kernel import Layer, attend_parts
-from quire.engines.loop.attention.products import PAIRED
+from quire.engines.loop.attention.reference import KV, attend_reference
+from quire.engines.loop.attention.scoring import Scoring
 
-KV = tuple[torch.Tensor, torch.Tensor]
+_COMPILES = find_spec("numba") is not None
 
 
 def attend(
@@ -26,30 +28,41 @@ def attend(
     k, v = pools[0].flatten(0, 1), pools[1].flatten(0, 1)
     k[plan.slots] = new[0]
     v[plan.slots] = new[1]
+    known = q.dtype in (torch.float32, torch.bfloat16) and q.dtype == k.dtype
+    if not (_COMPILES and known and q.device.type == "cpu" and q.shape[2] % 2 == 0):
+        return attend_reference(plan, pools, q, scoring)
+    # The compiler is loaded by who attends, not by who imports the engine.
+    from quire.engines.loop.attention.kernel import Layer, attend_parts  # noqa: PLC0415
+    from quire.engines.loop.attention.products import PAIRED  # noqa: PLC0415
+
     threads = torch.get_num_threads()
     work = plan.work(q.shape[1] // k.shape[1], threads)
-    heads, width = q.shape[1], v.shape[2]
-    out = torch.empty((len(q), heads, width), dtype=torch.float32)
-    sinks = torch.empty(0) if scoring.sinks is None else scoring.sinks.float()
-    paired = q.dtype == torch.bfloat16 and PAIRED
-    layer = Layer(
-        _words(q.contiguous(), False),
-        _words(k, False),
-        _words(v, False),
-        _words(q.contiguous(), paired),
-        _words(k, paired),
-        np.empty(0, np.uint32 if paired else np.float32),
-        out.numpy(),
-        np.empty((len(work.merged), heads, width), np.float32),
-        np.empty((len(work.merged), heads), np.float32),
-        sinks.numpy(),
-        np.float32(scoring.scale),
-        np.float32(scoring.softcap or 0),
+    out = torch.empty((*q.shape[:2], v.shape[2]), dtype=torch.float32)
+    partial = np.empty((len(work.merged), *out.shape[1:]), np.float32)
+    queries, keys = _elements(q.contiguous()), _elements(k)
+    words = np.uint32 if PAIRED and q.dtype == torch.bfloat16 else queries.dtype
+    attend_parts(
+        work,
+        Layer(
+            queries,
+            keys,
+            _elements(v),
+            queries.view(words),
+            keys.view(words),
+            np.empty(0, np.uint32 if words == np.uint32 else np.float32),
+            out.numpy(),
+            partial,
+            np.empty(partial.shape[:2], np.float32),
+            (torch.empty(0) if scoring.sinks is None else scoring.sinks).detach().float().numpy(),
+            np.float32(scoring.scale),
+            np.float32(scoring.softcap or 0),
+        ),
+        threads,
     )
-    attend_parts(work, layer, threads)
     return out.to(q.dtype)
 
-def _words(t, paired):
-    if t.dtype==torch.float32: return t.numpy()
-    a=t.view(torch.uint16).numpy()
-    return a.view(np.uint32) if paired else a
+
+def _elements(tensor: torch.Tensor) -> Any:
+    """View a tensor as an array, bfloat16 as uint16, for which NumPy has no name."""
+    tensor = tensor.detach()
+    return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).numpy()
