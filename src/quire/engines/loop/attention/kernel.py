@@ -28,7 +28,7 @@ _LOWEST = np.float32(-1e30)
 _MATHS = {"contract", "nsz", "arcp"}  # infinite scores and the order of sums stay as written
 
 
-class Layer(NamedTuple):
+class LayerArrays(NamedTuple):
     """The arrays of one layer.
 
     q         [N, heads, D], float32, or of bfloat16, uint16
@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
 
 @njit(parallel=True, fastmath=_MATHS, cache=True)
-def attend_parts(work: Work, layer: Layer, num_threads: int) -> None:
+def attend_parts(work: Work, layer: LayerArrays, num_threads: int) -> None:
     """Fill `partial` and `lse` by part, and `out` from them."""
     kv_heads = layer.k.shape[1]
     num_tasks = len(work.tasks) * kv_heads

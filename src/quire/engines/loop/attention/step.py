@@ -32,7 +32,7 @@ def attend(
     if not (_COMPILES and known and q.device.type == "cpu" and q.shape[2] % 2 == 0):
         return attend_reference(plan, pools, q, scoring)
     # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.loop.attention.kernel import Layer, attend_parts  # noqa: PLC0415
+    from quire.engines.loop.attention.kernel import LayerArrays, attend_parts  # noqa: PLC0415
     from quire.engines.loop.attention.products import PAIRED  # noqa: PLC0415
 
     threads = torch.get_num_threads()
@@ -43,7 +43,7 @@ def attend(
     words = np.uint32 if PAIRED and q.dtype == torch.bfloat16 else queries.dtype
     attend_parts(
         work,
-        Layer(
+        LayerArrays(
             queries,
             keys,
             _elements(v),
