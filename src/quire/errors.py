@@ -21,6 +21,7 @@
     ├── RecordError (ValueError)      bytes that are no record, or not the one they should be
     ├── TierError                     a tier that cannot be opened, or failed
     │   └── TierBusy                  a directory that another process has open
+    ├── DeadlinePassed                a job that was not finished in its time
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
@@ -144,6 +145,10 @@ class TierError(QuireError):
 
 class TierBusy(TierError):  # noqa: N818 - as OutOfBlocks
     """A directory that another process has open for writing."""
+
+
+class DeadlinePassed(QuireError):  # noqa: N818 - as OutOfBlocks
+    """A job that was given up: its deadline came before its end."""
 
 
 class CacheBusy(QuireError):  # noqa: N818 - as TierBusy

@@ -39,6 +39,8 @@ EXTRAS = {
     "zstd": Extra(("zstandard",), "traces in zstd"),
     "ray": Extra(("ray",), "sweeps on Ray"),
     "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
+    "serve": Extra((*_DEMO, "prometheus_client", "starlette", "uvicorn"), "quire serve"),
+    "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_DEMO, "PIL"), "generate --image"),
     "lora": Extra((*_DEMO, "peft"), "generate --lora"),
 }

@@ -1,1 +1,14 @@
-"""Which requests run: jobs wait, are admitted, computed in steps, preempted and finished. No tensors here."""
+"""Which requests run: jobs wait, are admitted, computed in steps, preempted and finished. No tensors here.
+
+job        what is to be generated, and how far it is
+step       what one forward computes, as arrays
+queue      who waits, in which order, and behind whom
+room       which blocks a job would get
+scheduler  Scheduler: plan a step, complete it
+"""
+
+from quire.scheduling.job import Job, Limits
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.step import JobChunk, Step
+
+__all__ = ["Job", "JobChunk", "Limits", "Scheduler", "Step"]

@@ -1,0 +1,160 @@
+"""Jobs: what is to be generated, and how far it is; and the limits of a schedule."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from copy import copy
+from math import isfinite
+from operator import attrgetter
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from quire.config import as_int, check_count
+from quire.core import Scope, Sequence
+from quire.core.scope import check_scope
+from quire.core.terms import RequestTerms
+from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, TokenIds, check_sign, key_of
+from quire.errors import ConfigError, TokensError
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a schedule. Raises `ConfigError`.
+
+    `max_running`      jobs that run at once
+    `max_step_tokens`  tokens that a step computes: one of each job that decodes, the rest of prompts
+    `max_chunk`        tokens of one prompt in a step; None for as many as the step has left
+    `watermark`        share of the blocks that an admission leaves free while others run
+    `max_passed`       so many jobs that came later are admitted before one that waits; then nobody passes it
+    """
+
+    max_running: int = 64
+    max_step_tokens: int = 2048
+    max_chunk: int | None = None
+    watermark: float = 0.01
+    max_passed: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_step_tokens", "max_passed"):
+            check_count(name, getattr(self, name))
+        if self.max_chunk is not None:
+            check_count("max_chunk", self.max_chunk)
+        if self.max_step_tokens <= self.max_running:
+            raise ConfigError(
+                f"a step of {self.max_step_tokens} tokens leaves prompts no room beside "
+                f"{self.max_running} jobs that decode; allow more tokens, or fewer jobs"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark is a share from 0 to below 1, got {self.watermark!r}")
+
+
+class Job:
+    """One text to be generated. Its caller makes it; the scheduler alone changes it while it is in one.
+
+    `prompt`      token ids, one at least
+    `max_tokens`  new tokens at most: the scheduler has room for so many, its caller ends the job
+    `scope`       who may share its blocks
+    `priority`    higher ones are admitted first and preempted last
+    `deadline`    on the scheduler's clock, in seconds: then it is given up
+    `terms`       of `CacheManager.open`
+
+    `tokens`      the known ones, prompt and generated; a slice is a copy (a view of all would keep it from growing)
+    `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
+    `seq`         its sequence, open while it runs
+    `number`      of the scheduler's jobs, in order of arrival
+    `passed`      jobs that came later and were admitted before it
+    Raises `TokensError`, `ScopeError`, `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        prompt: TokenIds,
+        max_tokens: int,
+        *,
+        scope: Scope | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        terms: RequestTerms | None = None,
+    ) -> None:
+        key = key_of(prompt)
+        check_sign(key)
+        if not key:
+            raise TokensError("the prompt is empty; a job needs at least one token")
+        if scope is not None:
+            check_scope(scope)
+        if deadline is not None and not isfinite(deadline):
+            raise ConfigError(f"deadline must be a finite time in seconds, got {deadline!r}")
+        self.tokens: array[int] = array("i")
+        self.tokens.frombytes(key)
+        self.prompt_len = len(key) // TOKEN_BYTES
+        self.max_tokens = check_count("max_tokens", max_tokens)
+        self.scope = scope
+        self.priority = as_int("priority", priority)
+        self.deadline = deadline
+        self.terms: RequestTerms = terms or {}
+        self.drafts: IntArray | None = None
+        self.seq: Sequence | None = None
+        self.state: Literal["new", "waiting", "running", "finished"] = "new"
+        self.number = self.first_hit = self.num_preempted = self.passed = 0
+        self.is_urgent = False
+        self.behind: tuple[Job, int] | None = None
+
+    @property
+    def prompt(self) -> IntArray:
+        """The prompt's tokens, int32, as a copy."""
+        return self.known(0, self.prompt_len)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: the prompt's and those generated."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens that were found at its first admission."""
+        return self.first_hit
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV exists."""
+        return self.seq.computed if self.seq is not None else 0
+
+    @property
+    def num_left(self) -> int:
+        """Known tokens to compute before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Its place among jobs, lowest first: who was passed too often, by priority, by arrival."""
+        return (not self.is_urgent, 0 if self.is_urgent else -self.priority, self.number)
+
+    def known(self, start: int, stop: int) -> IntArray:
+        """Return known tokens [start, stop), int32, as a copy."""
+        return np.frombuffer(self.tokens[start:stop], INT32)
+
+    def twin(self, token: int) -> Job:
+        """Return a new job at the tokens computed of this one, with another token next."""
+        twin = copy(self)
+        twin.tokens = self.tokens[: self.num_computed]
+        twin.tokens.append(token)
+        twin.seq = twin.drafts = twin.behind = None
+        twin.state = "new"
+        twin.num_preempted = twin.passed = 0
+        twin.is_urgent = False
+        return twin
+
+    def __repr__(self) -> str:
+        return (
+            f"<Job {self.number} {self.state}: {self.prompt_len} tokens of prompt, "
+            f"{self.num_generated} of {self.max_tokens} generated, {self.num_computed} computed>"
+        )
+
+
+BY_RANK: Callable[[Job], tuple[bool, int, int]] = attrgetter("rank")

@@ -1,0 +1,151 @@
+"""Who asks: API keys, the tenants they stand for, and the operator."""
+
+import base64
+import binascii
+import hmac
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from quire.config import read_bytes
+from quire.core import Scope
+from quire.errors import ConfigError
+from quire.serve.protocol import ApiError
+
+KEY_ENV, OPERATOR_ENV = "QUIRE_API_KEY", "QUIRE_OPERATOR_KEY"
+MIN_KEY = 8
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class ApiKeys:
+    """The keys of a server: digests and tenants; no key is kept, shown or logged.
+
+    `tenants`    (name, key) pairs; several keys may stand for one tenant
+    `operator`   the key for `/metrics`, `/v1/cache` and the page
+    `exposed`    whether the server listens beyond loopback
+
+    A server without keys serves whoever reaches it, and only on loopback. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        tenants: Sequence[tuple[str, str]] = (),
+        operator: str | None = None,
+        *,
+        exposed: bool = False,
+    ) -> None:
+        for name, key in (*tenants, *([("the operator", operator)] if operator else ())):
+            if len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    f"the key of {name} has {len(key)} characters or some that a header cannot "
+                    f"carry; use at least {MIN_KEY} of printable ASCII, without spaces"
+                )
+        self._tenants = [(_digest(key), name) for name, key in tenants]
+        self._operator = _digest(operator) if operator else None
+        digests = [digest for digest, _ in self._tenants] + [self._operator] * (
+            operator is not None
+        )
+        if len(set(digests)) < len(digests):
+            raise ConfigError("a key is given twice; each tenant and the operator have their own")
+        if exposed and not tenants:
+            raise ConfigError(
+                f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
+            )
+        self._exposed = exposed
+
+    def tenant(self, headers: Mapping[str, str]) -> str | None:
+        """Return the tenant of a request, None on a server without keys. Raises `ApiError` 401."""
+        self._check_origin(headers)
+        if not self._tenants:
+            return None
+        given, found = _digest(_key_of(headers)), None
+        for digest, name in self._tenants:  # all of them, so that time tells nothing
+            if hmac.compare_digest(digest, given):
+                found = name
+        if found is None:
+            raise _unknown("Bearer")
+        return found
+
+    def check_operator(self, headers: Mapping[str, str]) -> None:
+        """Raise `ApiError` unless the operator asks, or anybody may: on loopback, without any key."""
+        self._check_origin(headers)
+        if self._operator is None:
+            if self._tenants or self._exposed:
+                raise ApiError(403, f"this needs the operator's key; start with {OPERATOR_ENV} set")
+        elif not hmac.compare_digest(self._operator, _digest(_key_of(headers))):
+            raise _unknown('Basic realm="quire"')
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        """Raise `ApiError` for a request that another site's page makes a browser send."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise ApiError(403, f"the page of {origin[:80]!r} may not ask this server")
+        keyless = not self._tenants and self._operator is None
+        if keyless and urlsplit(f"//{host}").hostname not in LOCAL_NAMES:
+            raise ApiError(403, f"this server is asked as localhost, not as {host[:80]!r}")
+
+
+def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
+    """Return the keys of a file, `NAME KEY` a line, and of the environment. Raises `ConfigError`."""
+    tenants: list[tuple[str, str]] = []
+    lines = read_bytes(file).decode("utf-8", "replace").splitlines() if file is not None else ()
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise ConfigError(
+                f"line {number} of {str(file)!r} has {len(words)} words; a line is NAME KEY"
+            )
+        tenants.append((words[0], words[1]))
+    if file is not None and not tenants:
+        raise ConfigError(f"{str(file)!r} has no key; a line is NAME KEY")
+    if own := os.environ.get(KEY_ENV):
+        tenants.append(("default", own))
+    return ApiKeys(tenants, os.environ.get(OPERATOR_ENV) or None, exposed=exposed)
+
+
+def scope_of(tenant: str | None, salt: str | None) -> Scope:
+    """Return the scope of a tenant's requests; no two pairs have the same."""
+    if tenant is None and salt is None:
+        return Scope()
+    return Scope(salt=msgspec.json.encode([tenant, salt]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Raises `ConfigError` for what is none."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        raise ConfigError(f"--host is an IP address or localhost, got {host!r}") from None
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _key_of(headers: Mapping[str, str]) -> str:
+    """Return the key of a request: a bearer's token, or the password that a browser asks for."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return given.strip() if kind.lower() == "bearer" else ""
+
+
+def _unknown(challenge: str) -> ApiError:
+    return ApiError(
+        401,
+        "the key is missing or not known; send it as Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": challenge},
+    )

@@ -1,0 +1,67 @@
+"""What a request may ask for is checked when it is said, with the value and the limit."""
+
+import msgspec
+import pytest
+
+from quire.engines.loop.params import SamplingParams
+from quire.errors import ConfigError
+
+WRONG = {
+    "n": [0, -1, 1.5, "2", None, True],
+    "max_tokens": [0, -3, "many", 2**31],
+    "min_tokens": [-1, None, 0.5],
+    "temperature": [-0.1, float("nan"), float("inf"), "hot", None, True],
+    "top_p": [0, 1.01, -1, float("nan")],
+    "top_k": [-2, 1.5],
+    "min_p": [-0.1, 1.1],
+    "repetition_penalty": [0, -1, float("inf")],
+    "presence_penalty": [-2.1, 2.1],
+    "frequency_penalty": [-2.1, 2.1, float("nan")],
+    "logit_bias": [[1, 2], {-1: 0.0}, {"a": 1}, {3: 101}, {3: float("nan")}, {3: "much"}],
+    "seed": [0.5, "x", 2**64],
+    "stop": ["", ["a", ""], [1], 3],
+    "stop_token_ids": [7, [-1], ["a"]],
+    "logprobs": [-1, True],
+    "json_schema": [3, [1]],
+    "regex": [3],
+    "ignore_eos": [1, "yes"],
+    "speculation": [-1, 65],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, each) for name in WRONG for each in WRONG[name]]
+)
+def test_a_value_that_cannot_be_is_refused_by_name_with_the_value(name, value):
+    with pytest.raises(ConfigError) as told:
+        SamplingParams(**{name: value})
+    assert str(told.value).startswith(f"{name} is {value!r}: ")
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        {"min_tokens": 5, "max_tokens": 4},
+        {"json_schema": "{}", "regex": "a"},
+        {"regex": "a", "min_tokens": 1},
+        {"json_schema": {}, "ignore_eos": True},
+        {"stop": "a", "detokenize": False},
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(together):
+    with pytest.raises(ConfigError) as told:
+        SamplingParams(**together)
+    assert all(name in str(told.value) for name in together)
+
+
+def test_names_are_checked_and_values_stay():
+    with pytest.raises(TypeError):
+        SamplingParams(best=1)
+    params = SamplingParams(stop=("a", "b"), json_schema={"type": "object"}, top_p=1, seed=-5)
+    assert params.stop == ["a", "b"]
+    assert params.json_schema == '{"type": "object"}'
+    with pytest.raises(AttributeError):
+        params.top_p = 0.5
+    assert SamplingParams(stop="end").stop == ["end"]
+    again = msgspec.structs.replace(params, n=3)
+    assert (again.n, again.stop) == (3, ["a", "b"])

@@ -1,0 +1,350 @@
+"""Which tokens are chosen: by each rule, in the stated order, by a request's own random numbers alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_help import EOS, VOCAB, Toy, choose, log_softmax, uniform
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from quire.engines.loop import sampling
+from quire.engines.loop.drafts import propose
+from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.sampling import Sampler, keep_min_p, keep_top_k, keep_top_p
+from quire.errors import ConfigError, QuireError
+
+TOKEN = st.integers(0, VOCAB - 1)
+WISHES = st.builds(
+    SamplingParams,
+    max_tokens=st.none(),
+    temperature=st.sampled_from([0.0, 0.31, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 0, 1, 5, 99]),
+    top_p=st.sampled_from([1.0, 1.0, 0.137, 0.7, 0.9531]),
+    min_p=st.sampled_from([0.0, 0.0, 0.0513, 0.317]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.37, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.71, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.33, -0.25]),
+    logit_bias=st.none()
+    | st.dictionaries(TOKEN, st.sampled_from([-100.0, -1.5, 2.25]), max_size=3),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    stop_token_ids=st.none() | st.lists(TOKEN, max_size=3),
+    ignore_eos=st.booleans(),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    logprobs=st.sampled_from([None, None, 0, 3]),
+)
+PROMPT = st.lists(TOKEN, min_size=2, max_size=6)
+
+
+def rows(*each):
+    return torch.from_numpy(np.stack(each))
+
+
+def answer(model, params, prompt, num_tokens, drafter=None, **options):
+    """Return the tokens of one request that runs alone, and how many steps they took."""
+    sampler = Sampler(model.vocab, eos_ids=EOS, **options)
+    sampler.add("it", params, prompt)
+    text, steps = list(prompt), 0
+    while len(text) < len(prompt) + num_tokens:
+        drafts = np.asarray(drafter(text) if drafter else [], np.int32)
+        logits = rows(*(model([*text, *drafts[:j]]) for j in range(len(drafts) + 1)))
+        text += sampler.sample(["it"], logits, [drafts]).by_key()[0].tolist()
+        steps += 1
+    return text[len(prompt) : len(prompt) + num_tokens], steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(WISHES, PROMPT), min_size=1, max_size=5), st.randoms(use_true_random=False)
+)
+def test_every_token_is_the_one_that_the_rules_one_by_one_choose(requests, random):
+    model, sampler = Toy(), Sampler(VOCAB, eos_ids=EOS)
+    for key, (params, prompt) in enumerate(requests):
+        sampler.add(key, params, prompt)
+    answers = [[] for _ in requests]
+    for _ in range(6):
+        keys = random.sample(range(len(requests)), random.randint(1, len(requests)))
+        logits = [model(requests[key][1] + answers[key]) for key in keys]
+        sampled = sampler.sample(keys, rows(*logits))
+        for at, key in enumerate(keys):
+            params, prompt = requests[key]
+            token = int(sampled.token_ids[at])
+            assert token == choose(logits[at], params, prompt, answers[key])
+            told = sampled.logprobs and sampled.logprobs[at]
+            if params.logprobs is None:
+                assert not told
+            else:
+                own = log_softmax(logits[at])
+                best = sorted(range(VOCAB), key=lambda other: -own[other])[: params.logprobs]
+                assert list(told) == list(dict.fromkeys([token, *best]))
+                for other, (logprob, rank) in told.items():
+                    assert logprob == pytest.approx(own[other], abs=1e-5)
+                    assert rank == (own >= own[other]).sum()
+            answers[key].append(token)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WISHES, PROMPT, st.integers(0, 3))
+def test_drafts_change_no_token(params, prompt, kind):
+    model = Toy()
+    plain, _ = answer(model, params, prompt, 24)
+    drafters = [
+        lambda text: propose(np.asarray(text, np.int32), 4),
+        lambda text: plain[len(text) - len(prompt) :][:5],  # always right
+        lambda text: [(text[-1] + 1) % VOCAB, text[-1]],
+        lambda text: [*plain[len(text) - len(prompt) :][:2], 7, 7],  # right, then wrong
+    ]
+    drafted, steps = answer(model, params, prompt, 24, drafters[kind])
+    assert drafted == plain
+    if kind == 1:
+        assert steps == 24 / 6
+
+
+def test_an_answer_is_the_same_whatever_stands_beside_it_and_in_whatever_order():
+    logits = torch.randn(40, 5000, generator=torch.Generator().manual_seed(3)) * 3
+    wishes = [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, top_p=0.9, seed=2),
+        SamplingParams(temperature=1.4, top_p=0.99999, top_k=40, seed=3),
+        SamplingParams(temperature=1.2, min_p=0.02, frequency_penalty=0.5, logprobs=2, seed=4),
+        SamplingParams(temperature=9.0, top_p=0.999, seed=5),  # needs more than the likeliest 1,024
+    ]
+    alone = {}
+    for key, params in enumerate(wishes):
+        sampler = Sampler(5000)
+        sampler.add(key, params, [1, 2])
+        alone[key] = [sampler.sample([key], logits[at : at + 1]) for at in range(40)]
+    together, random = Sampler(5000, seed=9), np.random.default_rng(0)
+    for key, params in enumerate(wishes):
+        together.add(key, params, [1, 2])
+    steps = dict.fromkeys(alone, 0)
+    while any(step < 40 for step in steps.values()):
+        keys = [
+            int(key)
+            for key in random.permutation(6)[: random.integers(1, 7)]
+            if steps[int(key)] < 40
+        ]
+        if not keys:
+            continue
+        sampled = together.sample(keys, torch.stack([logits[steps[key]] for key in keys]))
+        for at, key in enumerate(keys):
+            own = alone[key][steps[key]]
+            assert sampled.token_ids[at] == own.token_ids[0]
+            if key == 4:
+                assert sampled.logprobs[at] == own.logprobs[0]
+            steps[key] += 1
+
+
+def test_a_random_number_is_that_of_its_seed_and_step():
+    row = sampling._Row(SamplingParams(), 77)
+    steps = [0, 1, 63, 64, 200, 5, 64, 1000]
+    assert [row.number(step) for step in steps] == [uniform(77, step) for step in steps]
+
+
+@pytest.mark.parametrize("along", ["seeds", "steps", "forks"])
+def test_tokens_are_drawn_as_often_as_their_probability_says(along):
+    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, 0.5, -3.0]])
+    share = logits[0].softmax(0).numpy()
+    num, keys, sampler = 6000, [0], Sampler(6, seed=1)
+    if along == "seeds":
+        keys = list(range(num))
+        for key in keys:
+            sampler.add(key, SamplingParams(seed=key), [0])
+    else:
+        sampler.add(0, SamplingParams(seed=11), [0])
+    if along == "forks":
+        keys = list(range(num))
+        for key in keys[1:]:
+            sampler.fork(0, key)
+    drawn = [
+        sampler.sample(keys, logits.expand(len(keys), -1)).token_ids
+        for _ in range(num // len(keys))
+    ]
+    seen = np.bincount(np.concatenate(drawn), minlength=6)
+    assert seen.sum() == num
+    assert (
+        (seen - num * share) ** 2 / (num * share)
+    ).sum() < 20.5  # 99.9 % at five degrees of freedom
+
+
+def test_neighbouring_steps_and_seeds_know_nothing_of_each_other():
+    numbers = np.array([[uniform(seed, step) for step in range(40)] for seed in range(40)])
+    assert abs(np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]) < 0.1
+    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.1
+
+
+def test_what_is_kept_is_what_transformers_keeps():
+    x = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0)).double() * 4
+    for k in (1, 7, 2999, 9000):
+        assert torch.equal(keep_top_k(x, torch.full((50, 1), k)), TopKLogitsWarper(k)(None, x))
+    for share in (0.05, 0.5, 0.93, 0.999):
+        p = torch.full((50, 1), share)
+        assert torch.equal(keep_top_p(x, p), TopPLogitsWarper(share)(None, x))
+        assert torch.equal(keep_top_p(x / 50, p), TopPLogitsWarper(share)(None, x / 50))
+        assert torch.equal(keep_min_p(x, p), MinPLogitsWarper(share)(None, x))
+
+
+def test_greedy_choice_with_penalties_is_what_transformers_chooses():
+    prompts = torch.randint(0, 50, (30, 9), generator=torch.Generator().manual_seed(1))
+    x = torch.randn(30, 50, generator=torch.Generator().manual_seed(2))
+    sampler = Sampler(50)
+    for key, prompt in enumerate(prompts.tolist()):
+        sampler.add(key, SamplingParams(temperature=0, repetition_penalty=1.8), prompt)
+    theirs = RepetitionPenaltyLogitsProcessor(1.8)(prompts, x.clone()).argmax(-1)
+    assert sampler.sample(range(30), x).token_ids.tolist() == theirs.tolist()
+    assert theirs.tolist() != x.argmax(-1).tolist()
+
+
+def test_one_draw_follows_the_warpers_of_transformers_in_turn():
+    x = torch.randn(1, 400, generator=torch.Generator().manual_seed(5)) * 3
+    warped = x
+    for warper in (
+        TemperatureLogitsWarper(0.8),
+        MinPLogitsWarper(0.01),
+        TopKLogitsWarper(30),
+        TopPLogitsWarper(0.9),
+    ):
+        warped = warper(None, warped)
+    sampler, keys = Sampler(400), range(3000)
+    for key in keys:
+        sampler.add(
+            key, SamplingParams(temperature=0.8, min_p=0.01, top_k=30, top_p=0.9, seed=key), [0]
+        )
+    drawn = sampler.sample(keys, x.expand(3000, -1)).token_ids
+    share = warped[0].softmax(0).numpy()
+    assert set(drawn) <= set(np.flatnonzero(share))
+    kept = share > 0.01
+    assert abs(np.bincount(drawn, minlength=400) / 3000 - share)[kept].max() < 0.03
+
+
+def test_tokens_of_equal_logits_stay_or_go_together():
+    x = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 0.0]])
+    one = torch.ones(1, 1)
+    for kept in (keep_top_k(x, one * 3), keep_top_p(x, one * 0.86)):
+        assert torch.isfinite(kept[0]).tolist() == [True, True, True, True, True, False]
+
+
+def test_forks_have_numbers_of_their_own_which_their_requests_seed_fixes():
+    def forked(seed, beside):
+        sampler = Sampler(VOCAB, seed=beside)
+        sampler.add("k", SamplingParams(seed=seed, n=3, frequency_penalty=0.1), [0])
+        if beside:
+            sampler.add("other", SamplingParams(), [1])
+            sampler.fork("other", "more")
+        sampler.fork("k", "a")
+        sampler.fork("k", "b")
+        logits = torch.zeros(3, VOCAB)
+        return np.stack(
+            [sampler.sample(["k", "a", "b"], logits).token_ids for _ in range(20)], 1
+        ).tolist()
+
+    first = forked(5, 0)
+    assert first == forked(5, 8)
+    assert first != forked(6, 0)
+    assert all(mine != other for mine, other in itertools.combinations(first, 2))
+
+
+def test_a_fork_has_the_tokens_of_its_request_so_far_and_goes_its_own_way():
+    sampler = Sampler(3)
+    sampler.add("k", SamplingParams(temperature=0, frequency_penalty=2), [0])
+    logits = torch.tensor([[3.0, 2.0, 0.5]])
+    assert sampler.sample(["k"], logits).token_ids.tolist() == [0]
+    sampler.fork("k", "f")
+    assert sampler.sample(["f"], logits).token_ids.tolist() == [1]
+    assert sampler.sample(["k", "f"], logits.expand(2, -1)).token_ids.tolist() == [1, 0]
+
+
+def test_requests_without_a_seed_differ_and_the_samplers_seed_fixes_them():
+    def run(seed):
+        sampler = Sampler(1000, seed=seed)
+        for key in range(8):
+            sampler.add(key, SamplingParams(), [0])
+        return sampler.sample(range(8), torch.zeros(8, 1000)).token_ids.tolist()
+
+    assert run(3) == run(3) != run(4)
+    assert len(set(run(3))) > 6
+    assert run(None) != run(None)
+
+
+def test_nothing_is_kept_of_greedy_requests_that_ask_for_nothing():
+    sampler = Sampler(4)
+    sampler.add("k", SamplingParams(temperature=1e-9, top_k=3, top_p=0.1, seed=4), [1])
+    sampler.fork("k", "f")
+    assert sampler._rows == {"k": None, "f": None}
+    assert not sampler._special
+    x = torch.tensor([[0, 3, 3, 1], [9, 0, 1, 9]], dtype=torch.bfloat16)
+    sampled = sampler.sample(["k", "f"], x)
+    assert sampled.token_ids.tolist() == [1, 0]
+    assert sampled.token_ids.dtype == np.int32
+    assert sampled.logprobs is None
+    sampler.remove("k")
+    sampler.remove("f")
+    assert len(sampler) == 0
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
+    sampler = Sampler(4)
+    for key in "ab":
+        sampler.add(
+            key,
+            SamplingParams(temperature=float(special), seed=1, frequency_penalty=float(special)),
+            [0],
+        )
+    good = torch.tensor([[0.0, 1.0, 2.0, 0.0]] * 2)
+    for wrong in (torch.nan, torch.inf):
+        bad = good.clone()
+        bad[1, 2] = wrong
+        with pytest.raises(QuireError, match="NaN or infinite"):
+            sampler.sample(["a", "b"], bad)
+    if special:
+        assert sampler._rows["a"].step == 0
+        assert not sampler._rows["a"].counts.any()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"logit_bias": {8: 1.0}}, "token id 8"),
+        ({"stop_token_ids": [1, 9]}, "token id 9"),
+        ({"logprobs": 9}, "logprobs is 9"),
+        ({"min_tokens": 2, "stop_token_ids": list(range(8))}, "min_tokens"),
+        ({"regex": "a"}, "tokenizer"),
+    ],
+)
+def test_what_this_model_cannot_follow_is_refused_and_not_taken(asked, says):
+    sampler = Sampler(8, eos_ids=[2])
+    with pytest.raises(ConfigError, match=says):
+        sampler.add("k", SamplingParams(**asked), [0])
+    assert len(sampler) == 0
+    sampler.add("k", SamplingParams(), [0])
+    for again in (lambda: sampler.add("k", SamplingParams(), [0]), lambda: sampler.fork("k", "k")):
+        with pytest.raises(ConfigError, match="already"):
+            again()
+
+
+def test_drafts_are_what_followed_the_same_tokens_before():
+    def guess(text, most):
+        return propose(np.frombuffer(text.encode(), np.uint8).astype(np.int32), most)
+
+    def text(drafts):
+        assert drafts.dtype == np.int32
+        return "".join(map(chr, drafts))
+
+    assert text(guess("the cat sat. the c", 4)) == "at s"
+    assert text(guess("xaby..zabq..zab", 1)) == "q"  # the longest end counts, of three
+    assert text(guess("abcdab", 9)) == "cdab"
+    assert text(guess("aaaaaaaa", 3)) == "aaa"
+    assert text(guess("ab1 ab2 ab", 2)) == "2 "  # the last place
+    for none in ("", "a", "abc"):
+        assert text(guess(none, 5)) == ""
+    assert text(guess("abab", 0)) == ""

@@ -1,0 +1,175 @@
+"""Conversations to prompts, and tool calls found in answers."""
+
+import json
+
+import msgspec
+import pytest
+from transformers import AutoTokenizer
+
+from quire import demo_model
+from quire.serve.chat import (
+    ToolCall,
+    forced_schema,
+    held_from,
+    parse_tools,
+    prompt_of,
+    tool_format,
+    tools_of,
+)
+from quire.serve.protocol import ApiError, ChatRequest
+
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ANSWERS = {
+    "hermes": 'Let me see. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "mistral": 'Let me see.[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]',
+    "llama3": '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
+    "json": '{"name": "add", "arguments": {"a": 1}}',
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(demo_model())
+
+
+def chat(*messages, **given):
+    return msgspec.convert({"messages": messages, **given}, ChatRequest)
+
+
+def test_a_conversation_is_what_the_template_says(tokenizer):
+    asked = chat({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi ü"})
+    text = "<bos><system>Be kind.<user>Hi ü<assistant>"
+    ids = prompt_of(tokenizer, asked)
+    assert tokenizer.decode(ids) == text
+    assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_content_in_parts_is_joined_and_none_is_empty(tokenizer):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    joined = prompt_of(tokenizer, chat({"role": "user", "content": parts}))
+    assert joined == prompt_of(tokenizer, chat({"role": "user", "content": "ab"}))
+    assert prompt_of(tokenizer, chat({"role": "user"})) == prompt_of(
+        tokenizer, chat({"role": "user", "content": ""})
+    )
+
+
+def test_what_cannot_be_laid_out_is_refused(tokenizer):
+    with pytest.raises(ApiError, match="messages is empty"):
+        prompt_of(tokenizer, chat())
+    with pytest.raises(ApiError, match=r"arguments of a call are JSON, got '\{'"):
+        prompt_of(
+            tokenizer,
+            chat(
+                {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}
+            ),
+        )
+
+    class Bare:
+        chat_template = None
+
+    with pytest.raises(ApiError, match="no chat template"):
+        prompt_of(Bare(), chat({"role": "user", "content": "a"}))
+
+
+def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
+    class Spy:
+        chat_template = "x"
+
+        def apply_chat_template(self, messages, **given):
+            self.messages, self.given = messages, given
+            return ""
+
+        def __call__(self, text, **given):
+            return {"input_ids": [1]}
+
+    spy = Spy()
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said = (
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    )
+    prompt_of(spy, chat(*said, tools=TOOLS, chat_template_kwargs={"thinking": False}))
+    assert spy.messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert spy.messages[0]["content"] == ""
+    assert spy.messages[1] == {"role": "tool", "content": "1", "tool_call_id": "1"}
+    assert spy.given["tools"] == TOOLS
+    assert spy.given["thinking"] is False
+
+
+def test_no_tools_where_the_choice_is_none():
+    assert [tool.function.name for tool in tools_of(chat(tools=TOOLS))] == ["add", "now"]
+    assert tools_of(chat(tools=TOOLS, tool_choice="none")) == []
+
+
+def test_a_choice_of_a_tool_is_a_schema():
+    assert forced_schema(chat(tools=TOOLS)) is None
+    assert forced_schema(chat(tools=TOOLS, tool_choice="auto")) is None
+    named = {"type": "function", "function": {"name": "now"}}
+    schema = forced_schema(chat(tools=TOOLS, tool_choice=named))
+    assert schema["properties"]["name"] == {"const": "now"}
+    assert len(forced_schema(chat(tools=TOOLS, tool_choice="required"))["anyOf"]) == 2
+    for choice in ("add", {"function": {"name": "sub"}}):
+        with pytest.raises(ApiError, match="tool_choice is none, auto, required"):
+            forced_schema(chat(tools=TOOLS, tool_choice=choice))
+    with pytest.raises(ApiError, match="tool_choice"):
+        forced_schema(chat(tool_choice="required"))
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+def test_calls_are_found(form):
+    text, calls = parse_tools(ANSWERS[form], form)
+    assert text in ("Let me see.", "")
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("add", {"a": 1}), ("now", {})][: 1 if form == "json" else 2]  # fmt: skip
+
+
+def test_mistrals_newer_form():
+    text = '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]now[ARGS]{}'
+    assert parse_tools(text, "mistral") == (
+        "", [ToolCall("add", '{"a": 1}'), ToolCall("now", "{}")])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "plain text"),
+        ("hermes", "<tool_call>no json</tool_call>"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", '{"name": "add", "arguments": {}}'),
+        ("mistral", "[TOOL_CALLS]"),
+        ("llama3", 'I mean {"name": "add"}'),
+        ("llama3", '{"name": 1}'),
+        ("llama3", "{" * 5000),
+        ("json", "[" * 5000),
+        ("hermes", "<tool_call>" + "[" * 100_000),
+        ("json", ""),
+    ],
+)
+def test_text_without_a_call_stays_whole(form, text):
+    assert parse_tools(text, form) == (text, [])
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+@pytest.mark.parametrize("text", [*ANSWERS.values(), "a < b <tool> [TOO", "  {", "plain"])
+def test_what_is_sent_before_the_end_is_never_part_of_a_call(form, text):
+    """Cut anywhere: what was sent is the beginning of what is the text in the end."""
+    whole, _ = parse_tools(text, form)
+    for cut in range(len(text) + 1):
+        sent = text[: held_from(text[:cut], form)]
+        assert whole.startswith(sent.rstrip())
+
+
+def test_text_that_can_be_no_call_is_sent_at_once():
+    assert held_from("a <b", "hermes") == 4
+    assert held_from("a <tool_", "hermes") == 2
+    assert held_from("text {", "json") == 6
+
+
+def test_a_template_tells_how_its_model_writes_calls(tokenizer):
+    assert tool_format("{{ '[TOOL_CALLS]' }}") == "mistral"
+    assert tool_format("Environment: ipython") == "llama3"
+    assert tool_format("<tool_call>") == tool_format(None) == "hermes"

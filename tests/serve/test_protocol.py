@@ -1,0 +1,160 @@
+"""Requests as clients send them, and what they are told of bad ones."""
+
+import pytest
+
+from quire.core import Hint
+from quire.errors import ConfigError, OutOfBlocks
+from quire.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Detokenize,
+    read,
+    refused,
+)
+
+
+def refusal(kind, body):
+    with pytest.raises(ApiError) as raised:
+        read(kind, body).check()
+    assert raised.value.status == 400
+    return raised.value
+
+
+def test_a_request_has_what_was_sent_and_defaults():
+    asked = read(CompletionRequest, b'{"prompt": "hi", "temperature": 0, "top_k": 3, "user": "x"}')
+    asked.check()
+    assert asked.prompts() == ["hi"]
+    assert asked.sampling() == {
+        "n": 1, "temperature": 0.0, "top_k": 3,
+        "include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": True,
+    }  # fmt: skip
+    assert asked.max_tokens == 16
+    assert asked.terms() == {}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        (b'["a", "b"]', ["a", "b"]),
+        (b"[1, 2]", [[1, 2]]),
+        (b"[[1, 2], [3]]", [[1, 2], [3]]),
+        (b'"a"', ["a"]),
+    ],
+)
+def test_a_prompt_is_text_or_ids_or_several_of_one_kind(prompt, prompts):
+    assert read(CompletionRequest, b'{"prompt": %s}' % prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize("prompt", [b'["a", 1]', b'["a", [1]]', b"[" + b'"a",' * 300 + b'"a"]'])
+def test_prompts_of_two_kinds_or_too_many_are_refused(prompt):
+    with pytest.raises(ApiError, match="prompts of one kind"):
+        read(CompletionRequest, b'{"prompt": %s}' % prompt).prompts()
+
+
+def test_an_error_names_the_field_the_value_and_what_it_should_be():
+    error = refusal(CompletionRequest, b'{"prompt": "a", "temperature": "hot"}')
+    assert error.param == "temperature"
+    assert 'got "hot"' in str(error)
+    assert "float" in str(error)
+
+
+def test_an_error_inside_a_list_has_its_place_and_long_values_are_cut():
+    body = b'{"messages": [{"role": "user"}, {"role": %s}]}' % (b"[" + b"1," * 500 + b"1]")
+    error = refusal(ChatRequest, body)
+    assert error.param == "messages[1].role"
+    assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'"a"',
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": {"a": 1}}',
+        b"{}",
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(body):
+    assert str(refusal(CompletionRequest, body))
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (b'"n": 0', "n"),
+        (b'"n": 129', "n"),
+        (b'"echo": true', "echo"),
+        (b'"suffix": "x"', "suffix"),
+        (b'"stream_options": {}', "stream_options"),
+        (b'"best_of": 3', "best_of"),
+    ],
+)
+def test_what_no_engine_is_asked_is_refused_by_its_name(given, param):
+    assert refusal(CompletionRequest, b'{"prompt": "a", %s}' % given).param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (b'"top_logprobs": 2', "top_logprobs"),
+        (b'"response_format": {"type": "json_schema"}', "response_format"),
+    ],
+)
+def test_of_chats_too(given, param):
+    assert refusal(ChatRequest, b'{"messages": [], %s}' % given).param == param
+
+
+def test_hints_are_extension_fields():
+    def terms(given):
+        return read(CompletionRequest, b'{"prompt": "a", %s}' % given).terms()
+
+    assert terms(b'"reuse": "never"') == {"hint": Hint("never")}
+    assert terms(b'"session_id": "s"') == {"hint": Hint("session", session_id="s")}
+    assert terms(b'"ttl_s": 5') == {"hint": Hint(ttl_s=5.0)}
+    with pytest.raises(ConfigError, match="session_id"):
+        terms(b'"reuse": "session"')
+
+
+def test_errors_are_openais_objects():
+    error = ApiError(429, "come back", code="overloaded", headers={"Retry-After": "1"})
+    assert error.document() == {
+        "error": {"message": "come back", "type": "rate_limit_error", "param": None, "code": "overloaded"}
+    }  # fmt: skip
+
+
+def test_what_quire_refuses_is_the_clients_error_and_all_else_the_servers():
+    assert refused(ConfigError("temperature must be at least 0, got -1.0")).param == "temperature"
+    assert refused(ConfigError("something is wrong")).param is None
+    full = OutOfBlocks("no room", group="full", needed=9, free=1, cached=0, active=0)
+    assert (refused(full).status, refused(full).code) == (400, "out_of_memory")
+    assert refused(RuntimeError("boom")).status == 500
+
+
+def test_token_ids_are_integers():
+    assert refusal_of(b'{"tokens": [1, 1.5]}').param == "tokens[1]"
+    assert refusal_of(b'{"tokens": [true]}').param == "tokens[0]"
+
+
+def refusal_of(body):
+    with pytest.raises(ApiError) as raised:
+        read(Detokenize, body)
+    return raised.value
+
+
+def test_a_message_has_text_and_tools_have_names():
+    image = b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}'
+    error = refusal(ChatRequest, image)
+    assert error.param == "messages[0].content[0].type"
+    assert "image_url" in str(error)
+    tool = b'{"messages": [], "tools": [{"type": "function", "function": {}}]}'
+    assert refusal(ChatRequest, tool).param == "tools[0].function"

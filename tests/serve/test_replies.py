@@ -1,0 +1,143 @@
+"""Outputs of an engine as OpenAI's answers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoTokenizer
+
+from quire import demo_model
+from quire.serve.replies import DONE, Reply, ReplyChoice, token_bytes
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(demo_model())
+
+
+def output(text, *, reason=None, logprobs=None):
+    return SimpleNamespace(
+        text=text, token_ids=list(text.encode()), logprobs=logprobs, finish_reason=reason
+    )
+
+
+def data(event):
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    return json.loads(event[6:])
+
+
+def reply(tokenizer, *, chat=True, top=None, tools=None):
+    choice = ReplyChoice(0, tokenizer, tools=tools)
+    return Reply("tiny", [choice], chat=chat, top=top), choice
+
+
+def streamed(made, choice, outputs):
+    events = []
+    for each in outputs:
+        choice.take(each)
+        event = made.chunk(choice)
+        if event is not None:
+            events.append(data(event)["choices"][0])
+    return events
+
+
+def test_a_whole_chat_answer(tokenizer):
+    made, choice = reply(tokenizer)
+    made.prompt_tokens, made.cached_tokens = 10, 8
+    choice.take(output("Hello", reason="stop"))
+    said = made.whole()
+    assert said["object"] == "chat.completion"
+    assert said["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "logprobs": None, "finish_reason": "stop"}
+    ]  # fmt: skip
+    assert said["usage"] == {
+        "prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }  # fmt: skip
+
+
+def test_a_stream_has_each_piece_once(tokenizer):
+    made, choice = reply(tokenizer)
+    (first,) = map(data, made.opening())
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    outputs = [output("He"), output("He"), output("Hello"), output("Hello", reason="length")]
+    events = streamed(made, choice, outputs)
+    assert [each["delta"] for each in events] == [{"content": "He"}, {"content": "llo"}, {}]
+    assert [each["finish_reason"] for each in events] == [None, None, "length"]
+    *_, last, done = made.closing(usage=True)
+    assert data(last)["choices"] == []
+    assert data(last)["usage"]["completion_tokens"] == 5
+    assert done == DONE
+    assert made.closing(usage=False) == [DONE]
+
+
+def test_completions_have_their_own_shape(tokenizer):
+    made, choice = reply(tokenizer, chat=False)
+    assert made.opening() == []
+    events = streamed(made, choice, [output("a"), output("ab", reason="stop")])
+    assert [each["text"] for each in events] == ["a", "b"]
+    made, choice = reply(tokenizer, chat=False)
+    choice.take(output("ab", reason="stop"))
+    assert made.whole()["choices"][0]["text"] == "ab"
+    assert made.whole()["object"] == "text_completion"
+
+
+def test_tool_calls_come_whole_and_no_part_of_them_as_text(tokenizer):
+    text = "So: " + CALL
+    made, choice = reply(tokenizer, tools="hermes")
+    outputs = [output(text[:cut]) for cut in range(1, len(text))] + [output(text, reason="stop")]
+    events = streamed(made, choice, outputs)
+    said = "".join(each["delta"].get("content", "") for each in events)
+    assert said.rstrip() == "So:"
+    (call,) = events[-1]["delta"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (call["index"], call["type"]) == (0, "function")
+    assert events[-1]["finish_reason"] == "tool_calls"
+
+
+def test_tool_calls_of_a_whole_answer(tokenizer):
+    made, choice = reply(tokenizer, tools="hermes")
+    choice.take(output(CALL, reason="stop"))
+    (said,) = made.whole()["choices"]
+    assert said["message"]["content"] is None
+    assert said["message"]["tool_calls"][0]["function"]["name"] == "add"
+    assert said["finish_reason"] == "tool_calls"
+
+
+def test_what_was_held_back_is_sent_where_it_is_no_call(tokenizer):
+    made, choice = reply(tokenizer, tools="hermes")
+    events = streamed(made, choice, [output("a <tool"), output("a <tool", reason="length")])
+    assert [each["delta"] for each in events] == [{"content": "a "}, {"content": "<tool"}]
+
+
+def test_log_probabilities_of_chats(tokenizer):
+    made, choice = reply(tokenizer, top=1)
+    a, b = ord("a"), ord("b")
+    one, two = {a: -0.5, b: -0.9}, {b: SimpleNamespace(logprob=-2.0), a: -0.1}
+    events = streamed(made, choice, [
+        output("a", logprobs=[one]), output("ab", logprobs=[one, two], reason="stop")])  # fmt: skip
+    (first,), (second,) = (each["logprobs"]["content"] for each in events)
+    assert first == {
+        "token": "a", "logprob": -0.5, "bytes": [a],
+        "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [a]}],
+    }  # fmt: skip
+    assert (second["token"], second["logprob"]) == ("b", -2.0)
+    assert [each["token"] for each in second["top_logprobs"]] == ["a"]
+
+
+def test_log_probabilities_of_completions(tokenizer):
+    made, choice = reply(tokenizer, chat=False, top=2)
+    a, b = ord("a"), ord("b")
+    choice.take(output("ab", logprobs=[{a: -0.5, b: -0.9}, {b: -2.0}], reason="stop"))
+    assert made.whole()["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"], "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": [{"a": -0.5, "b": -0.9}, {"b": -2.0}], "text_offset": [0, 1],
+    }  # fmt: skip
+
+
+def test_the_bytes_of_a_part_of_a_character(tokenizer):
+    ids = tokenizer("ü€", add_special_tokens=False)["input_ids"]
+    assert b"".join(token_bytes(tokenizer, each) for each in ids) == "ü€".encode()
