@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from quire.errors import ConfigError
 
@@ -33,9 +34,9 @@ def shown(line: str) -> str:
     )
 
 
-def directory_of(path: object) -> Path:
+def directory_of(path: Any) -> Path:
     """Return the directory that a path names, whatever directory the process works in later. Raises `ConfigError`."""
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    text: Any = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(
             f"a tier's directory is a path, as '/var/kv', not {path!r}; write '.' for the directory that the process works in"

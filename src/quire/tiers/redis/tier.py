@@ -59,12 +59,8 @@ class Redis(Tier):
         connections: int = 8,
     ) -> None:
         super().__init__()
-        if ttl_s is not None and (
-            isinstance(ttl_s, bool)
-            or not isinstance(ttl_s, (int, float))
-            or not 0.001 <= ttl_s <= 1e9
-        ):
-            raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {ttl_s!r}")
+        if ttl_s is not None:
+            _check_ttl(ttl_s)
         check_count("connections", connections, limit=1024)
         if not isinstance(prefix, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"prefix is text that keys begin with, as 'quire:', not {prefix!r}")
@@ -297,6 +293,12 @@ class Redis(Tier):
             return None
         self.last_failure = answer.text
         return answer.outcome
+
+
+def _check_ttl(seconds: Any) -> None:
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0.001 <= float(seconds) <= 1e9:
+        raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {seconds!r}")
 
 
 def _trouble(policy: str, limit: int, *, has_ttl: bool) -> str:
