@@ -102,8 +102,13 @@ class _Decoder:
         self._shown = len(self._decode(self._window).rstrip(_HALF))
 
     def add(self, ids: Sequence[int]) -> str:
-        self._window += [int(token) for token in ids]
-        text = self._decode(self._window)
+        more = [int(token) for token in ids]
+        text = self._decode(self._window + more)
+        if len(more) > 1 and text.endswith(
+            _HALF
+        ):  # each for itself: some decoders garble whole runs
+            return "".join(self.add([token]) for token in more)
+        self._window += more
         sure = len(text)
         if text.endswith(_HALF):
             sure = len(text.rstrip(_HALF))

@@ -1,0 +1,129 @@
+"""Answers to a schema or a regex match it, whatever the model would have said."""
+
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from sampling_help import Toy
+from transformers import AutoTokenizer
+
+import quire
+from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.sampling import Sampler
+from quire.errors import ConfigError
+
+pytest.importorskip("llguidance")
+TOKENIZER = AutoTokenizer.from_pretrained(quire.demo_model())
+EOS = TOKENIZER.eos_token_id
+VOCAB = 264
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+CASES = {
+    "regex": (
+        {"regex": r"[a-f]{3}-(é|😀)+[0-9]{2}"},
+        lambda text: re.fullmatch(r"[a-f]{3}-(é|😀)+[0-9]{2}", text),
+    ),
+    "schema": ({"json_schema": SCHEMA}, lambda text: set(json.loads(text)) == {"name", "old"}),
+    "schema as text": (
+        {"json_schema": json.dumps(SCHEMA)},
+        lambda text: isinstance(json.loads(text)["old"], bool),
+    ),
+}
+
+
+def sampler():
+    return Sampler(VOCAB, tokenizer=TOKENIZER, eos_ids=[EOS])
+
+
+def run(params, model, drafter=None, most=200):
+    """Return the tokens of an answer, without the end token; None if it did not come to one."""
+    choosing, text = sampler(), [1, 2]
+    choosing.add("k", params, text)
+    for _ in range(most):
+        drafts = np.asarray(drafter(text) if drafter else [], np.int32)
+        logits = [model([*text, *drafts[:j]]) for j in range(len(drafts) + 1)]
+        for token in (
+            choosing.sample(["k"], torch.from_numpy(np.stack(logits)), [drafts])
+            .by_key()[0]
+            .tolist()
+        ):
+            if token == EOS:
+                return text[2:]
+            text.append(token)
+    return None
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_answer_matches_what_was_asked_for(case, temperature):
+    asked, matches = CASES[case]
+    ended = 0
+    for seed in range(4):
+        model = Toy(seed, VOCAB)
+        model.table[:, list(b" \n\t\r")] -= 9.0  # or blanks go on without end
+        params = SamplingParams(temperature=temperature, seed=seed, **asked)
+        answer = run(params, model)
+        if answer is not None:
+            assert matches(bytes(answer).decode())
+            ended += 1
+            drafted = run(
+                params, model, lambda text, plain=answer: [*plain[len(text) - 2 :][:3], 255]
+            )
+            assert drafted == answer
+    assert ended >= (2 if temperature else 1)
+
+
+def test_a_grammar_binds_its_own_request_only_and_a_fork_goes_on_in_it():
+    choosing = sampler()
+    choosing.add("bound", SamplingParams(temperature=0, regex="ab|cd"), [1])
+    choosing.add("free", SamplingParams(temperature=0), [1])
+    x = torch.zeros(2, VOCAB)
+    x[:, ord("z")], x[:, ord("d")], x[:, ord("c")] = 5.0, 4.0, 3.0
+    assert choosing.sample(["bound", "free"], x).token_ids.tolist() == [ord("c"), ord("z")]
+    choosing.fork("bound", "fork")
+    for key in ("fork", "bound"):
+        assert choosing.sample([key], x[:1]).token_ids.tolist() == [ord("d")]
+        assert choosing.sample([key], x[:1]).token_ids.tolist() == [EOS]
+
+
+def test_what_the_model_would_have_said_is_told_by_its_own_probability():
+    choosing = sampler()
+    choosing.add("k", SamplingParams(temperature=0, regex="ab", logprobs=1), [1])
+    x = torch.zeros(1, VOCAB)
+    x[:, ord("z")] = 5.0
+    told = choosing.sample(["k"], x).logprobs[0]
+    assert list(told) == [ord("a"), ord("z")]
+    assert told[ord("a")].logprob == pytest.approx(float(x.log_softmax(-1)[0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"regex": "((("}, "regex cannot be used.*unclosed group"),
+        ({"json_schema": {"type": "objct"}}, "json_schema cannot be used.*objct"),
+        ({"json_schema": "{no"}, "json_schema"),
+    ],
+)
+def test_a_grammar_that_cannot_be_is_refused_when_it_is_asked_for(asked, says):
+    choosing = sampler()
+    with pytest.raises(ConfigError, match=re.compile(says, re.DOTALL)):
+        choosing.add("k", SamplingParams(**asked), [1])
+    assert len(choosing) == 0
+
+
+def test_where_llguidance_is_missing_the_command_that_installs_it_is_said(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "quire.extras.find_spec", lambda name: None if name == "llguidance" else real(name)
+    )
+    with pytest.raises(
+        ConfigError, match=r"json_schema or regex needs llguidance: pip install .*guided"
+    ):
+        sampler().add("k", SamplingParams(regex="a"), [1])
