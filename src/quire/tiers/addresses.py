@@ -36,7 +36,10 @@ def shown(line: str) -> str:
 
 def directory_of(path: Any) -> Path:
     """Return the directory that a path names, whatever directory the process works in later. Raises `ConfigError`."""
-    text: Any = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(
             f"a tier's directory is a path, as '/var/kv', not {path!r}; write '.' for the directory that the process works in"
