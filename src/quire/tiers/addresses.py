@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from quire.errors import ConfigError
 
@@ -34,13 +33,13 @@ def shown(line: str) -> str:
     )
 
 
-def directory_of(path: Any) -> Path:
+def directory_of(path: str | os.PathLike[str]) -> Path:
     """Return the directory that a path names, whatever directory the process works in later. Raises `ConfigError`."""
     try:
         text = os.fspath(path)
     except TypeError:
         text = ""
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or "\0" in text:  # pyright: ignore[reportUnnecessaryIsInstance] - bytes
         raise ConfigError(
             f"a tier's directory is a path, as '/var/kv', not {path!r}; write '.' for the directory that the process works in"
         )
