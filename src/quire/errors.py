@@ -22,6 +22,7 @@
     ├── TierError                     a tier that cannot be opened, or failed
     │   └── TierBusy                  a directory that another process has open
     ├── DeadlinePassed                a job that was not finished in its time
+    ├── RequestFailed                 a request whose step the model could not compute
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
@@ -149,6 +150,10 @@ class TierBusy(TierError):  # noqa: N818 - as OutOfBlocks
 
 class DeadlinePassed(QuireError):  # noqa: N818 - as OutOfBlocks
     """A job that was given up: its deadline came before its end."""
+
+
+class RequestFailed(QuireError):  # noqa: N818 - as OutOfBlocks
+    """A request that ended because a step of it could not be computed."""
 
 
 class CacheBusy(QuireError):  # noqa: N818 - as TierBusy

@@ -1,6 +1,35 @@
 """quire's own engine: many requests at once, each shared prefix computed and read once.
 
-attention  over the block tables of a whole step
+    engine = Engine(model, tokenizer, kv_memory="4GiB")
+    for output in engine.generate(["Once upon", "Once more"], SamplingParams(max_tokens=64)):
+        print(output.outputs[0].text)
+
+attention     over the block tables of a whole step
+model         one forward over packed rows of a model of transformers
+proof         packed rows against plain ones, before a model serves
+params        what a request asks of its tokens
+sampling      from logits to tokens; `guided` by a grammar, with `drafts` guessed ahead
+text          from tokens to text
+outputs       what is said of a request
+settings      of an engine and of a request
+running       requests while they run, and when an answer ends
+computing     the forward of a step
+engine        Engine: requests in, outputs out
+async_engine  the same for event loops, on a thread
 
 Needs the extra `hf`.
 """
+
+from quire.engines.loop.async_engine import AsyncEngine
+from quire.engines.loop.engine import Engine, EngineStats
+from quire.engines.loop.outputs import CompletionOutput, RequestOutput
+from quire.engines.loop.params import SamplingParams
+
+__all__ = [
+    "AsyncEngine",
+    "CompletionOutput",
+    "Engine",
+    "EngineStats",
+    "RequestOutput",
+    "SamplingParams",
+]

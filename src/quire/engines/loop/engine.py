@@ -1,0 +1,381 @@
+"""The engine: many requests at once, each shared prefix computed once and read once per step."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Unpack, cast
+
+import numpy as np
+import torch
+
+from quire.core import CacheManager
+from quire.core.tokens import INT32, IntArray, array_of, key_of
+from quire.engines.hf.models import num_embeddings
+from quire.engines.loop.computing import Forward
+from quire.engines.loop.drafts import propose
+from quire.engines.loop.outputs import FinishReason, RequestOutput
+from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.proof import proven
+from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
+from quire.engines.loop.sampling import Sampled, Sampler
+from quire.engines.loop.settings import EngineSettings, RequestOptions
+from quire.engines.loop.text import TextStream
+from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
+from quire.scheduling import Job, Scheduler, Step
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+
+_CONTEXT = 8
+"""Tokens at the end of a prompt that say how the text of its answer begins."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done since it was made, and what it is doing."""
+
+    steps: int = 0
+    requests: int = 0
+    failed_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+class Engine:
+    """Generates for many requests at once with a model of transformers.
+
+        engine = Engine(model, tokenizer, kv_memory="4GiB")
+        outputs = engine.generate(["Once upon", "Once more"], SamplingParams(max_tokens=64))
+
+    Or step by step: `add_request`, then `step` while `has_unfinished()`. `options` are those of `EngineSettings`.
+    It belongs to one thread; `AsyncEngine` gives it one. Raises `ConfigError`, and `UnsupportedModel` for a model
+    whose rows cannot be packed.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
+        settings = EngineSettings(**options)
+        packed = proven(model, settings.block_size)
+        groups = settings.groups(packed.layout)
+        self.tokenizer = tokenizer
+        self.max_model_len = settings.longest(model.config, groups, packed.layout)
+        self.eos_ids = _eos_ids(model)
+        self.manager = CacheManager(
+            block_size=settings.block_size,
+            groups=groups,
+            policy=settings.policy,
+            watchers=settings.watchers,
+            clock=settings.clock,
+        )
+        self.scheduler = Scheduler(self.manager, settings.limits)
+        self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
+        self._vocab_size = num_embeddings(model)
+        self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
+        self._clock = settings.clock
+        self._stats = EngineStats()
+        self._numbers = count()
+        self._requests: dict[str, EngineRequest] = {}
+        self._answers: dict[Job, Answer] = {}
+        self._news: dict[str, EngineRequest] = {}
+        self._batch = AnswerBatch([])
+
+    # -- requests --------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> str:
+        """Queue a request and return its id.
+
+        Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit.
+        """
+        return self._add(prompt, params or SamplingParams(), request_id, options).request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is; of one that has ended, or is not known, nothing is left to end."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, "abort")
+            self._news.pop(request_id, None)
+
+    def has_unfinished(self) -> bool:
+        """Whether some requests have not ended, or ended with news that `step` has not told."""
+        return bool(self._requests or self._news)
+
+    def stats(self) -> EngineStats:
+        """Return a copy of the counters."""
+        scheduler = self.scheduler
+        return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
+
+    def close(self) -> None:
+        """Abort what runs. The manager and its blocks stay."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; return the requests that have news, each from its beginning.
+
+        An exception in the model's forward ends the requests of that step, with `error` set, and no other.
+        """
+        self._advance()
+        news, self._news = self._news, {}
+        return [request.output() for request in news.values()]
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """Return the outputs for prompts, in their order, when all are there.
+
+        `params`: for all of them, or one for each. Raises what `add_request` raises, and the error of a request
+        that failed; the others are aborted then.
+        """
+        asked = _prompts(prompts)
+        wanted = (
+            params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
+        )
+        if len(wanted) != len(asked):
+            raise ConfigError(
+                f"{len(wanted)} params for {len(asked)} prompts; give one for each, or one for all"
+            )
+        requests: list[EngineRequest] = []
+        try:
+            for prompt, each in zip(asked, wanted, strict=True):
+                requests.append(self._add(prompt, each, None, options))
+            at = 0
+            while at < len(requests):
+                if (error := requests[at].error) is not None:
+                    raise error
+                if requests[at].finished:
+                    at += 1
+                else:
+                    self._advance()
+        finally:
+            for request in requests:
+                self.abort(request.request_id)
+                self._news.pop(request.request_id, None)
+        return [request.output() for request in requests]
+
+    # -- within ----------------------------------------------------------------------------
+
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        options: RequestOptions,
+    ) -> EngineRequest:
+        """Queue a request."""
+        if request_id is None:
+            request_id = next(
+                name for name in map(str, self._numbers) if name not in self._requests
+            )
+        elif request_id in self._requests:
+            raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
+        text, ids = self._read(prompt)
+        if ids and max(ids) >= self._vocab_size:
+            raise TokensError(
+                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
+            )
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise TokensError(
+                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
+                "(max_model_len); shorten it"
+            )
+        terms = dict(options)
+        deadline_s = cast("float | None", terms.pop("deadline_s", None))
+        job = Job(
+            ids,
+            min(params.max_tokens or room, room),
+            scope=options.get("scope"),
+            priority=options.get("priority", 0),
+            deadline=None if deadline_s is None else self._clock() + deadline_s,
+            terms={
+                name: value for name, value in terms.items() if name not in ("scope", "priority")
+            },  # pyright: ignore[reportArgumentType] - the rest are terms
+        )
+        eos_ids = () if params.ignore_eos else self.eos_ids
+        request = EngineRequest(request_id, (text, ids), params, job.max_tokens, eos_ids)
+        for index in range(params.n):
+            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
+            request.answers.append(Answer(request, index, stream))
+        first = request.answers[0]
+        self._sampler.add(first, params, ids)
+        try:
+            self.scheduler.add(job)
+        except QuireError:
+            self._sampler.remove(first)
+            raise
+        self._give_job(first, job)
+        self._requests[request_id] = request
+        self._stats.requests += 1
+        self._stats.prompt_tokens += len(ids)
+        return request
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Return the text of a prompt, if it is one, and its token ids."""
+        if isinstance(prompt, Mapping):
+            text: Any = prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids")
+            if text is None and ids is None:
+                raise ConfigError(
+                    f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}"
+                )
+            return text, self._read(cast("str", text))[1] if ids is None else _ids(ids)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError(
+                    "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
+                )
+            return prompt, list(self.tokenizer(prompt)["input_ids"])
+        return None, _ids(prompt)
+
+    def _advance(self) -> None:
+        """Compute one step, if there is any; what has news is in `_news` then."""
+        self._propose()
+        step = self.scheduler.plan(self._clock())
+        self._take_given_up()
+        if step is None:
+            return
+        if not step.repeats:
+            self._batch = AnswerBatch([self._answers[step.jobs[index]] for index in step.samples])
+        batch = self._batch
+        for first, other in batch.siblings:
+            self._sampler.fork(first, other)
+        try:
+            sampled = self._sampled(step, self._forward.logits(step))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            for _, other in batch.siblings:
+                self._sampler.remove(other)
+            self._fail([self._answers[job].request for job in step.jobs], error)
+            return
+        self._stats.steps += 1
+        self._stats.generated_tokens += len(sampled.token_ids)
+        answers = len(batch.answers)
+        if sampled.counts is None:
+            self.scheduler.complete(step, sampled.token_ids[:answers])
+        else:
+            self.scheduler.complete(step, sampled.by_key()[:answers])
+        if batch.siblings:
+            self._fork(batch, sampled.by_key()[answers:])
+        if sampled.logprobs is not None:
+            batch.tell(sampled.by_key(), sampled.logprobs)
+        due = batch.due(sampled.token_ids) if sampled.counts is None else batch.everyone
+        self._news.update(batch.requests)
+        batch.siblings = []
+        for answer in due:
+            if answer.ends():
+                self._finish(answer)
+
+    def _sampled(self, step: Step, logits: torch.Tensor) -> Sampled:
+        """Choose what follows each chunk that is sampled; of a first token, once for each of the answers."""
+        batch, drafts = self._batch, _drafts(step) if step.has_drafts else None
+        if batch.siblings:
+            ends = np.cumsum([1 + len(each) for each in drafts or [_NONE] * len(batch.answers)])
+            place = dict(zip(batch.answers, (ends - 1).tolist(), strict=True))
+            again = [place[first] for first, _ in batch.siblings]
+            logits = torch.cat([logits, logits[again]])
+            drafts = None if drafts is None else [*drafts, *[_NONE] * len(again)]
+        return self._sampler.sample(batch.everyone, logits, drafts)
+
+    def _fork(self, batch: AnswerBatch, tokens: list[IntArray]) -> None:
+        """Have the other answers of requests go on by themselves, each from its own first token."""
+        for (first, other), token in zip(batch.siblings, tokens, strict=True):
+            assert first.job is not None
+            self._give_job(other, self.scheduler.fork(first.job, token.tolist())[0])
+
+    def _give_job(self, answer: Answer, job: Job) -> None:
+        answer.job = job
+        self._answers[job] = answer
+
+    def _propose(self) -> None:
+        """Guess ahead for the answers that ask for it."""
+        for answer in self._batch.speculating:
+            job, most = answer.job, answer.request.params.speculation
+            if job is not None and job.state == "running":
+                job.drafts = propose(job.known(0, job.num_tokens), most)
+
+    def _take_given_up(self) -> None:
+        given_up, self.scheduler.given_up = self.scheduler.given_up, []
+        for job, error in given_up:
+            self._end(self._answers[job].request, "error", error)
+
+    def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
+        """End the requests of a step that could not be computed."""
+        for request in {request.request_id: request for request in requests}.values():
+            failed = RequestFailed(
+                f"request {request.request_id!r} ended in a step that could not be computed: "
+                f"{type(error).__name__}: {error}; other requests go on, and it may be sent again"
+            )
+            failed.__cause__ = error
+            self._end(request, "error", failed)
+
+    def _end(
+        self, request: EngineRequest, reason: FinishReason, error: QuireError | None = None
+    ) -> None:
+        """End all answers of a request that have not ended."""
+        request.error = error
+        self._stats.failed_requests += error is not None
+        self._news[request.request_id] = request
+        for answer in request.answers:
+            answer.end(reason)
+            if answer.job in self._answers:
+                self._finish(answer)
+        self._requests.pop(request.request_id, None)
+
+    def _finish(self, answer: Answer) -> None:
+        """Give back what an answer that has ended holds."""
+        job, request = answer.job, answer.request
+        assert job is not None
+        del self._answers[job]
+        self._sampler.remove(answer)
+        if job.state != "finished":
+            self.scheduler.abort(job)
+        self._stats.preemptions += job.num_preempted
+        if answer.index == 0:
+            self._stats.cached_tokens += job.num_cached
+        if request.finished:
+            self._requests.pop(request.request_id, None)
+
+
+_NONE = np.empty(0, INT32)
+
+
+def _drafts(step: Step) -> list[IntArray]:
+    """Return the drafts of each chunk that is sampled."""
+    ends, last = np.cumsum(step.lengths), step.num_decodes
+    return [
+        step.tokens[ends[i] - step.lengths[i] + 1 : ends[i]] if i < last else _NONE
+        for i in step.samples
+    ]
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a text of the model."""
+    ids = model.generation_config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    """Return token ids as a list."""
+    return array_of(key_of(prompt)).tolist()
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts as a list, also where one was given by itself."""
+    single = isinstance(prompts, str | Mapping) or (
+        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+    )
+    return [cast("Prompt", prompts)] if single else list(cast("Sequence[Prompt]", prompts))

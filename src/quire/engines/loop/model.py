@@ -1,0 +1,229 @@
+"""One forward over the packed rows of many requests, through an unchanged transformers model."""
+
+import inspect
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, cast
+
+import torch
+from transformers import AttentionInterface
+
+from quire.engines.hf.probe import probe_model
+from quire.engines.loop.attention import AttentionPlan, Scoring, attend
+from quire.errors import UnsupportedModel
+from quire.groups import ChunkedAttention, SlidingWindow
+from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
+from quire.tensors.layout import KVLayout
+from quire.tensors.model import ModelLayout
+from quire.tensors.pool import KVPool
+
+IMPLEMENTATION = "quire"
+"""What the attention of a packed forward is called among those of transformers.
+
+No mask function is registered under this name: transformers makes no mask then, and a plan says what each
+row sees.
+"""
+
+_TRACED_TOKENS = 4
+
+
+class _Attention(Protocol):
+    """What computes the attention of all layers during one forward."""
+
+    def __call__(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]
+    ) -> torch.Tensor:
+        """Take q `[N, heads, D]`, k and v `[N, kv_heads, D]`; return `[N, heads, Dv]`."""
+        ...
+
+
+_current: ContextVar[_Attention] = ContextVar("the attention of the forward that runs")
+
+
+class PackedModel:
+    """A decoder of transformers that computes the rows of many requests in one forward.
+
+    layout  the layer groups, with the widths of K and V that the attention of each layer is given (of latent
+            attention: those of all heads)
+
+    The model's own forward is called, on `[1, N]` tokens of all requests, each with its position; its attention
+    goes to block tables while that runs, and is the model's own again behind it. Raises `UnsupportedModel`, by
+    name, for models that cannot be computed so, and `ConfigError` for one in training mode or on several devices.
+    """
+
+    def __init__(self, model: Any, block_size: int = 16) -> None:
+        kinds, own = probe_model(model, block_size)
+        self._takes = _accepted(model, kinds)
+        self._configs = _configs(model)
+        self.model = model
+        self.device: torch.device = model.device
+        cast("Any", AttentionInterface).register(IMPLEMENTATION, _attention)
+        traced = self._trace()
+        self.layout, self._layers = _grouped(model, kinds, traced, own)
+
+    def plans(self) -> list[AttentionPlan]:
+        """Return a plan for each layer group, which says what its rows read once it was updated for a step."""
+        plans: list[AttentionPlan] = []
+        for group in self.layout.groups:
+            kind = group.kind
+            window = kind.window if isinstance(kind, SlidingWindow) else None
+            chunk = kind.chunk if isinstance(kind, ChunkedAttention) else None
+            plans.append(AttentionPlan(self.layout.block_size, window, chunk))
+        return plans
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None,
+        plans: Sequence[AttentionPlan],
+        pools: Sequence[KVPool],
+    ) -> torch.Tensor:
+        """Return the logits `[len(rows), vocab]` of some rows, None: of all, and write all K and V to the pools.
+
+        ids, positions  int64 [N], the rows of the first request, then those of the next one
+        plans, pools    one for each layer group
+        """
+        layers = self._layers
+
+        def of_pools(
+            module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]
+        ) -> torch.Tensor:
+            group, index = layers[module]
+            pool = pools[group]
+            scoring = Scoring(
+                how.get("scaling") or q.shape[-1] ** -0.5, how.get("s_aux"), how.get("softcap")
+            )
+            return attend(plans[group], (pool.k[index], pool.v[index]), q, (k, v), scoring)
+
+        return self._run(ids, positions, rows, of_pools)
+
+    def _run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None,
+        attention: _Attention,
+    ) -> torch.Tensor:
+        given: dict[str, Any] = {}
+        if rows is not None and "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = rows
+        with self._switched(), torch.inference_mode():
+            token = _current.set(attention)
+            try:
+                output = self.model(
+                    input_ids=ids[None], position_ids=positions[None], use_cache=False, **given
+                )
+            finally:
+                _current.reset(token)
+        logits: torch.Tensor = output.logits[0]
+        return logits if rows is None or given else logits[rows]
+
+    def _trace(self) -> dict[Any, KVShape]:
+        """Return the modules whose attention goes through the interface, in order, and what they are given."""
+        found: dict[Any, KVShape] = {}
+        name = model_type(self.model.config)
+
+        def look(
+            module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]
+        ) -> torch.Tensor:
+            if module in found:
+                raise UnsupportedModel(
+                    f"{name} computes layer {len(found)} with the attention of one before it"
+                )
+            if how.get("position_bias") is not None or how.get("is_causal") is False:
+                raise UnsupportedModel(
+                    f"{name}: the attention of layer {len(found)} has a bias by position, or is not "
+                    "causal, which block tables cannot say"
+                )
+            found[module] = KVShape(k.shape[1], k.shape[2], v.shape[2])
+            return q.new_zeros(*q.shape[:2], v.shape[2])
+
+        ids = torch.arange(1, _TRACED_TOKENS + 1, device=self.model.device)
+        try:
+            self._run(ids, ids - 1, None, look)
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # a model may raise anything for an attention it does not know
+            raise UnsupportedModel(f"{name} does not compute packed rows: {error}") from error
+        return found
+
+    @contextmanager
+    def _switched(self) -> Generator[None]:
+        """Have the model's attention go through `_attention`."""
+        before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - its only name
+        for config in self._configs:
+            config._attn_implementation_internal = IMPLEMENTATION  # noqa: SLF001 - sets this config alone
+        try:
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = name  # noqa: SLF001
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """Compute one layer's attention as transformers asks for it: `[1, heads, N, D]` in, `[1, N, heads, Dv]` out."""
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    return _current.get()(module, q, k, v, how)[None], None
+
+
+def _accepted(model: Any, kinds: Sequence[LayerKind]) -> frozenset[str]:
+    """Return the names that the model's forward takes; raise `UnsupportedModel` where it cannot be packed."""
+    name = model_type(model.config)
+    if decoder_config(model.config) is not model.config:
+        raise UnsupportedModel(
+            f"{name} is a composite model; the engine runs text decoders: use its own"
+        )
+    recurrent = [str(index) for index, kind in enumerate(kinds) if kind.states]
+    if recurrent:
+        words = ", ".join(sorted({kind.word for kind in kinds if kind.states}))
+        raise UnsupportedModel(
+            f"{name}: layers {', '.join(recurrent)} are recurrent ({words}), and their state runs from one "
+            "packed row into the next; PrefixCache(model) reuses such prefixes one request at a time"
+        )
+    takes = frozenset(inspect.signature(model.forward).parameters)
+    if "position_ids" not in takes:
+        raise UnsupportedModel(
+            f"{name} takes no position_ids (ALiBi and other biases by position count rows instead), so "
+            "that rows of several requests cannot be told apart; PrefixCache(model) runs it"
+        )
+    return takes
+
+
+def _configs(model: Any) -> list[Any]:
+    """Return the config objects that the model's modules read, each once."""
+    found = {id(model.config): model.config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            found[id(config)] = config
+    return list(found.values())
+
+
+def _grouped(
+    model: Any, kinds: Sequence[LayerKind], traced: dict[Any, KVShape], own: ModelLayout
+) -> tuple[ModelLayout, dict[Any, tuple[int, int]]]:
+    """Return the layout of what attention is given, and the group of each of its modules and the place in it."""
+    name = model_type(model.config)
+    cached = [index for index, kind in enumerate(kinds) if kind.tokens is not None]
+    if len(traced) != len(cached):
+        raise UnsupportedModel(
+            f"{name}: the attention of {len(traced)} layers goes through transformers' "
+            f"AttentionInterface, and {len(cached)} layers keep K and V; what goes elsewhere cannot be packed"
+        )
+    shapes: list[KVShape | None] = [None] * len(kinds)
+    for index, shape in zip(cached, traced.values(), strict=True):
+        shapes[index] = shape
+    states = [()] * len(kinds)
+    dtype = cast("KVLayout", own.groups[0].memory).dtype
+    layout = ModelLayout.of_layers(kinds, shapes, states, dtype, own.block_size)
+    places = {
+        layer: (group, index)
+        for group, each in enumerate(layout.groups)
+        for index, layer in enumerate(each.layers)
+    }
+    layers = {module: places[layer] for module, layer in zip(traced, cached, strict=True)}
+    return layout, layers

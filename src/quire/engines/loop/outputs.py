@@ -1,0 +1,43 @@
+"""What an engine says of its requests; names as users of vLLM know them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.errors import QuireError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the answers to a request, as far as it is there.
+
+    text           what the tokens say, without what a stop string may still begin with; "" without a tokenizer
+    logprobs       per token what `SamplingParams.logprobs` asks for; None: nothing
+    finish_reason  None while it goes on
+    stop_reason    the stop string or the id of the stop token that ended it; None for the model's own end
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[Any] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request with news: all of its answers from their beginning.
+
+    num_cached_tokens  tokens of the prompt whose KV was there when the request was first admitted
+    error              why it ended before its time, with `finish_reason` "error"
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    outputs: list[CompletionOutput]
+    finished: bool
+    error: QuireError | None = None

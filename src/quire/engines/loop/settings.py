@@ -1,0 +1,95 @@
+"""The settings of an engine, checked, and what they come to on a model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypedDict
+
+from quire.config import check_count, format_bytes, parse_bytes
+from quire.core import FullAttention, Hint, LayerGroup, Scope, Watcher
+from quire.core.policy import PolicyFactory
+from quire.engines.hf.memory import split_layout
+from quire.errors import ConfigError
+from quire.scheduling import Limits
+from quire.tensors.model import ModelLayout
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request takes beside its prompt and parameters.
+
+    scope       who shares its prefixes
+    priority    higher ones are served first, and preempted last
+    deadline_s  seconds from now, after which it is given up
+    retain_s, store_until, hint  of `CacheManager.open`
+    """
+
+    scope: Scope | None
+    priority: int
+    deadline_s: float | None
+    retain_s: float | None
+    store_until: int | None
+    hint: Hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Settings of an `Engine`. Raises `ConfigError`.
+
+    kv_memory        bytes of KV, as a number or "4GiB", divided over the layer groups; or give
+    num_blocks       blocks of each layer group
+    block_size       tokens per block
+    max_running      requests that run at once
+    max_step_tokens  tokens that one forward computes
+    max_chunk        tokens of one prompt in a forward; None: as many as there is room for
+    max_model_len    tokens of a prompt and its answer; None: what the model and the memory allow
+    policy           what is evicted first, see `CacheManager`
+    watchers         of the manager
+    clock            seconds, rising
+    debug_nan        fill fresh memory with NaN, so that reading what nobody computed shows
+    """
+
+    kv_memory: int | str = "1GiB"
+    num_blocks: int | None = None
+    block_size: int = 16
+    max_running: int = 64
+    max_step_tokens: int = 2048
+    max_chunk: int | None = None
+    max_model_len: int | None = None
+    policy: str | PolicyFactory = "lru"
+    watchers: Sequence[Watcher] = ()
+    clock: Callable[[], float] = monotonic
+    debug_nan: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        """What the scheduler may do in a step."""
+        return Limits(
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            max_chunk=self.max_chunk,
+        )
+
+    def groups(self, layout: ModelLayout) -> list[LayerGroup]:
+        """Return the layer groups of a model with their blocks."""
+        if self.num_blocks is not None:
+            count = check_count("num_blocks", self.num_blocks)
+            return [LayerGroup(group.name, count, group.kind) for group in layout.groups]
+        capacity, expected = parse_bytes(self.kv_memory), self.max_model_len or 8192
+        return split_layout(layout, capacity, expected)
+
+    def longest(self, config: Any, groups: Sequence[LayerGroup], layout: ModelLayout) -> int:
+        """Return the most tokens of a prompt and its answer: what the model knows positions for, and blocks hold."""
+        rooms = [g.num_blocks for g in groups if isinstance(g.kind, FullAttention)]
+        held = min(rooms, default=None)
+        positions = getattr(config, "max_position_embeddings", None)
+        limits = [n for n in (positions, held and held * self.block_size) if n]
+        if self.max_model_len is None:
+            return min(limits, default=2**31 - 1)
+        wanted = check_count("max_model_len", self.max_model_len)
+        if wanted > min(limits, default=wanted):
+            raise ConfigError(
+                f"max_model_len is {wanted} tokens; the model has {positions} positions, and the blocks hold "
+                f"{held and held * self.block_size} tokens of {format_bytes(layout.bytes_per_block)} per block of "
+                f"{self.block_size}: give more kv_memory, or a lower length"
+            )
+        return wanted

@@ -1,0 +1,254 @@
+"""What callers of the engine get: outputs, refusals, and an engine that lives on after a failure."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from loop_help import EOS, GREEDY, nothing_held, plain_answer, tiny_model, trained_model
+from transformers import AutoTokenizer
+
+import quire
+from quire import Scope
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import ConfigError, DeadlinePassed, RequestFailed, TokensError
+
+PROMPT = tuple(range(10, 30))
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def engine(model):
+    engine = Engine(model, num_blocks=50, block_size=4, debug_nan=True)
+    yield engine
+    engine.close()
+    nothing_held(engine)
+
+
+@pytest.fixture(scope="module")
+def talker():
+    return Engine(
+        trained_model(), AutoTokenizer.from_pretrained(quire.demo_model()), num_blocks=200
+    )
+
+
+@pytest.fixture
+def broken(model, monkeypatch):
+    """Makes the forwards fail in which a token stands."""
+    forward = model.forward
+
+    def break_at(token):
+        def fail(input_ids=None, **arguments):
+            if (input_ids == token).any():
+                raise RuntimeError("no such number")
+            return forward(input_ids=input_ids, **arguments)
+
+        fail.__signature__ = None
+        monkeypatch.setattr(model, "forward", fail)
+
+    return break_at
+
+
+def steps(engine):
+    """All outputs until nothing is left to do."""
+    outputs = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    return outputs
+
+
+def test_outputs_stand_in_the_order_of_the_prompts(engine, model):
+    prompts = [
+        PROMPT,
+        PROMPT[:7],
+        [5],
+        {"prompt_token_ids": [9, 8, 7]},
+        torch.tensor([6, 6]).numpy(),
+    ]
+    outputs = engine.generate(prompts, GREEDY)
+    asked = [PROMPT, PROMPT[:7], (5,), (9, 8, 7), (6, 6)]
+    assert [tuple(each.prompt_token_ids) for each in outputs] == asked
+    for prompt, output in zip(asked, outputs, strict=True):
+        assert tuple(output.outputs[0].token_ids) == plain_answer(model, prompt, 8)
+        assert output.finished
+
+
+def test_one_prompt_may_stand_by_itself_and_each_may_have_its_own_parameters(engine):
+    (alone,) = engine.generate(list(PROMPT), GREEDY)
+    short = SamplingParams(temperature=0, max_tokens=1)
+    first, second = engine.generate([PROMPT, PROMPT], [short, GREEDY])
+    assert first.outputs[0].token_ids == alone.outputs[0].token_ids[:1]
+    assert second.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert first.outputs[0].finish_reason == "length"
+
+
+def test_what_is_cached_of_a_prompt_is_told(engine):
+    assert engine.generate(PROMPT, GREEDY)[0].num_cached_tokens == 0
+    assert engine.generate(PROMPT, GREEDY)[0].num_cached_tokens == len(PROMPT) - 1
+    assert engine.generate(PROMPT, GREEDY, scope=Scope(salt="other"))[0].num_cached_tokens == 0
+
+
+def test_a_prefix_that_waiting_requests_share_is_computed_once(engine):
+    prompts = [[*PROMPT, 50 + i] for i in range(5)]
+    outputs = engine.generate(prompts, GREEDY)
+    assert sorted(each.num_cached_tokens for each in outputs) == [0, 20, 20, 20, 20]
+
+
+def test_steps_tell_what_is_new_from_its_beginning(engine, model):
+    engine.add_request(PROMPT, GREEDY, request_id="a")
+    outputs = steps(engine)
+    told = [tuple(each.outputs[0].token_ids) for each in outputs]
+    answer = plain_answer(model, PROMPT, 8)
+    assert told == [answer[: n + 1] for n in range(len(answer))]
+    assert [each.finished for each in outputs] == [False] * (len(answer) - 1) + [True]
+
+
+def test_a_stop_token_ends_an_answer_after_min_tokens(engine, model):
+    answer = plain_answer(model, PROMPT, 8)
+    stop = answer[1]
+    assert stop != answer[0]
+    (output,) = engine.generate(PROMPT, SamplingParams(temperature=0, stop_token_ids=[stop]))
+    assert tuple(output.outputs[0].token_ids) == answer[:2]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    later = SamplingParams(temperature=0, stop_token_ids=[stop], min_tokens=4, max_tokens=8)
+    assert stop not in engine.generate(PROMPT, later)[0].outputs[0].token_ids[:4]
+
+
+def test_the_models_end_is_no_stop_reason_and_can_be_ignored(engine, model):
+    prompt = next(
+        p for p in ((i, i + 1, i + 2) for i in range(3, 90)) if EOS in plain_answer(model, p, 30)
+    )
+    params = SamplingParams(temperature=0, max_tokens=30)
+    (ended,) = engine.generate(prompt, params)
+    assert ended.outputs[0].token_ids[-1] == EOS
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", None)
+    on = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    assert len(engine.generate(prompt, on)[0].outputs[0].token_ids) == 30
+
+
+def test_answers_of_one_request_differ_and_a_seed_repeats_them_whatever_runs_beside(engine):
+    params = SamplingParams(n=3, seed=7, max_tokens=12, ignore_eos=True)
+    (alone,) = engine.generate(PROMPT, params)
+    tokens = [each.token_ids for each in alone.outputs]
+    assert len({tuple(each) for each in tokens}) == 3
+    assert [each.index for each in alone.outputs] == [0, 1, 2]
+    beside = [SamplingParams(max_tokens=5), params, SamplingParams(n=2, max_tokens=9)]
+    again = engine.generate([PROMPT[:5], PROMPT, PROMPT[3:]], beside)[1]
+    assert [each.token_ids for each in again.outputs] == tokens
+
+
+def test_logprobs_are_told_for_each_token(engine):
+    params = SamplingParams(n=2, temperature=0, max_tokens=5, logprobs=2, speculation=2)
+    (output,) = engine.generate(PROMPT, params)
+    for answer in output.outputs:
+        assert len(answer.logprobs) == len(answer.token_ids)
+        for token, told in zip(answer.token_ids, answer.logprobs, strict=True):
+            assert token == next(iter(told))
+            assert told[token].rank == 1
+
+
+def test_text_is_that_of_the_tokens_and_ends_before_a_stop_string(talker):
+    params = SamplingParams(temperature=0, max_tokens=40)
+    (output,) = talker.generate("Once upon a time", params)
+    text = output.outputs[0].text
+    assert output.prompt == "Once upon a time"
+    assert talker.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True) == text
+    stop = text[9:13]
+    (output,) = talker.generate(
+        "Once upon a time", SamplingParams(temperature=0, max_tokens=40, stop=stop)
+    )
+    assert output.outputs[0].text == text[: text.index(stop)]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    nothing_held(talker)
+
+
+def test_text_comes_piece_by_piece(talker):
+    talker.add_request("Once upon a time", SamplingParams(temperature=0, max_tokens=20))
+    texts = [each.outputs[0].text for each in steps(talker)]
+    assert all(two.startswith(one) for one, two in pairwise(texts))
+    assert len(texts) == 20
+
+
+def test_an_aborted_request_gives_its_blocks_back_at_once(engine):
+    ids = [engine.add_request([*PROMPT, i], GREEDY) for i in (1, 2)]
+    engine.step()
+    assert engine.manager.num_active
+    for request_id in ids:
+        engine.abort(request_id)
+        engine.abort(request_id)
+    assert engine.step() == []
+    nothing_held(engine)
+
+
+def test_a_failure_of_the_model_ends_the_requests_of_that_step_alone(engine, broken, model):
+    (before,) = engine.generate(PROMPT, GREEDY)
+    broken(77)
+    bad = engine.add_request([*PROMPT, 77], SamplingParams(n=2, max_tokens=3))
+    outputs = {each.request_id: each for each in steps(engine)}
+    assert isinstance(outputs[bad].error, RequestFailed)
+    assert "RuntimeError: no such number" in str(outputs[bad].error)
+    assert [each.finish_reason for each in outputs[bad].outputs] == ["error", "error"]
+    nothing_held(engine)
+    assert engine.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before.outputs[0].token_ids
+    assert engine.stats().failed_requests == 1
+
+
+def test_generate_raises_the_failure_of_a_request_and_aborts_the_others(engine, broken):
+    broken(77)
+    with pytest.raises(RequestFailed, match="no such number"):
+        engine.generate([[*PROMPT, 77], PROMPT], GREEDY)
+    nothing_held(engine)
+
+
+def test_a_request_past_its_deadline_is_given_up(model):
+    now = [0.0]
+    engine = Engine(model, num_blocks=50, block_size=4, clock=lambda: now[0])
+    late = engine.add_request(PROMPT, GREEDY, deadline_s=5)
+    other = engine.add_request(PROMPT[:9], GREEDY)
+    engine.step()
+    now[0] = 6.0
+    outputs = {each.request_id: each for each in steps(engine)}
+    assert isinstance(outputs[late].error, DeadlinePassed)
+    assert outputs[other].error is None
+    nothing_held(engine)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ([], {}, TokensError, "empty"),
+        ([-1], {}, TokensError, "-1"),
+        ([5] * 200, {}, TokensError, "200 tokens.*max_model_len"),
+        ([97], {}, TokensError, "97.*below 97"),
+        ("words", {}, ConfigError, "tokenizer"),
+        ({"text": 1}, {}, ConfigError, "prompt_token_ids"),
+        ([5], {"priority": "high"}, ConfigError, "priority"),
+        ([5], {"hint": 3}, ConfigError, "hint"),
+        ([5], {"speed": 3}, ConfigError, "speed"),
+    ],
+)
+def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, options, error, words):
+    with pytest.raises(error, match=words):
+        engine.add_request(prompt, GREEDY, **options)
+    nothing_held(engine)
+
+
+def test_an_id_stands_for_one_request_at_a_time(engine):
+    engine.add_request(PROMPT, GREEDY, request_id="a")
+    with pytest.raises(ConfigError, match="'a' runs already"):
+        engine.add_request(PROMPT, GREEDY, request_id="a")
+    steps(engine)
+    engine.add_request(PROMPT, GREEDY, request_id="a")
+
+
+def test_an_answer_ends_where_the_model_or_the_memory_does(model):
+    engine = Engine(model, num_blocks=10, block_size=4)
+    assert engine.max_model_len == 40
+    (output,) = engine.generate(PROMPT, SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 20
+    assert output.outputs[0].finish_reason == "length"
+    with pytest.raises(ConfigError, match=r"max_model_len is 41.*40 tokens"):
+        Engine(model, num_blocks=10, block_size=4, max_model_len=41)
