@@ -19,7 +19,7 @@ from transformers import (
 from quire.engines.loop import sampling
 from quire.engines.loop.drafts import propose
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.sampling import Sampler, keep_min_p, keep_top_k, keep_top_p
+from quire.engines.loop.sampling import Sampler, kept
 from quire.errors import ConfigError, QuireError
 
 TOKEN = st.integers(0, VOCAB - 1)
@@ -46,6 +46,12 @@ PROMPT = st.lists(TOKEN, min_size=2, max_size=6)
 
 def rows(*each):
     return torch.from_numpy(np.stack(each))
+
+
+def only(x, min_p=0.0, top_k=0, top_p=1.0):
+    return kept(
+        x, *(torch.full((len(x), 1), value, dtype=x.dtype) for value in (min_p, top_k, top_p))
+    )
 
 
 def answer(model, params, prompt, num_tokens, drafter=None, **options):
@@ -145,7 +151,7 @@ def test_an_answer_is_the_same_whatever_stands_beside_it_and_in_whatever_order()
 
 
 def test_a_random_number_is_that_of_its_seed_and_step():
-    row = sampling._Row(SamplingParams(), 77)
+    row = sampling._Row(SamplingParams(), 77, [])
     steps = [0, 1, 63, 64, 200, 5, 64, 1000]
     assert [row.number(step) for step in steps] == [uniform(77, step) for step in steps]
 
@@ -184,13 +190,12 @@ def test_neighbouring_steps_and_seeds_know_nothing_of_each_other():
 
 def test_what_is_kept_is_what_transformers_keeps():
     x = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0)).double() * 4
-    for k in (1, 7, 2999, 9000):
-        assert torch.equal(keep_top_k(x, torch.full((50, 1), k)), TopKLogitsWarper(k)(None, x))
+    for k in (1, 7, 1500, 2999, 9000):
+        assert torch.equal(only(x, top_k=k), TopKLogitsWarper(k)(None, x))
     for share in (0.05, 0.5, 0.93, 0.999):
-        p = torch.full((50, 1), share)
-        assert torch.equal(keep_top_p(x, p), TopPLogitsWarper(share)(None, x))
-        assert torch.equal(keep_top_p(x / 50, p), TopPLogitsWarper(share)(None, x / 50))
-        assert torch.equal(keep_min_p(x, p), MinPLogitsWarper(share)(None, x))
+        assert torch.equal(only(x, top_p=share), TopPLogitsWarper(share)(None, x))
+        assert torch.equal(only(x / 50, top_p=share), TopPLogitsWarper(share)(None, x / 50))
+        assert torch.equal(only(x, min_p=share), MinPLogitsWarper(share)(None, x))
 
 
 def test_greedy_choice_with_penalties_is_what_transformers_chooses():
@@ -228,9 +233,8 @@ def test_one_draw_follows_the_warpers_of_transformers_in_turn():
 
 def test_tokens_of_equal_logits_stay_or_go_together():
     x = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 0.0]])
-    one = torch.ones(1, 1)
-    for kept in (keep_top_k(x, one * 3), keep_top_p(x, one * 0.86)):
-        assert torch.isfinite(kept[0]).tolist() == [True, True, True, True, True, False]
+    for left in (only(x, top_k=3), only(x, top_p=0.86)):
+        assert torch.isfinite(left[0]).tolist() == [True, True, True, True, True, False]
 
 
 def test_forks_have_numbers_of_their_own_which_their_requests_seed_fixes():

@@ -55,13 +55,13 @@ def has_leader(manager: CacheManager, job: Job, prefilling: Items[Job]) -> bool:
         if leader in prefilling and leader.num_computed < end:
             return True
         job.behind = None
+    prompt = job.known(0, job.num_tokens)
     for leader in prefilling:
         end = _shared_end(leader, job, manager.block_size)
-        if leader.num_computed < end:
-            found = manager.probe(job.known(0, job.num_tokens), job.scope).num_tokens
-            if found + manager.block_size <= end:
-                job.behind = leader, end
-                return True
+        computes = leader.num_computed < end
+        if computes and manager.probe(prompt, job.scope).num_tokens < end:
+            job.behind = leader, end
+            return True
     return False
 
 

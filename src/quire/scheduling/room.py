@@ -6,15 +6,13 @@ from collections.abc import Sequence as Items
 
 from quire.core import CacheManager
 from quire.core.room import least
-from quire.errors import OutOfBlocks
 from quire.ops import Fit, fits
 from quire.scheduling.job import Job
 
 
 def check_fits(manager: CacheManager, job: Job) -> None:
     """Raise `OutOfBlocks` for a job that no empty pool could hold."""
-    needs = least(manager.kernel, job.prompt_len + job.max_tokens - 1)
-    for pool, needed in zip(manager.pools, needs, strict=True):
+    for pool, needed in zip(manager.pools, _most(manager, job), strict=True):
         if needed > pool.num_blocks:
             what = f"{job.prompt_len} tokens of prompt and {job.max_tokens} new ones are too many"
             mend = "enlarge the pool, shorten the prompt, or lower max_tokens"
@@ -56,10 +54,14 @@ def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:
     return max(num_tokens, 0)
 
 
-def shortage(manager: CacheManager, job: Job) -> OutOfBlocks:
-    """Return the error for a job that has no room for one more token."""
-    fit = fit_of(manager, job, 1)
-    over = [*map(int.__sub__, fit.needed, fit.room)]
-    at = over.index(max(over))
-    mend = "release pins, close other sequences, or enlarge the pool"
-    return manager.pools[at].shortage("no room, though nothing else runs", fit.needed[at], mend)
+def _most(manager: CacheManager, job: Job) -> Items[int]:
+    """Return how many blocks of each group a job must be able to hold at a time.
+
+    Where not all that it computes is stored, the window where that ends is held beside the one at its own end.
+    """
+    num_tokens = job.prompt_len + job.max_tokens - 1
+    most = least(manager.kernel, num_tokens)
+    if job.terms.get("store_until") is None:
+        return most
+    whole = -(-num_tokens // manager.block_size)
+    return [min(whole, 2 * num_blocks) for num_blocks in most]

@@ -16,58 +16,37 @@ GREEDY_BELOW = 1e-5
 Positive = Annotated[int, Meta(ge=1, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(min_length=1)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What decides the tokens of one request. Raises `ConfigError` for a value that cannot be.
 
-    n                   answers to one prompt, each with random numbers of its own
-    max_tokens          new tokens at most; None: as many as there is room for
-    min_tokens          so many tokens come before the answer may end
-    temperature         0: the likeliest token; top_p, top_k and min_p then say nothing
-    top_k               the k likeliest tokens; 0 or -1: all
-    top_p               the likeliest tokens that together have this share of what top_k left
-    min_p               tokens that are at least this times as likely as the likeliest
-    repetition_penalty  divides logits of tokens in prompt or answer (those below 0: multiplies)
-    presence_penalty    is taken from logits of tokens in the answer
-    frequency_penalty   the same, as many times as the token stands there
-    logit_bias          what is added to logits, by token id
-    seed                fixes the random numbers, whatever runs beside; None: others each time
-    stop                texts that end the answer
-    stop_token_ids      tokens that end it; with ignore_eos the model's own do not
-    logprobs            so many of the likeliest tokens are told with each, before all of the above
-    json_schema, regex  what the answer must match, one of them; a schema as a dict or as JSON
-    detokenize          False: no text is made of the tokens
-    speculation         tokens guessed ahead from the text, at most; they change no answer
-
-    What ended an answer is left out of its text unless include_stop_str_in_output. Tokens of equal
-    logits stay or go together in top_k and top_p.
+    Tokens of equal logits stay or go together in top_k and top_p.
     """
 
-    n: Positive = 1
-    max_tokens: Positive | None = 16
-    min_tokens: Count = 0
-    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0
-    min_p: Share = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
+    n: Positive = 1  # answers to one prompt, each with random numbers of its own
+    max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
+    min_tokens: Count = 0  # so many come before the answer may end
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # 0: always the likeliest token
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # the likeliest, with this share of top_k's
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0  # the k likeliest; 0 or -1: all
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # those this times as likely as the likeliest
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of tokens in prompt or answer
+    presence_penalty: Penalty = 0.0  # taken from logits of tokens in the answer
+    frequency_penalty: Penalty = 0.0  # the same, as often as they stand there
     logit_bias: Mapping[Count, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Text | Sequence[Text] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # None: another each time
+    stop: Text | Sequence[Text] | None = None  # texts that end the answer
     stop_token_ids: Sequence[Count] | None = None
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    logprobs: Count | None = None
-    json_schema: str | Mapping[str, Any] | None = None
+    ignore_eos: bool = False  # the model's own end tokens do not end it
+    include_stop_str_in_output: bool = False  # what ended the answer stays in its text
+    logprobs: Count | None = None  # how many of the likeliest are told, before all of the above
+    json_schema: str | Mapping[str, Any] | None = None  # what the answer must match
     regex: str | None = None
     skip_special_tokens: bool = True
-    detokenize: bool = True
-    speculation: Annotated[int, Meta(ge=0, le=64)] = 0
+    detokenize: bool = True  # False: no text is made
+    speculation: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens guessed ahead; changes no answer
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -76,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             except msgspec.ValidationError as error:
                 raise ConfigError(f"{name} is {value!r}: {error}") from error
             force_setattr(self, name, checked)
+        force_setattr(self, "top_k", max(self.top_k, 0))
         if isinstance(self.stop, str):
             force_setattr(self, "stop", [self.stop])
         if isinstance(self.json_schema, Mapping):
@@ -108,6 +88,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def penalised(self) -> bool:
         """Whether the tokens so far matter to the next one."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a rule leaves some tokens only to be drawn."""
+        return (self.min_p, self.top_p) != (0, 1) or self.top_k > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether each token is the likeliest one by the model alone, and nothing is told of it."""
+        asks = (self.logit_bias, self.min_tokens, self.guided, self.penalised)
+        return self.greedy and self.logprobs is None and not any(asks)
 
 
 _KINDS = get_type_hints(SamplingParams, include_extras=True)

@@ -1,0 +1,157 @@
+"""The engine on its thread: news for many readers, and nothing left of those that went away."""
+
+import asyncio
+import threading
+
+import pytest
+from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
+
+from quire.engines.loop import AsyncEngine, Engine, SamplingParams
+from quire.errors import RequestFailed, TokensError
+
+PROMPT = tuple(range(10, 30))
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def served(model):
+    served = AsyncEngine(Engine(model, num_blocks=60, block_size=4, debug_nan=True))
+    yield served
+    served.close()
+    nothing_held(served.engine)
+
+
+async def last(outputs):
+    """The last output of a generator."""
+    return [output async for output in outputs][-1]
+
+
+def test_many_requests_are_answered_at_once(served, model):
+    async def ask():
+        prompts = [(*PROMPT, n) for n in range(3, 15)]
+        outputs = await asyncio.gather(*[last(served.generate(each, GREEDY)) for each in prompts])
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert tuple(output.outputs[0].token_ids) == plain_answer(model, prompt, 8)
+
+    asyncio.run(ask())
+
+
+def test_news_come_one_after_another_and_grow(served):
+    async def ask():
+        lengths = [len(each.outputs[0].token_ids) async for each in served.generate(PROMPT, LONG)]
+        assert lengths == sorted(set(lengths))
+        assert lengths[-1] == 100
+
+    asyncio.run(ask())
+
+
+def test_a_slow_reader_gets_the_last_news_only(served):
+    async def ask():
+        outputs = served.generate(PROMPT, LONG)
+        await anext(outputs)
+        while await served.call(lambda engine: engine.has_unfinished()):
+            pass
+        rest = [len(each.outputs[0].token_ids) async for each in outputs]
+        assert rest == [100]
+
+    asyncio.run(ask())
+
+
+def test_a_reader_that_goes_away_aborts_its_request(served):
+    async def ask():
+        outputs = served.generate(PROMPT, LONG)
+        await anext(outputs)
+        await outputs.aclose()
+        await served.call(nothing_held)
+
+    asyncio.run(ask())
+
+
+def test_a_cancelled_reader_aborts_its_request(served):
+    async def ask():
+        task = asyncio.create_task(last(served.generate(PROMPT, LONG)))
+        while not await served.call(lambda engine: engine.manager.num_active):
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await served.call(nothing_held)
+
+    asyncio.run(ask())
+
+
+def test_refusals_are_raised_where_the_request_was_made(served):
+    async def ask():
+        with pytest.raises(TokensError, match="empty"):
+            await anext(served.generate([], GREEDY))
+        with pytest.raises(ZeroDivisionError):
+            await served.call(lambda engine: 1 // 0)
+        await served.call(nothing_held)
+
+    asyncio.run(ask())
+
+
+def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(
+    served, model, monkeypatch
+):
+    forward = model.forward
+
+    def fail(input_ids=None, **arguments):
+        if (input_ids == 77).any():
+            raise RuntimeError("no such number")
+        return forward(input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(model, "forward", fail)
+
+    async def ask():
+        with pytest.raises(RequestFailed, match="no such number"):
+            await last(served.generate([*PROMPT, 77], GREEDY))
+        output = await last(served.generate(PROMPT, GREEDY))
+        assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+
+    asyncio.run(ask())
+
+
+def test_what_is_called_for_runs_on_the_engines_thread(served):
+    async def ask():
+        assert await served.call(lambda engine: threading.current_thread().name) == "quire-engine"
+
+    asyncio.run(ask())
+
+
+def test_whoever_waits_when_the_engine_is_closed_is_told(model):
+    served = AsyncEngine(Engine(model, num_blocks=60, block_size=4))
+
+    async def ask():
+        task = asyncio.create_task(last(served.generate(PROMPT, LONG)))
+        while not await served.call(lambda engine: engine.manager.num_active):
+            pass
+        await asyncio.to_thread(served.close)
+        with pytest.raises(RequestFailed, match="closed"):
+            await task
+        with pytest.raises(RequestFailed, match="closed"):
+            await served.call(len)
+
+    asyncio.run(ask())
+    nothing_held(served.engine)
+
+
+def test_whoever_waits_when_the_engine_breaks_down_is_told(model, monkeypatch):
+    served = AsyncEngine(Engine(model, num_blocks=60, block_size=4))
+
+    def plan(now):
+        raise ValueError("a broken plan")
+
+    async def ask():
+        monkeypatch.setattr(served.engine.scheduler, "plan", plan)
+        with pytest.raises(RequestFailed, match="broke down, ValueError: a broken plan"):
+            await last(served.generate(PROMPT, LONG))
+        with pytest.raises(RequestFailed, match="broke down"):
+            await served.call(len)
+
+    asyncio.run(ask())

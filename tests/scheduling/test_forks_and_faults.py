@@ -1,0 +1,197 @@
+"""Forks, hooks, drafts, and calls that are refused."""
+
+import numpy as np
+import pytest
+from scheduling_help import Loop, sample
+
+from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError, TokensError
+from quire.scheduling import Job, Limits
+
+
+def test_forks_share_a_prompt_that_was_computed_once():
+    loop = Loop(limits=Limits(4, 40))
+    job = loop.add(range(18), 6)
+    loop.step()
+    twins = loop.scheduler.fork(job, [job.tokens[-1]] * 2)
+    assert [twin.state for twin in twins] == ["running", "running"]
+    loop.run()
+    assert [each.tokens for each in twins] == [job.tokens] * 2
+    assert all(count == 1 for state, count in [*loop.model.computed.items()][:18])
+    loop.check_empty()
+
+
+def test_forks_without_a_slot_wait_and_find_the_prompt():
+    loop = Loop(limits=Limits(2, 40))
+    job = loop.add(range(18), 3)
+    loop.step()
+    twins = loop.scheduler.fork(job, [job.tokens[-1]] * 3)
+    assert [twin.state for twin in twins] == ["running", "waiting", "waiting"]
+    loop.run()
+    assert len(loop.finished) == 4
+    assert twins[-1].num_cached == 18
+    loop.check_empty()
+
+
+def test_a_job_whose_prompt_is_not_computed_cannot_fork():
+    loop = Loop(limits=Limits(2, 10))
+    job = loop.add(range(18), 3)
+    loop.step()
+    with pytest.raises(SequenceError, match="does not decode"):
+        loop.scheduler.fork(job, [1])
+    loop.run()
+    loop.check_empty()
+
+
+def test_tiers_are_asked_before_a_prompt_is_looked_up_and_before_blocks_are_given_back():
+    seen = []
+
+    def keep(job):
+        seen.append(("keep", job, job.seq.state, job.num_computed))
+
+    loop = Loop(
+        num_blocks=8,
+        limits=Limits(2, 40),
+        bring_up=lambda job: seen.append(("bring up", job, job.seq and job.seq.state, 0)),
+        keep=keep,
+    )
+    first, second = loop.add(range(9), 12), loop.add([7] * 9, 12)
+    loop.run()
+    assert second.num_preempted == 1
+    assert [entry for entry in seen if entry[1] is first] == [
+        ("bring up", first, None, 0),
+        ("keep", first, "open", 20),
+    ]
+    kept = [entry[::2] for entry in seen if entry[1] is second]
+    assert kept == [
+        ("bring up", None),
+        ("keep", "open"),
+        ("bring up", "suspended"),
+        ("keep", "open"),
+    ]
+
+
+def test_drafts_go_no_further_than_the_jobs_last_token_and_the_steps_budget():
+    loop = Loop(limits=Limits(1, 6))
+    job = loop.add([1, 2, 3], 12)
+    loop.step()
+    job.drafts = np.full(20, 51, np.int32)
+    step = loop.step()
+    assert step.lengths.tolist() == [6]
+    assert job.drafts is None
+    while job.num_generated < 10:
+        loop.step()
+    job.drafts = np.full(20, 51, np.int32)
+    assert loop.step().lengths.tolist() == [2]
+    assert job.num_generated == 11
+    loop.run()
+    loop.check_empty()
+
+
+def test_a_step_that_repeats_is_the_one_before_a_token_further():
+    loop = Loop(limits=Limits(4, 40))
+    for n in range(3):
+        loop.add([n] * 5, 9)
+    steps = [loop.step() for _ in range(5)]
+    assert [step.repeats for step in steps] == [False, False, True, True, True]
+    assert steps[3].starts.tolist() == [7, 7, 7]
+    late = loop.add([9], 8)
+    assert [loop.step().repeats for _ in range(3)] == [False, False, True]
+    loop.scheduler.finish(late)
+    assert not loop.step().repeats
+
+
+def refused(loop, error, match, call, *args):
+    """Check that a call raises and leaves the schedule as it was."""
+    before = repr([loop.scheduler.waiting.jobs, loop.scheduler.prefilling, loop.scheduler.decoding])
+    with pytest.raises(error, match=match):
+        call(*args)
+    loop.check()
+    places = [loop.scheduler.waiting.jobs, loop.scheduler.prefilling, loop.scheduler.decoding]
+    assert repr(places) == before
+
+
+def test_results_that_cannot_follow_a_step_are_refused():
+    loop = Loop(limits=Limits(4, 40))
+    job = loop.add([1, 2, 3], 12)
+    loop.step()
+    job.drafts = np.array([51, 51], np.int32)
+    step = loop.scheduler.plan()
+    complete = loop.scheduler.complete
+    refused(loop, TokensError, "samples 1 jobs", complete, step, [])
+    refused(loop, TokensError, "accepted", complete, step, [np.array([50, 50], np.int32)])
+    refused(loop, TokensError, "accepted", complete, step, [np.array([51, 51, 1, 1], np.int32)])
+    refused(loop, TokensError, "accepted", complete, step, [np.empty(0, np.int32)])
+    refused(loop, TokensError, "out of range", complete, step, [np.array([-1], np.int32)])
+    complete(step, sample(step, loop.model.forward(step)))
+    refused(loop, SequenceError, "completed before", complete, step, [np.array([1], np.int32)])
+    step = loop.scheduler.plan()
+    refused(loop, TokensError, "negative", complete, step, np.array([-1], np.int32))
+    complete(step, sample(step, loop.model.forward(step)))
+
+
+def test_a_step_is_not_completed_before_its_copies_are_taken():
+    loop = Loop(limits=Limits(4, 40))
+    loop.add(range(12), 1)
+    loop.run()
+    loop.add([*range(10), 40], 1)
+    step = loop.scheduler.plan()
+    refused(loop, CopyError, "take_copies", loop.scheduler.complete, step, np.array([1], np.int32))
+    loop.scheduler.complete(step, sample(step, loop.model.forward(step)))
+
+
+def test_jobs_that_are_not_here_are_refused():
+    loop, other = Loop(), Loop()
+    job = loop.add([1, 2, 3], 2)
+    refused(loop, SequenceError, "added before", loop.scheduler.add, job)
+    refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)
+    loop.step()
+    refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)
+    loop.run()
+    refused(loop, SequenceError, "none of the jobs", loop.scheduler.finish, job)
+
+
+def test_a_job_that_no_empty_pool_could_hold_is_refused_and_one_that_just_fits_is_not():
+    loop = Loop(num_blocks=8)
+    loop.add(range(17), 16)
+    with pytest.raises(OutOfBlocks, match="lower max_tokens"):
+        loop.add(range(17), 17)
+    assert len(loop.scheduler) == 1
+    loop.run()
+    loop.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ([], {}, TokensError),
+        ([-1], {}, TokensError),
+        ([1], {"max_tokens": 0}, ConfigError),
+        ([1], {"priority": 0.5}, ConfigError),
+        ([1], {"deadline": float("nan")}, ConfigError),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(prompt, options, error):
+    with pytest.raises(error):
+        Job(prompt, **{"max_tokens": 1, **options})
+
+
+def test_terms_that_cannot_be_are_refused_when_a_job_is_added():
+    loop = Loop()
+    with pytest.raises(ConfigError, match="store_until"):
+        loop.add([1], 1, terms={"store_until": -1})
+    assert not len(loop.scheduler)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_running": 0},
+        {"max_running": 64, "max_step_tokens": 64},
+        {"max_chunk": 0},
+        {"watermark": 1.0},
+        {"max_passed": 0},
+    ],
+)
+def test_limits_that_cannot_be_are_refused(settings):
+    with pytest.raises(ConfigError):
+        Limits(**settings)

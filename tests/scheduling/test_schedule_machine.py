@@ -1,0 +1,186 @@
+"""Random arrivals, sizes, budgets, pools, priorities, scopes, forks, drafts, faults: each job gets the tokens of plain generation.
+
+Hypothesis chooses the sizes and a seed; what happens then is drawn from that seed, so that one example is a long and busy life.
+"""
+
+from random import Random
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scheduling_help import VOCAB, Loop, expected, sample
+
+from quire import Scope, ops
+from quire.core import FullAttention, LayerGroup
+from quire.errors import DeadlinePassed, OutOfBlocks
+from quire.groups import ChunkedAttention, SlidingWindow
+from quire.scheduling import Limits
+
+SCOPES = [None, None, None, Scope(salt="1"), Scope(salt="2")]
+FAMILIES = [np.random.default_rng(seed).integers(0, VOCAB, 40).tolist() for seed in range(3)]
+
+LAYERS = [
+    lambda n: [LayerGroup("full", n)],
+    lambda n: [LayerGroup("full", n), LayerGroup("sliding", n, SlidingWindow(6))],
+    lambda n: [LayerGroup("full", n), LayerGroup("sliding", 9, SlidingWindow(9, sinks=2))],
+    lambda n: [LayerGroup("sliding", 9, SlidingWindow(10)), LayerGroup("full", n, FullAttention())],
+    lambda n: [LayerGroup("full", n), LayerGroup("chunked", 8, ChunkedAttention(8))],
+    lambda n: [LayerGroup("chunked", n, ChunkedAttention(8)), LayerGroup("s", 9, SlidingWindow(5))],
+]
+
+
+WEIGHTS = {
+    "add": 30,
+    "steps": 40,
+    "step_with_drafts": 8,
+    "fork": 5,
+    "abort": 2,
+    "abort_during_a_step": 2,
+    "forward_fails": 1,
+    "forget_a_step": 2,
+    "hold": 2,
+    "let_go": 2,
+}
+
+
+class Life:
+    """`alive` jobs are in the scheduler; `outside` are pins that others hold in its pool."""
+
+    def __init__(self, random, loop):
+        self.random, self.loop = random, loop
+        self.scheduler, self.manager = self.loop.scheduler, self.loop.manager
+        self.alive, self.outside, self.now = [], [], 0.0
+        self.was_outside = False
+
+    def go(self, times):
+        for name in self.random.choices([*WEIGHTS], [*WEIGHTS.values()], k=times):
+            getattr(self, name)()
+        self.end_well()
+
+    def add(self):
+        pick = self.random.choice
+        own = [self.random.randrange(VOCAB) for _ in range(pick([0, 1, 3, 8]))]
+        prompt = [*pick(FAMILIES)[: pick([0, 5, 8, 12, 20, 33])], *own] or [1]
+        wait, stored = pick([None, None, None, None, 20.0]), pick([None, None, None, None, 0, 7])
+        options = {
+            "priority": pick([-1, 0, 0, 0, 1]),
+            "scope": pick(SCOPES),
+            "deadline": None if wait is None else self.now + wait,
+            "terms": {} if stored is None else {"store_until": stored},
+        }
+        try:
+            self.alive.append(self.loop.add(prompt, pick([1, 2, 5, 12, 25]), **options))
+        except OutOfBlocks:
+            self.loop.check()
+
+    def steps(self):
+        for _ in range(self.random.randrange(1, 4)):
+            self.now += 1.0
+            self.loop.step(self.now)
+            self.look()
+
+    def step_with_drafts(self):
+        for job in self.scheduler.decoding:
+            prompt, at = job.tokens[: job.prompt_len], job.num_tokens
+            right = self.random.randrange(4)
+            drafts = expected(prompt, job.num_generated + right, job.scope)[at:]
+            drafts += [VOCAB + 1] * self.random.randrange(2)
+            job.drafts = np.array(drafts, np.int32) if self.random.random() < 0.7 else None
+        self.steps()
+
+    def abort(self):
+        if self.alive:
+            self.end(self.random.choice(self.alive))
+            self.loop.check()
+
+    def abort_during_a_step(self):
+        step = self.plan()
+        if step is None:
+            return
+        states = self.loop.model.forward(step)
+        for job in self.random.sample(step.jobs, self.random.randint(1, len(step.jobs))):
+            self.end(job)
+        self.scheduler.complete(step, sample(step, states))
+        self.loop.check()
+        for i in step.samples.tolist():
+            job = step.jobs[i]
+            if job.state == "running" and job.num_generated >= job.max_tokens:
+                self.loop.finish(job)
+        self.look()
+
+    def forward_fails(self):
+        step = self.plan()
+        for job in [] if step is None else step.jobs:
+            self.end(job)
+        self.loop.model.copy()
+        self.loop.check()
+
+    def forget_a_step(self):
+        self.plan()
+        self.loop.model.copy()
+        self.loop.check()
+
+    def fork(self):
+        if self.scheduler.decoding:
+            job = self.random.choice(self.scheduler.decoding)
+            self.alive += self.scheduler.fork(job, [job.tokens[-1]] * self.random.randint(1, 3))
+            self.loop.check()
+            assert self.scheduler.num_running <= self.scheduler.limits.max_running
+
+    def hold(self):
+        prompt = self.random.choice(FAMILIES)[: self.random.randint(4, 40)]
+        self.outside.append(ops.pin(self.manager, np.array(prompt, np.int32)).close)
+        self.was_outside = True
+
+    def let_go(self):
+        if self.outside:
+            self.outside.pop()()
+
+    def plan(self):
+        step = self.scheduler.plan(self.now)
+        self.loop.check()
+        self.look()
+        return step
+
+    def end(self, job):
+        self.scheduler.finish(job)
+        self.alive.remove(job)
+        assert job.state == "finished"
+
+    def look(self):
+        for job, error in self.scheduler.given_up:
+            late = job.deadline is not None and job.deadline <= self.now
+            assert late if isinstance(error, DeadlinePassed) else self.was_outside, error
+            self.alive.remove(job)
+        self.scheduler.given_up.clear()
+        self.alive = [job for job in self.alive if job.state != "finished"]
+        assert all(job.passed <= self.scheduler.limits.max_passed for job in self.alive)
+
+    def end_well(self):
+        while self.outside:
+            self.let_go()
+        while self.alive:
+            self.now += 1.0
+            before = len(self.alive)
+            assert self.loop.step(self.now) is not None or len(self.scheduler) < before
+            self.look()
+        self.loop.check_empty()
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    seed=st.integers(0, 2**32),
+    layers=st.sampled_from(LAYERS),
+    room=st.integers(40, 120),
+    block_size=st.sampled_from([1, 2, 4, 5]),
+    max_running=st.integers(1, 8),
+    budget=st.integers(1, 30),
+    chunk=st.sampled_from([None, None, 1, 3, 7]),
+    max_passed=st.integers(1, 5),
+)
+def test_whatever_happens_each_job_gets_the_tokens_of_plain_generation(
+    *, seed, layers, room, block_size, max_running, budget, chunk, max_passed
+):
+    limits = Limits(max_running, max_running + budget, chunk, 0.05, max_passed)
+    loop = Loop(limits=limits, groups=layers(room // block_size), block_size=block_size)
+    Life(Random(seed), loop).go(60)
