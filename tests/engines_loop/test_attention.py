@@ -95,7 +95,7 @@ SHAPES = [
 SIGHTS = [{}, {"window": 1}, {"window": 7}, {"window": 100}, {"chunk": 6}, {"chunk": 64}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(SHAPES),
